@@ -1,0 +1,48 @@
+"""Memory components for LangChain: memory is a list of messages.
+
+Start with `create_runnable_with_message_history` and `SQLiteChatMessageHistory`. Names that need an extra are loaded
+when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory
+from langchain_memkit.base import purge_user
+from langchain_memkit.errors import MissingExtraError
+from langchain_memkit.runnables import RunnableWithMessageHistory, create_runnable_with_message_history
+
+if TYPE_CHECKING:
+    from langchain_memkit.backends.mongodb import MongoDBChatMessageHistory
+
+__all__ = [
+    "MongoDBChatMessageHistory",
+    "RunnableWithMessageHistory",
+    "SQLiteChatMessageHistory",
+    "create_runnable_with_message_history",
+    "purge_user",
+]
+
+_LAZY = {"MongoDBChatMessageHistory": ("langchain_memkit.backends.mongodb", "mongodb", ("pymongo", "bson"))}
+"""Name -> module, extra, and the packages that the extra brings."""
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a name that needs an extra (PEP 562)."""
+    if name not in _LAZY:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    module, extra, packages = _LAZY[name]
+    try:
+        return getattr(import_module(module), name)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in packages:
+            raise
+        msg = f'{name} needs an extra: pip install "langchain-memkit[{extra}]" ({error.name} is missing or too old)'
+        raise MissingExtraError(msg) from error
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

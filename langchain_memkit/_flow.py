@@ -1,0 +1,44 @@
+"""Logic written once for both call styles.
+
+A *flow* is a generator that yields operations and receives their results; `drive` runs it by calling, `adrive` by
+awaiting. What an operation is, the runner of each module says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Flow: TypeAlias = Generator[Any, Any, T]
+
+
+def drive(flow: Flow[T], run: Callable[[Any], Any]) -> T:
+    """Runs a flow, calling `run(operation)` for each step; errors are raised inside the flow."""
+    try:
+        operation = next(flow)
+        while True:
+            try:
+                result = run(operation)
+            except Exception as error:
+                operation = flow.throw(error)
+            else:
+                operation = flow.send(result)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # the generator's return value
+
+
+async def adrive(flow: Flow[T], run: Callable[[Any], Awaitable[Any]]) -> T:
+    """Async twin of `drive`."""
+    try:
+        operation = next(flow)
+        while True:
+            try:
+                result = await run(operation)
+            except Exception as error:
+                operation = flow.throw(error)
+            else:
+                operation = flow.send(result)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # the generator's return value

@@ -1,0 +1,171 @@
+"""One sync client per process, URI and options; one async client per event loop as well. Never one per history."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import re
+import threading
+from collections.abc import AsyncGenerator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pymongo import AsyncMongoClient, MongoClient
+from pymongo.driver_info import DriverInfo
+from pymongo.errors import ConfigurationError as DriverConfigurationError
+from pymongo.errors import InvalidURI
+
+from langchain_memkit.errors import ConfigurationError
+
+__all__ = ["Clients", "hosts_of", "redact"]
+
+_lock = threading.RLock()
+_sync: dict[tuple[int, str], MongoClient[dict[str, Any]]] = {}
+_async: dict[tuple[int, int, str], tuple[asyncio.AbstractEventLoop, AsyncMongoClient[dict[str, Any]], Any]] = {}
+_users: dict[tuple[int, str], int] = {}
+
+try:
+    _DRIVER = DriverInfo("langchain-memkit", version("langchain-memkit"))
+except PackageNotFoundError:  # run from a source tree that is not installed
+    _DRIVER = DriverInfo("langchain-memkit")
+
+
+def redact(text: str) -> str:
+    """The text without the user and password of any connection string in it."""
+    return re.sub(r"//[^@/\s]*@", "//", text)
+
+
+def hosts_of(uri: str) -> str:
+    """The hosts of a connection string, for messages: no credentials, no options."""
+    return redact(uri).partition("//")[2].partition("/")[0].partition("?")[0] or "the server"
+
+
+class Clients:
+    """Where a store gets its clients: given ones, or shared ones for a connection string.
+
+    A shared client is looked up at every use, so it is a new one after a fork and in another event loop.
+
+    Args:
+        uri: The connection string; None if clients are given.
+        client: The caller's own sync client, never closed here.
+        async_client: The caller's own async client, never closed here.
+    """
+
+    def __init__(
+        self,
+        uri: str | None,
+        client: MongoClient[dict[str, Any]] | None,
+        async_client: AsyncMongoClient[dict[str, Any]] | None,
+    ) -> None:
+        if uri and (client is not None or async_client is not None):
+            msg = "Must provide connection_string or client, not both"
+            raise ConfigurationError(msg)
+        if not uri and client is None and async_client is None:
+            msg = "Either connection_string or client must be provided"
+            raise ConfigurationError(msg)
+        self._uri = uri or ""
+        self._client = client
+        self._async_client = async_client
+        self._held: set[int] = set()
+
+    def __repr__(self) -> str:
+        """Names hosts only."""
+        return f"Clients({self.hosts})"
+
+    @property
+    def hosts(self) -> str:
+        """Host names for messages."""
+        return hosts_of(self._uri) if self._uri else "the given client"
+
+    @property
+    def key(self) -> Any:
+        """Equal for stores that talk to the same server."""
+        return self._uri or id(self._client if self._client is not None else self._async_client)
+
+    @property
+    def async_runs_in_thread(self) -> bool:
+        """True if all there is is a sync client of the caller's."""
+        return not self._uri and self._async_client is None
+
+    def sync(self) -> MongoClient[dict[str, Any]]:
+        """The sync client for this process."""
+        if self._client is not None:
+            return self._client
+        if not self._uri:
+            msg = "only an async_client was given: use the async methods, or pass client= as well"
+            raise ConfigurationError(msg)
+        key = (os.getpid(), self._uri)
+        client = _sync.get(key)
+        if client is None:
+            with _lock:
+                if key not in _sync:
+                    _sync[key] = self._new(MongoClient)
+                client = _sync[key]
+        return client
+
+    async def asynchronous(self) -> AsyncMongoClient[dict[str, Any]]:
+        """The async client for this process and the running event loop."""
+        if self._async_client is not None:
+            return self._async_client
+        loop = asyncio.get_running_loop()
+        key = (os.getpid(), id(loop), self._uri)
+        entry = _async.get(key)
+        if entry is None or entry[0] is not loop:
+            for stale in [k for k, (other, _, _) in list(_async.items()) if other.is_closed()]:
+                _async.pop(stale, None)
+            client = self._new(AsyncMongoClient)
+            keeper = _close_with_loop(client)
+            _async[key] = entry = (loop, client, keeper)
+            await anext(keeper)
+        return entry[1]
+
+    def _new(self, cls: Any) -> Any:
+        try:
+            # connect=False: no threads and no DNS look-ups before the first operation
+            return cls(self._uri, connect=False, driver=_DRIVER)
+        except (InvalidURI, DriverConfigurationError, ValueError, TypeError) as error:
+            msg = f"connection_string is not valid: {redact(str(error))}"
+            raise ConfigurationError(msg) from None
+
+    def hold(self) -> None:
+        """Counts a factory as a user of the shared client in this process."""
+        with _lock:
+            if self._uri and os.getpid() not in self._held:
+                self._held = {os.getpid()}
+                key = (os.getpid(), self._uri)
+                _users[key] = _users.get(key, 0) + 1
+
+    def release(self) -> None:
+        """Closes the shared sync client when the last factory that held it lets go."""
+        key = (os.getpid(), self._uri)
+        with _lock:
+            if os.getpid() not in self._held:
+                return
+            self._held = set()
+            _users[key] -= 1
+            client = _sync.pop(key, None) if _users[key] == 0 else None
+        if client is not None:
+            client.close()
+
+    async def arelease(self) -> None:
+        """Async twin of `release`: closes the shared async client of the running loop as well."""
+        key = (os.getpid(), id(asyncio.get_running_loop()), self._uri)
+        await asyncio.to_thread(self.release)
+        if not _users.get((os.getpid(), self._uri)) and (entry := _async.pop(key, None)):
+            await entry[2].aclose()
+
+
+async def _close_with_loop(client: AsyncMongoClient[dict[str, Any]]) -> AsyncGenerator[None, None]:
+    """Closes the client when its loop shuts down: `asyncio.run` ends every started async generator first."""
+    try:
+        yield
+    finally:
+        await client.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    for (pid, _), client in list(_sync.items()):
+        if pid == os.getpid():
+            client.close()

@@ -1,0 +1,151 @@
+"""What stands in a collection: documents, the one place where filters are built, and indexes. No I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from bson import ObjectId
+from pymongo import ASCENDING, IndexModel
+
+from langchain_memkit.backends._history import Head, Row, Scope, read_turn
+from langchain_memkit.base import TokenCounter, Turn
+from langchain_memkit.errors import MessageDecodeError
+from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
+from langchain_memkit.messages.turns import count_tokens, counter_name
+
+Kind = Literal["turn", "clear", "purge"]
+
+MARKER_TTL = timedelta(hours=1)
+FIELDS = (
+    "_id",
+    "user_id",
+    "session_id",
+    "seq",
+    "v",
+    "kind",
+    "epoch",
+    "base",
+    "op",
+    "createdAt",
+    "expiresAt",
+    "messages",
+    "tokens",
+    "token_counter",
+    "isActive",
+    "isDeleted",
+)
+OURS = {"seq": {"$exists": True}}
+"""What tells our documents from rows of langchain-mongodb in the same collection; the unique indexes are partial on it."""
+
+
+def turns_filter(user_id: str, session_id: str | None = None, **conditions: Any) -> dict[str, Any]:
+    """A filter on our documents: always with the user, always by equality, so that an id is never an operator.
+
+    Args:
+        user_id: Whose; an empty string is the unowned space.
+        session_id: The conversation; None for all of the user's.
+        **conditions: Further conditions, operators included; never a caller's own value.
+    """
+    query: dict[str, Any] = {"user_id": {"$eq": user_id}}
+    if session_id is not None:
+        query["session_id"] = {"$eq": session_id}
+    return {**query, "seq": {"$gt": 0}, **conditions}
+
+
+def legacy_filter(session_id_key: str, history_key: str, session_id: str | None = None) -> dict[str, Any]:
+    """A filter on rows of langchain-mongodb; `session_id=None` means every session."""
+    chosen: dict[str, Any] = {"$exists": True} if session_id is None else {"$eq": session_id}
+    return {session_id_key: chosen, history_key: {"$exists": True}, "seq": {"$exists": False}}
+
+
+def unique_index(name: str) -> IndexModel:
+    """A partial unique index on (user_id, session_id, `name`): the compare-and-set of the storage model."""
+    keys = [("user_id", ASCENDING), ("session_id", ASCENDING), (name, ASCENDING)]
+    return IndexModel(keys, unique=True, partialFilterExpression=OURS, name=f"memkit_{name}")
+
+
+def index_models(session_id_key: str, index_kwargs: Mapping[str, Any]) -> list[IndexModel]:
+    """Every index of a collection: order, idempotence, message ids, shard key, expiry, legacy rows."""
+    scope = [("user_id", ASCENDING), ("session_id", ASCENDING)]
+    return [
+        unique_index("seq"),
+        unique_index("op"),
+        IndexModel([*scope, ("messages.id", ASCENDING)], partialFilterExpression=OURS, name="memkit_message_ids"),
+        IndexModel(scope, name="memkit_shard_key"),
+        IndexModel([("expiresAt", ASCENDING)], expireAfterSeconds=0, partialFilterExpression=OURS, name="memkit_ttl"),
+        IndexModel([(session_id_key, ASCENDING), ("_id", ASCENDING)], **{"name": "memkit_legacy", **index_kwargs}),
+    ]
+
+
+def turn_document(
+    scope: Scope, head: Head, kind: Kind, row: Row, now: datetime, ttl: float | None, counter: TokenCounter | None
+) -> dict[str, Any]:
+    """The document of one turn or marker, in the order in which a person reads it."""
+    document: dict[str, Any] = {
+        "user_id": scope.user_id,
+        "session_id": scope.session_id,
+        "seq": head.seq,
+        "createdAt": now,
+        "messages": row.messages,
+        "tokens": row.tokens,
+        "token_counter": counter_name(counter),
+        "op": row.op,
+        "kind": kind,
+        "epoch": head.epoch,
+        "base": head.base,
+        "v": FORMAT_VERSION,
+    }
+    if kind != "turn":
+        for name in ("messages", "tokens", "token_counter"):
+            del document[name]
+        document["expiresAt"] = now + MARKER_TTL
+    elif ttl is not None:
+        document["expiresAt"] = now + timedelta(seconds=ttl)
+    return document
+
+
+def is_live(document: Mapping[str, Any], base: int, now: datetime) -> bool:
+    """Whether a document is a turn to show: after the last clear, not soft-deleted, not expired."""
+    seq, expires = document.get("seq"), document.get("expiresAt")
+    return (
+        document.get("kind", "turn") not in ("clear", "purge")
+        and not (isinstance(seq, (int, float)) and seq <= base)
+        and document.get("isDeleted") is not True
+        and document.get("isActive") is not False
+        and not (isinstance(expires, datetime) and expires <= now)
+    )
+
+
+def head_of(documents: list[dict[str, Any]]) -> Head | None:
+    """Where the session stands, from its newest documents, newest first; damaged ones are passed over."""
+    for document in documents:
+        values = [document.get(name) for name in ("seq", "epoch", "base")]
+        if all(isinstance(value, int) for value in values):
+            seq = max(int(d["seq"]) for d in documents if isinstance(d.get("seq"), (int, float)))
+            return Head(seq, int(values[1]), int(values[2]))  # type: ignore[call-overload]  # checked to be int
+    return None
+
+
+def legacy_turn(document: Mapping[str, Any], history_key: str, counter: TokenCounter | None) -> Turn:
+    """A row of langchain-mongodb, `{SessionId, History: "<json>"}`, as a turn of one message."""
+    identity = document.get("_id")
+    created_at = identity.generation_time if isinstance(identity, ObjectId) else None
+    turn = Turn(0, 0, str(identity), created_at, [], [])
+    try:
+        stored = document.get(history_key)
+        message = decode_legacy_message(json.loads(stored) if isinstance(stored, (str, bytes)) else stored)
+    except (ValueError, RecursionError, MessageDecodeError) as error:
+        reason = str(error) if isinstance(error, MessageDecodeError) else type(error).__name__
+        turn.problems.append(f"row {identity}: {reason}")
+    else:
+        turn.messages.append(message)
+        turn.tokens.extend(count_tokens([message], counter))
+    return turn
+
+
+def native_turn(document: Mapping[str, Any], counter: TokenCounter | None) -> Turn:
+    """One of our documents as a turn."""
+    return read_turn(document, counter)

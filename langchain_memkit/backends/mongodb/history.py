@@ -1,0 +1,241 @@
+"""`MongoDBChatMessageHistory`: the arguments of langchain-mongodb's class, on the storage model of memkit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pymongo import AsyncMongoClient, MongoClient
+
+from langchain_memkit.backends._history import HistoryFactory, TurnHistory
+from langchain_memkit.backends.mongodb.clients import Clients
+from langchain_memkit.backends.mongodb.documents import FIELDS
+from langchain_memkit.backends.mongodb.store import MongoTurnStore
+from langchain_memkit.base import Now, TokenCounter, utc_now
+from langchain_memkit.errors import ConfigurationError
+
+MIN_TTL = 60  # the server removes expired documents once a minute
+
+
+class MongoDBChatMessageHistory(TurnHistory):
+    """A chat history in MongoDB: one document per turn, in order, stored by a majority or an error is raised.
+
+    A drop-in for langchain-mongodb's class of the same name: its arguments mean the same, and its rows in the same
+    collection are read in place, before ours. No I/O happens before the first use; all histories of a process share one
+    client per connection string (and one per event loop for the async methods), which is closed at exit.
+
+    Args:
+        connection_string: `mongodb://...`; None if `client` or `async_client` is given. Writes wait for a majority and
+            the journal, reads see what a majority has, whatever it says.
+        session_id: The conversation, 1 to 512 bytes.
+        database_name: The database.
+        collection_name: The collection; indexes are built at first use.
+        session_id_key: The field in which langchain-mongodb's rows keep the session id.
+        history_key: The field in which they keep the message.
+        create_index: False builds none, and refuses to write where the unique indexes are missing.
+        history_size: `messages` returns at most this many, cut at a turn. None returns all.
+        index_kwargs: More options for the index on `session_id_key`.
+        client: Your own `MongoClient`, never closed here. The async methods then use a worker thread.
+        async_client: Your own `AsyncMongoClient`, never closed here.
+        user_id: Whose it is. Histories of the same session id and different users never meet. langchain-mongodb's rows
+            carry no user, so only histories without one see them.
+        ttl: Seconds (from 60) after which a turn disappears. None keeps it.
+        timeout: Seconds within which reads and the first use fail if the server cannot be reached.
+        save_timeout: Seconds for which a save is retried on a server that was reached before (elections take over 10).
+        token_counter: Counts tokens of messages when they are stored; default LangChain's approximation.
+        layout: `"turns"`, the storage model of memkit.
+        on_corrupt: `"report"` leaves damaged messages out and logs them, `"raise"` raises `MessageDecodeError`.
+        now: The clock, for tests.
+
+    Raises:
+        TypeError: An id is no string.
+        ValueError: An id is empty or malformed, or arguments do not fit together.
+
+    Example:
+        ```python
+        history = MongoDBChatMessageHistory("mongodb://localhost:27017", "s1", user_id="u1")
+        history.add_messages([HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")])
+        ```
+    """
+
+    def __init__(
+        self,
+        connection_string: str | None,
+        session_id: str,
+        database_name: str = "chat_history",
+        collection_name: str = "message_store",
+        *,
+        session_id_key: str = "SessionId",
+        history_key: str = "History",
+        create_index: bool = True,
+        history_size: int | None = None,
+        index_kwargs: Mapping[str, Any] | None = None,
+        client: MongoClient[dict[str, Any]] | None = None,
+        async_client: AsyncMongoClient[dict[str, Any]] | None = None,
+        user_id: str | None = None,
+        ttl: float | None = None,
+        timeout: float = 5.0,
+        save_timeout: float = 30.0,
+        token_counter: TokenCounter | None = None,
+        layout: Literal["turns"] = "turns",
+        on_corrupt: Literal["report", "raise"] = "report",
+        now: Now = utc_now,
+    ) -> None:
+        _check_arguments(session_id_key, history_key, ttl, timeout, save_timeout, layout)
+        store = MongoTurnStore(
+            Clients(connection_string, client, async_client),
+            database_name,
+            collection_name,
+            session_id_key=session_id_key,
+            history_key=history_key,
+            create_index=create_index,
+            index_kwargs=index_kwargs,
+            ttl=ttl,
+            timeout=timeout,
+            save_timeout=save_timeout,
+            token_counter=token_counter,
+            now=now,
+        )
+        self._bind(store, session_id, user_id, database_name, collection_name, session_id_key, history_key,
+                   history_size=history_size, token_counter=token_counter, on_corrupt=on_corrupt)  # fmt: skip
+
+    def _bind(
+        self,
+        store: MongoTurnStore,
+        session_id: str,
+        user_id: str | None,
+        *names: str,
+        history_size: int | None,
+        token_counter: TokenCounter | None,
+        on_corrupt: Literal["report", "raise"],
+    ) -> None:
+        self._mongo = store
+        self.database_name, self.collection_name, self.session_id_key, self.history_key = names
+        super().__init__(
+            store,
+            session_id,
+            user_id,
+            history_size=history_size,
+            token_counter=token_counter,
+            on_corrupt=on_corrupt,
+        )
+
+    @property
+    def client(self) -> MongoClient[dict[str, Any]]:
+        """The sync client in use, shared by the process unless you gave one."""
+        return self._mongo.clients.sync()
+
+    @property
+    def collection(self) -> Any:
+        """The collection, with the guarantees pinned, for queries of your own."""
+        return self._mongo.collection(self.client)
+
+    def close(self) -> None:
+        """Does nothing: the client is shared by every history of the process and closes at exit, or with its factory.
+
+        Kept because apps call it on langchain-mongodb's class.
+        """
+
+    @classmethod
+    def factory(
+        cls,
+        connection_string: str | None = None,
+        database_name: str = "chat_history",
+        collection_name: str = "message_store",
+        *,
+        session_id_key: str = "SessionId",
+        history_key: str = "History",
+        create_index: bool = True,
+        history_size: int | None = None,
+        index_kwargs: Mapping[str, Any] | None = None,
+        client: MongoClient[dict[str, Any]] | None = None,
+        async_client: AsyncMongoClient[dict[str, Any]] | None = None,
+        ttl: float | None = None,
+        timeout: float = 5.0,
+        save_timeout: float = 30.0,
+        token_counter: TokenCounter | None = None,
+        layout: Literal["turns"] = "turns",
+        on_corrupt: Literal["report", "raise"] = "report",
+        now: Now = utc_now,
+    ) -> HistoryFactory[MongoDBChatMessageHistory]:
+        """A `get_session_history(session_id, user_id=None)` for one collection.
+
+        Args:
+            connection_string: As in the class, and so are all further arguments.
+            database_name: As in the class.
+            collection_name: As in the class.
+            session_id_key: As in the class.
+            history_key: As in the class.
+            create_index: As in the class.
+            history_size: As in the class.
+            index_kwargs: As in the class.
+            client: As in the class.
+            async_client: As in the class.
+            ttl: As in the class.
+            timeout: As in the class.
+            save_timeout: As in the class.
+            token_counter: As in the class.
+            layout: As in the class.
+            on_corrupt: As in the class.
+            now: As in the class.
+
+        Returns:
+            A callable that makes histories, with `list_sessions`, `purge`, `setup` and `close`. No I/O.
+
+        Example:
+            ```python
+            histories = MongoDBChatMessageHistory.factory("mongodb://localhost:27017")
+            histories("s1", user_id="u1").add_user_message("hello")
+            ```
+        """
+        _check_arguments(session_id_key, history_key, ttl, timeout, save_timeout, layout)
+        clients = Clients(connection_string, client, async_client)
+        clients.hold()
+        names = (database_name, collection_name, session_id_key, history_key)
+        store = MongoTurnStore(
+            clients,
+            database_name,
+            collection_name,
+            session_id_key=session_id_key,
+            history_key=history_key,
+            create_index=create_index,
+            index_kwargs=index_kwargs,
+            ttl=ttl,
+            timeout=timeout,
+            save_timeout=save_timeout,
+            token_counter=token_counter,
+            now=now,
+        )
+
+        def make(session_id: str, user_id: str | None) -> MongoDBChatMessageHistory:
+            history = cls.__new__(cls)
+            history._bind(
+                store,
+                session_id,
+                user_id,
+                *names,
+                history_size=history_size,
+                token_counter=token_counter,
+                on_corrupt=on_corrupt,
+            )
+            return history
+
+        return HistoryFactory(store, make)
+
+
+def _check_arguments(
+    session_id_key: str, history_key: str, ttl: float | None, timeout: float, save_timeout: float, layout: str
+) -> None:
+    for name, value in (("session_id_key", session_id_key), ("history_key", history_key)):
+        if not isinstance(value, str) or not value or value in FIELDS or value.startswith("$") or "." in value:
+            msg = f"{name} must be a plain field name other than {', '.join(FIELDS)}; got {value!r:.50}"
+            raise ConfigurationError(msg)
+    if ttl is not None and not ttl >= MIN_TTL:
+        msg = f"ttl is in seconds, from {MIN_TTL} (the server removes expired turns once a minute); got {ttl!r:.50}"
+        raise ConfigurationError(msg)
+    if not (timeout > 0 and save_timeout > 0):
+        msg = f"timeout and save_timeout are in seconds, above 0; got {timeout!r:.50} and {save_timeout!r:.50}"
+        raise ConfigurationError(msg)
+    if layout != "turns":
+        msg = f"layout must be 'turns', got {layout!r:.50}"
+        raise ConfigurationError(msg)

@@ -1,0 +1,189 @@
+"""The words of the package: a turn, a view of a history, and the few aliases that everything else is made of.
+
+*Memory is a list of messages.* A history keeps turns; a view is what was read of it; a preprocessor takes messages and
+returns messages. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import Runnable
+
+__all__ = [
+    "GetSessionHistory",
+    "HistoryView",
+    "Now",
+    "Preprocessor",
+    "Purgeable",
+    "SessionInfo",
+    "TokenCounter",
+    "Turn",
+    "apurge_user",
+    "check_id",
+    "purge_user",
+    "utc_now",
+]
+
+Preprocessor: TypeAlias = Runnable[list[BaseMessage], list[BaseMessage]]
+"""Messages in, messages out: `trim_messages(...)` of LangChain is one already."""
+
+GetSessionHistory: TypeAlias = Callable[..., Any]
+"""`get_session_history(session_id, user_id=None)`: returns a LangChain chat history, or is a coroutine that does."""
+
+TokenCounter: TypeAlias = Callable[[Sequence[BaseMessage]], int]
+"""Messages in, tokens out."""
+
+Now: TypeAlias = Callable[[], datetime]
+"""A clock: returns the present as an aware datetime in UTC."""
+
+MAX_ID_BYTES = 512
+
+
+def utc_now() -> datetime:
+    """The present, aware, in UTC: the default clock."""
+    return datetime.now(timezone.utc)
+
+
+def check_id(value: object, name: str) -> str:
+    """Returns `value` if it can serve as an id, and raises before any I/O otherwise.
+
+    Strings only: a dict that reaches a filter would become a query operator, and `1` and `"1"` would be two sessions.
+
+    Args:
+        value: What the caller passed.
+        name: The argument's name, for the error.
+
+    Returns:
+        The same value, now known to be 1 to 512 bytes of UTF-8 without NUL.
+
+    Raises:
+        TypeError: It is not a `str`.
+        ValueError: It is empty, too long, or holds NUL or a lone surrogate.
+
+    Example:
+        >>> check_id("s1", "session_id")
+        's1'
+        >>> check_id({"$ne": None}, "session_id")
+        Traceback (most recent call last):
+        ...
+        TypeError: session_id must be a str, not dict. If yours are numbers or UUIDs, pass str(...).
+    """
+    if not isinstance(value, str):
+        msg = f"{name} must be a str, not {type(value).__name__}. If yours are numbers or UUIDs, pass str(...)."
+        raise TypeError(msg)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        msg = f"{name} holds a lone surrogate, which is not valid text."
+        raise ValueError(msg) from None
+    if not 1 <= size <= MAX_ID_BYTES or "\x00" in value:
+        msg = f"{name} must be 1 to {MAX_ID_BYTES} bytes of UTF-8 without NUL; got {size} bytes."
+        raise ValueError(msg)
+    return value if type(value) is str else str.__str__(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One stored row: what one `append_turn` or `add_messages` call wrote, at once.
+
+    Attributes:
+        seq: Position in the session, without gaps; 0 for rows that another package wrote before ours.
+        epoch: Changes when the session is cleared; compare for equality only.
+        op: The turn's id in the store: calling twice with the same one stores once.
+        created_at: When it was stored, aware, UTC.
+        messages: Its messages in order. Damaged ones are left out.
+        tokens: Tokens of each message, as counted when it was stored.
+        problems: What could not be read of this row, a line each; empty for a sound row.
+    """
+
+    seq: int
+    epoch: int
+    op: str
+    created_at: datetime | None
+    messages: list[BaseMessage]
+    tokens: list[int]
+    problems: list[str] = field(default_factory=list)
+
+
+class HistoryView(NamedTuple):
+    """Messages of a session as read at one moment, with the position that a turn built on them is saved against.
+
+    Attributes:
+        messages: Oldest first.
+        seq: Position of the session's last turn; 0 when there is none.
+        epoch: The session's epoch; 0 when the session holds nothing. `append_turn(..., epoch=view.epoch)` refuses
+            the turn if the session was cleared or purged in the meantime.
+        problems: What could not be read, a line each.
+    """
+
+    messages: list[BaseMessage]
+    seq: int = 0
+    epoch: int = 0
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One line of `list_sessions`.
+
+    Attributes:
+        session_id: The conversation.
+        turns: Rows stored for it (rows of other packages included).
+        created_at: Time of its first row, aware, UTC, if known.
+        updated_at: Time of its last row, aware, UTC, if known.
+    """
+
+    session_id: str
+    turns: int
+    created_at: datetime | None
+    updated_at: datetime | None
+
+
+@runtime_checkable
+class Purgeable(Protocol):
+    """Anything that can forget a user: the factories of our histories, and later memories and stores."""
+
+    def purge(self, user_id: str) -> Mapping[str, int]:
+        """Deletes all content of the user and returns counts."""
+        ...
+
+    async def apurge(self, user_id: str) -> Mapping[str, int]:
+        """Async twin of `purge`."""
+        ...
+
+
+def purge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
+    """Forgets a user in every part of an app: histories first, then what was derived from them.
+
+    Args:
+        user_id: Whose content goes.
+        *parts: The factories, stores and memories in use, in any order.
+
+    Returns:
+        What each part deleted, in the order of `parts`.
+
+    Raises:
+        TypeError: `user_id` is no string.
+        ValueError: `user_id` is no valid id.
+        HistoryWriteError: A part failed; calling again continues.
+
+    Example:
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+        >>> histories("s1", "u1").add_user_message("hello")
+        >>> purge_user("u1", histories)
+        [{'sessions': 1, 'turns': 1}]
+    """
+    check_id(user_id, "user_id")
+    return [part.purge(user_id) for part in parts]
+
+
+async def apurge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
+    """Async twin of `purge_user`."""
+    check_id(user_id, "user_id")
+    return [await part.apurge(user_id) for part in parts]

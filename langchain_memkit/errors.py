@@ -1,0 +1,136 @@
+"""The errors of memkit.
+
+```
+MemkitError
+├── ConfigurationError (ValueError)          wrong or missing arguments, ids, indexes
+├── MissingExtraError (ImportError)          an optional dependency is not installed
+├── HistoryReadError                         the stored conversation could not be read
+│   └── MessageDecodeError (ValueError)      a stored row is damaged (only with on_corrupt="raise")
+└── HistoryWriteError                        a turn was not (or perhaps not) stored; has .output
+    ├── MessageEncodeError (ValueError)      a value in a message cannot be stored; has .path
+    ├── MessageTooLargeError (ValueError)    one turn is larger than a document may be
+    ├── UnsupportedOutputError (ValueError)  the chain returned nothing that is a message
+    ├── HistoryConflictError                 the conversation is not where the caller expected it
+    │   └── StaleTurnError                   the session was cleared or purged while the turn ran
+    └── IdempotencyConflictError             the same turn_id was used for another turn
+```
+
+Ids that are no strings raise `TypeError`, empty or malformed ids `ValueError`, both before any I/O.
+Where a driver failed, its error is the `__cause__`. No message of ours contains credentials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+
+__all__ = [
+    "ConfigurationError",
+    "HistoryConflictError",
+    "HistoryReadError",
+    "HistoryWriteError",
+    "IdempotencyConflictError",
+    "MemkitError",
+    "MessageDecodeError",
+    "MessageEncodeError",
+    "MessageTooLargeError",
+    "MissingExtraError",
+    "StaleTurnError",
+    "UnsupportedOutputError",
+]
+
+
+class MemkitError(Exception):
+    """Base of every error that memkit raises on purpose."""
+
+
+class ConfigurationError(MemkitError, ValueError):
+    """Arguments, ids or the server's set-up do not fit together. Nothing was read or written."""
+
+
+class MissingExtraError(MemkitError, ImportError):
+    """An optional dependency is missing; the text names the `pip install` that brings it."""
+
+
+class HistoryReadError(MemkitError):
+    """The history could not be read. The driver's error is the `__cause__`."""
+
+
+class MessageDecodeError(HistoryReadError, ValueError):
+    """A stored row cannot be turned back into messages. Raised only with `on_corrupt="raise"`."""
+
+
+class HistoryWriteError(MemkitError):
+    """A turn could not be stored, or nobody can tell whether it was.
+
+    Attributes:
+        output: What the chain had answered, so that the answer is not lost with the save. `None` outside a chain.
+        messages: The messages that were to be stored, as given to the history.
+        turn_id: The turn's id: calling again with the same one stores the turn at most once.
+        maybe_stored: True when the outcome is unknown (time-out, lost connection); False when it is certain that
+            nothing was stored.
+
+    Example:
+        >>> error = HistoryWriteError("the server went away", maybe_stored=True, turn_id="t1")
+        >>> error.maybe_stored, error.output
+        (True, None)
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        output: Any = None,
+        messages: Sequence[BaseMessage] = (),
+        turn_id: str | None = None,
+        maybe_stored: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.output = output
+        self.messages = list(messages)
+        self.turn_id = turn_id
+        self.maybe_stored = maybe_stored
+
+
+class MessageEncodeError(HistoryWriteError, ValueError):
+    """A message holds a value that would not come back equal, so it was refused before anything was stored.
+
+    Attributes:
+        path: Where the value sits, as in `messages[1].artifact['df']`.
+    """
+
+    def __init__(self, path: str, problem: str, **kwargs: Any) -> None:
+        super().__init__(
+            f"{path} {problem}. Nothing was stored. Convert or drop it, in the tool or with `before_save=`.", **kwargs
+        )
+        self.path = path
+
+
+class MessageTooLargeError(HistoryWriteError, ValueError):
+    """One turn is larger than the store takes in one document, so it cannot be stored whole."""
+
+
+class UnsupportedOutputError(HistoryWriteError, ValueError):
+    """The chain's output is no string, message, list of messages, dict of them or structured output."""
+
+
+class HistoryConflictError(HistoryWriteError):
+    """The conversation moved: `expected_seq` is not the position of the last turn any more."""
+
+
+class StaleTurnError(HistoryConflictError):
+    """The session was cleared or purged after this turn began, so the turn was not stored."""
+
+
+class IdempotencyConflictError(HistoryWriteError):
+    """A turn with this `turn_id` (or these message ids) is stored already, with other content.
+
+    Attributes:
+        stored: The messages of the turn that is stored.
+    """
+
+    def __init__(self, message: str, *, stored: Sequence[BaseMessage] = (), **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self.stored = list(stored)

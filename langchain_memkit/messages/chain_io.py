@@ -1,0 +1,241 @@
+"""What goes into a chain and what comes out of it, as lists of messages. Pure; shapes as LangChain's own class has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    BaseMessageChunk,
+    HumanMessage,
+    convert_to_messages,
+    message_chunk_to_message,
+)
+from pydantic import BaseModel
+
+from langchain_memkit.errors import UnsupportedOutputError
+from langchain_memkit.messages.turns import drop_open_tool_calls
+
+__all__ = ["StreamedOutput", "aborted", "input_messages", "output_messages", "without_echo"]
+
+STATUS = "memkit_status"
+
+
+def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
+    """The new input of a turn.
+
+    Args:
+        value: A string, a message, a list of them (or of what LangChain converts to messages), or a dict.
+        key: Where in a dict the input stands; None: its only key, else `"input"`.
+
+    Raises:
+        ValueError: Nothing of that kind.
+
+    Example:
+        >>> input_messages({"input": "hi"}, None)
+        [HumanMessage(content='hi', additional_kwargs={}, response_metadata={})]
+    """
+    if isinstance(value, Mapping) and "role" not in value:
+        value = _pick(value, key, "input")
+    if isinstance(value, str):
+        return [HumanMessage(value)]
+    if isinstance(value, BaseMessage):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        if value and isinstance(value[0], list):  # chat models are traced with a batch of one
+            if len(value) != 1:
+                msg = f"Expected a single list of messages. Got {value}."
+                raise ValueError(msg)
+            value = value[0]
+        return convert_to_messages(list(value))
+    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {value}."
+    raise ValueError(msg)
+
+
+def _pick(value: Mapping[str, Any], key: str | None, default: str) -> Any:
+    if key is None:
+        key = next(iter(value)) if len(value) == 1 else default
+    if key not in value:
+        msg = f"the chain's input has no key {key!r}, only {sorted(map(str, value))}; set input_messages_key"
+        raise ValueError(msg)
+    return value[key]
+
+
+def output_messages(output: Any, key: str | None) -> list[BaseMessage]:
+    """The messages in a chain's output, chunks turned into whole messages.
+
+    Args:
+        output: A string, a message, a list of them, a dict with them, or structured output (a pydantic object or a
+            dict of plain values), which becomes an AI message holding its JSON.
+        key: Where in a dict the messages stand; None: its only key, else `"output"`, else `"messages"`.
+
+    Raises:
+        UnsupportedOutputError: Nothing of that kind.
+
+    Example:
+        >>> [m.content for m in output_messages({"answer": "yes"}, None)]
+        ['yes']
+    """
+    value = output
+    if isinstance(output, Mapping):
+        value = _from_dict(output, key)
+    if isinstance(value, str):
+        return [AIMessage(value)]
+    if isinstance(value, BaseMessage):
+        return [_whole(value)]
+    if isinstance(value, (list, tuple)) and all(isinstance(m, BaseMessage) for m in value):
+        return [_whole(m) for m in value]
+    if isinstance(value, BaseModel):
+        return [AIMessage(value.model_dump_json())]
+    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {value}."
+    raise UnsupportedOutputError(msg, output=output)
+
+
+def _whole(message: BaseMessage) -> BaseMessage:
+    return message_chunk_to_message(message) if isinstance(message, BaseMessageChunk) else message
+
+
+def _from_dict(output: Mapping[str, Any], key: str | None) -> Any:
+    if key is not None and key in output:
+        return output[key]
+    if "generations" in output:  # a bare chat model, as traced
+        return output["generations"][0][0]["message"]
+    if key is None and output.keys() == {"raw", "parsed", "parsing_error"}:  # with_structured_output(include_raw=True)
+        return _from_dict({"output": output["raw"].text if output["parsed"] is None else output["parsed"]}, None)
+    if key is None:
+        names = [next(iter(output))] if len(output) == 1 else []
+        for name in [*names, "output", "messages"]:
+            value = output.get(name)
+            if isinstance(value, (str, BaseMessage, list, tuple, BaseModel)) and _is_messages(value):
+                return value
+        try:
+            return json.dumps(output, ensure_ascii=False)  # structured output as a plain dict
+        except (TypeError, ValueError):
+            pass
+    wanted = key or "output"
+    msg = f"the chain's output has no key {wanted!r} with messages, only {sorted(map(str, output))}; "
+    raise UnsupportedOutputError(msg + "set output_messages_key", output=output)
+
+
+def _is_messages(value: Any) -> bool:
+    return not isinstance(value, (list, tuple)) or all(isinstance(m, BaseMessage) for m in value)
+
+
+def without_echo(output: Sequence[BaseMessage], shown: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """The output without the messages that the chain was given and hands back, as a graph over `messages` does.
+
+    Args:
+        output: What came out.
+        shown: What went in, history included.
+
+    Returns:
+        Only what is new. Messages are recognised by id; those shown without an id by content and place.
+
+    Example:
+        >>> asked = HumanMessage("hi")
+        >>> without_echo([HumanMessage("hi", id="7"), AIMessage("hello")], [asked])
+        [AIMessage(content='hello', additional_kwargs={}, response_metadata={}, tool_calls=[], invalid_tool_calls=[])]
+    """
+    if len(output) < 2:
+        return list(output)
+    known = {m.id for m in shown if m.id}
+    rest = [m for m in output if m.id is None or m.id not in known]
+    unnamed = [m for m in shown if not m.id]
+    echoed = len(rest) >= len(unnamed) and all(
+        got == given.model_copy(update={"id": got.id}) for got, given in zip(rest, unnamed, strict=False)
+    )
+    return rest[len(unnamed) :] if echoed else rest
+
+
+def aborted(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """What is kept of an answer that was stopped: text, marked; tool calls that were never answered are dropped.
+
+    Returns:
+        The messages with the last AI message marked `response_metadata["memkit_status"] = "aborted"`; `[]` if
+        nothing readable had come.
+    """
+    kept = [m for m in drop_open_tool_calls(messages) if m.content or not isinstance(m, AIMessage) or m.tool_calls]
+    for i in reversed(range(len(kept))):
+        if isinstance(kept[i], AIMessage):
+            mark = {**kept[i].response_metadata, STATUS: "aborted"}
+            kept[i] = kept[i].model_copy(update={"response_metadata": mark})
+            return kept
+    return []
+
+
+class StreamedOutput:
+    """Adds up the chunks of a stream to the output that `invoke` would have returned.
+
+    Example:
+        >>> streamed = StreamedOutput()
+        >>> for chunk in ("Hel", "lo"):
+        ...     streamed.add(chunk)
+        >>> streamed.value
+        'Hello'
+    """
+
+    def __init__(self) -> None:
+        self._total: Any = None
+        self._chunks: list[Any] = []  # kept only where chunks do not add up
+        self.empty = True
+
+    def add(self, chunk: Any) -> None:
+        """Takes the next chunk."""
+        if self.empty:
+            self._total, self.empty = chunk, False
+        elif self._chunks:
+            self._chunks.append(chunk)
+        elif not self._adds_up(chunk):
+            self._chunks = [self._total, chunk]
+
+    def _adds_up(self, chunk: Any) -> bool:
+        if isinstance(chunk, BaseMessage) and not isinstance(chunk, BaseMessageChunk):
+            return False  # whole messages, each complete in itself
+        if type(chunk) is dict or type(self._total) is dict:
+            return False  # snapshots of structured output, or a graph's states
+        try:
+            self._total = self._total + chunk
+        except TypeError:
+            return False
+        return True
+
+    @property
+    def value(self) -> Any:
+        """The whole output so far; None if nothing came."""
+        if not self._chunks and type(self._total) is dict:
+            return _graph_updates([self._total]) or self._total
+        if not self._chunks:
+            return self._total
+        if all(isinstance(chunk, BaseMessage) for chunk in self._chunks):
+            return list(self._chunks)
+        if all(isinstance(c, tuple) and len(c) == 2 and isinstance(c[0], BaseMessage) for c in self._chunks):
+            return _joined([message for message, _ in self._chunks])
+        if all(isinstance(chunk, Mapping) for chunk in self._chunks):
+            return _graph_updates(self._chunks) or self._chunks[-1]
+        return self._chunks[-1]
+
+
+def _graph_updates(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """A LangGraph stream of updates, `{node: {"messages": [...]}}`, as one state; None if it is something else."""
+    messages: list[BaseMessage] = []
+    for chunk in chunks:
+        for update in chunk.values():
+            if not (update is None or isinstance(update, Mapping)):
+                return None
+            found = (update or {}).get("messages", [])
+            messages += [m for m in (found if isinstance(found, list) else [found]) if isinstance(m, BaseMessage)]
+    return {"messages": messages} if messages else None
+
+
+def _joined(chunks: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Message chunks of a LangGraph `messages` stream, put together by id."""
+    by_id: dict[str | None, Any] = {}
+    for chunk in chunks:
+        held = by_id.get(chunk.id)
+        adds = isinstance(held, AIMessageChunk) and isinstance(chunk, AIMessageChunk)
+        by_id[chunk.id] = held + chunk if adds else chunk
+    return list(by_id.values())

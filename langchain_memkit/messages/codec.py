@@ -1,0 +1,300 @@
+"""Messages to plain data and back, exactly or not at all.
+
+A stored message is a dict that reads well in a database shell: `{"role": "human", "content": "hi", "id": "..."}` plus
+every field that differs from its default. Values stay JSON; what JSON cannot say (tuples, bytes, int keys, ...) is
+tagged with `_memkit`. Decoding builds only the classes listed here: stored data never names code to run.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
+from typing import Any
+
+from langchain_core import messages as core
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
+from pydantic import ValidationError
+
+from langchain_memkit.errors import MessageDecodeError, MessageEncodeError
+
+__all__ = ["FORMAT_VERSION", "decode_legacy_message", "decode_message", "encode_message", "encode_messages"]
+
+FORMAT_VERSION = 1
+TAG = "_memkit"
+MAX_DEPTH = 60  # BSON stops at 100 levels, and a tagged value takes two
+
+MESSAGE_TYPES: dict[str, type[BaseMessage]] = {
+    cls.model_fields["type"].default: cls
+    for cls in (
+        core.HumanMessage,
+        core.AIMessage,
+        core.SystemMessage,
+        core.ToolMessage,
+        core.FunctionMessage,
+        core.ChatMessage,
+        core.RemoveMessage,
+        core.HumanMessageChunk,
+        core.AIMessageChunk,
+        core.SystemMessageChunk,
+        core.ToolMessageChunk,
+        core.FunctionMessageChunk,
+        core.ChatMessageChunk,
+    )
+}
+"""Every class that is stored and read back, by its `type`."""
+
+STORED_TYPES = {cls: name for name, cls in MESSAGE_TYPES.items()}
+# `role` says the class, as in the chat APIs; a ChatMessage's own role therefore gets another name
+RENAMED = {"role": "chat_role"}
+RENAMED_BACK = {new: old for old, new in RENAMED.items()}
+
+
+def _defaults(cls: type[BaseMessage]) -> dict[str, Callable[[], Any]]:
+    """How to make each field's default; fields without one are left out."""
+    made: dict[str, Callable[[], Any]] = {}
+    for name, info in cls.model_fields.items():
+        if not info.is_required():
+            made[name] = lambda info=info: info.get_default(call_default_factory=True)  # type: ignore[misc]
+    return made
+
+
+DEFAULTS = {cls: _defaults(cls) for cls in STORED_TYPES}
+DEFAULT_VALUES = {cls: {name: make() for name, make in made.items()} for cls, made in DEFAULTS.items()}
+
+
+def encode_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """Encodes a batch; the first value that cannot be stored is named as `messages[i].field`.
+
+    Raises:
+        MessageEncodeError: A message class or value that would not come back equal.
+    """
+    return [encode_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def encode_message(message: BaseMessage, path: str = "message") -> dict[str, Any]:
+    """One message as plain data (str, int, float, bool, None, list, dict).
+
+    Args:
+        message: Any message class of langchain-core, chunks included.
+        path: How to name the message in errors.
+
+    Returns:
+        A dict with `role`, `content` and the fields that are not at their default.
+
+    Raises:
+        MessageEncodeError: The class is not langchain-core's own, or a value would not come back equal.
+
+    Example:
+        >>> from langchain_core.messages import HumanMessage
+        >>> encode_message(HumanMessage("My name is Nemo.", id="1"))
+        {'role': 'human', 'content': 'My name is Nemo.', 'id': '1'}
+    """
+    cls = type(message)
+    role = STORED_TYPES.get(cls)
+    if role is None:
+        raise MessageEncodeError(path, f"is a {cls.__module__}.{cls.__qualname__}, not a message of langchain-core")
+    defaults = DEFAULT_VALUES[cls]
+    encoded: dict[str, Any] = {"role": role}
+    for name, value in message.__dict__.items():
+        if name != "type" and not (name in defaults and _same(value, defaults[name])):
+            encoded[RENAMED.get(name, name)] = encode_value(value, f"{path}.{name}")
+    if extra := message.__pydantic_extra__:
+        encoded["extra"] = encode_value(dict(extra), f"{path}.extra")
+    if not _is_plain(encoded):
+        _check_round_trip(message, encoded, path)
+    return encoded
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Equality that asks the value nothing unless it has the default's own type: arrays answer `==` with arrays."""
+    return value is default or (type(value) is type(default) and bool(value == default))
+
+
+def _is_plain(encoded: dict[str, Any]) -> bool:
+    """Text and an id, nothing that could go wrong: spares the trial decoding."""
+    return all(type(value) is str for value in encoded.values()) and encoded.keys() <= {"role", "content", "id"}
+
+
+def _check_round_trip(message: BaseMessage, encoded: dict[str, Any], path: str) -> None:
+    """Decodes on trial: what comes back different is refused now rather than found later."""
+    try:
+        back = decode_message(encoded)
+    except MessageDecodeError as error:
+        raise MessageEncodeError(path, f"would be unreadable once stored ({error})") from error
+    if back != message:
+        wrong = [name for name, value in message.__dict__.items() if back.__dict__.get(name) != value]
+        raise MessageEncodeError(f"{path}.{wrong[0] if wrong else 'extra'}", "would not come back equal")
+
+
+def decode_message(data: Any) -> BaseMessage:
+    """The message that `encode_message` was given.
+
+    Args:
+        data: Plain data as read from a store, possibly damaged.
+
+    Returns:
+        A message equal to the one that was stored.
+
+    Raises:
+        MessageDecodeError: The data is not a message of ours.
+
+    Example:
+        >>> decode_message({"role": "human", "content": "hi"})
+        HumanMessage(content='hi', additional_kwargs={}, response_metadata={})
+    """
+    if not isinstance(data, Mapping):
+        msg = f"a message should be a document, not {type(data).__name__}"
+        raise MessageDecodeError(msg)
+    try:
+        fields = {RENAMED_BACK.get(k, k): decode_value(v) for k, v in data.items() if k not in ("role", "extra")}
+        extra = decode_value(data.get("extra", {}))
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        msg = f"a value cannot be read ({type(error).__name__})"
+        raise MessageDecodeError(msg) from error
+    return _build(data.get("role"), fields, extra)
+
+
+def decode_legacy_message(data: Any) -> BaseMessage:
+    """A message in LangChain's own dict form, `{"type": "human", "data": {...}}`, by the same list of classes.
+
+    This is how langchain-mongodb and most histories of langchain-community store messages.
+
+    Raises:
+        MessageDecodeError: The data has another shape or names an unknown type.
+    """
+    if not (isinstance(data, Mapping) and isinstance(data.get("data"), Mapping)):
+        msg = "expected {'type': ..., 'data': {...}}"
+        raise MessageDecodeError(msg)
+    fields = {str(k): v for k, v in data["data"].items() if k != "type"}
+    cls = MESSAGE_TYPES.get(data["type"]) if isinstance(data.get("type"), str) else None
+    known = {k: v for k, v in fields.items() if cls is None or k in cls.model_fields}
+    # older cores wrote fields that are gone now (`example`); null stood for "none" in fields that are lists today
+    known = {k: v for k, v in known.items() if v is not None or k in ("name", "id", "artifact", "usage_metadata")}
+    extra = {k: v for k, v in fields.items() if k not in known and k != "example" and v is not None}
+    return _build(data.get("type"), known, extra)
+
+
+def _build(role: Any, fields: dict[str, Any], extra: Any) -> BaseMessage:
+    cls = MESSAGE_TYPES.get(role) if isinstance(role, str) else None
+    if cls is None:
+        msg = f"unknown message type {role!r:.80}"
+        raise MessageDecodeError(msg)
+    if not isinstance(extra, dict) or any(not isinstance(k, str) or k in cls.model_fields for k in extra):
+        msg = f"unexpected extra fields in a {role} message"
+        raise MessageDecodeError(msg)
+    try:
+        # validated, so that a damaged row cannot become a message that breaks later
+        message = cls(**fields, **extra)
+    except Exception as error:  # validators raise what they like
+        where = [".".join(map(str, e["loc"])) for e in error.errors()] if isinstance(error, ValidationError) else []
+        msg = f"not a valid {role} message ({type(error).__name__} {', '.join(where[:3])})"  # never its text
+        raise MessageDecodeError(msg) from error
+    # validators fill fields in from others (tool calls out of additional_kwargs): what was stored counts
+    for name, make in DEFAULTS[cls].items():
+        if name not in fields and message.__dict__[name] != DEFAULT_VALUES[cls][name]:
+            message.__dict__[name] = make()
+    message.__dict__.update(fields)
+    return message
+
+
+def encode_value(value: Any, path: str, depth: int = 0) -> Any:
+    """Any supported value as plain data; raises `MessageEncodeError` with the path of anything else."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _encode_str(value)
+    if depth > MAX_DEPTH:
+        raise MessageEncodeError(path[:200], f"is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**63 else _tagged("int", hex(value))
+    if isinstance(value, float):
+        if math.isnan(value):
+            raise MessageEncodeError(path, "is NaN, which is not equal to itself and so cannot come back equal")
+        return float(value)
+    if isinstance(value, list):
+        return [encode_value(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        return _encode_dict(value, path, depth)
+    return _encode_special(value, path, depth)
+
+
+def _tagged(kind: str, value: Any) -> dict[str, Any]:
+    return {TAG: kind, "value": value}
+
+
+def _encode_str(value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # lone surrogates: models stream them when they cut an emoji in two
+        return _tagged("str", base64.b64encode(value.encode("utf-8", "surrogatepass")).decode())
+    return value if type(value) is str else str.__str__(value)
+
+
+def _encode_dict(value: dict[Any, Any], path: str, depth: int) -> dict[str, Any]:
+    plain = all(
+        isinstance(k, str) and "." not in k and "\x00" not in k and not k.startswith("$") and k != TAG and _is_utf8(k)
+        for k in value
+    )
+    if plain:
+        return {str.__str__(k): encode_value(v, f"{path}[{k!r}]", depth + 1) for k, v in value.items()}
+    pairs = [
+        [encode_value(k, f"{path}.keys()", depth + 2), encode_value(v, f"{path}[{k!r:.50}]", depth + 2)]
+        for k, v in value.items()
+    ]
+    return _tagged("dict", pairs)
+
+
+def _is_utf8(key: str) -> bool:
+    return type(_encode_str(key)) is str
+
+
+def _encode_special(value: Any, path: str, depth: int) -> dict[str, Any]:
+    if isinstance(value, tuple):
+        return _tagged("tuple", encode_value(list(value), path, depth + 1))
+    if isinstance(value, (set, frozenset)):
+        items = sorted(value, key=repr)  # a stable order, so that equal sets are stored equal
+        return _tagged("frozenset" if isinstance(value, frozenset) else "set", encode_value(items, path, depth + 1))
+    if type(value) is bytes:
+        return _tagged("bytes", base64.b64encode(value).decode())
+    if type(value) is datetime:
+        return _tagged("datetime", value.isoformat())
+    if type(value) is date:
+        return _tagged("date", value.isoformat())
+    if type(value) is Document:
+        fields = {"page_content": value.page_content, "metadata": value.metadata, "id": value.id}
+        return _tagged("document", encode_value(fields, path, depth + 1))
+    raise MessageEncodeError(path, f"is a {type(value).__module__}.{type(value).__qualname__}, which is not stored")
+
+
+DECODERS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda value: int(value, 16),
+    "str": lambda value: base64.b64decode(value, validate=True).decode("utf-8", "surrogatepass"),
+    "dict": lambda value: {decode_value(k): decode_value(v) for k, v in value},
+    "tuple": lambda value: tuple(decode_value(value)),
+    "set": lambda value: set(decode_value(value)),
+    "frozenset": lambda value: frozenset(decode_value(value)),
+    "bytes": lambda value: base64.b64decode(value, validate=True),
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "document": lambda value: Document(**decode_value(value)),
+}
+
+
+def decode_value(value: Any) -> Any:
+    """The inverse of `encode_value`; raises KeyError, TypeError or ValueError on damaged data."""
+    kind = type(value)
+    if kind in (str, bool, float, int) or value is None:
+        return value
+    if isinstance(value, list):
+        return [decode_value(item) for item in value]
+    if isinstance(value, Mapping):
+        if TAG in value:
+            return DECODERS[value[TAG]](value["value"])
+        return {key: decode_value(item) for key, item in value.items()}
+    if isinstance(value, int):  # a driver's own int class
+        return int(value)
+    msg = f"{kind.__name__} is not a stored type"
+    raise TypeError(msg)

@@ -1,0 +1,204 @@
+"""Turns, tool groups and cuts: pure functions over lists of messages.
+
+A turn begins with what a person (or the app's system line) said and runs to the next such message. A tool group is an AI
+message with tool calls and all the tool messages that follow it. Histories and preprocessors cut only between turns or
+between tool groups, never inside one, because model providers refuse half of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from uuid import uuid4
+
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_core.messages.utils import count_tokens_approximately
+
+from langchain_memkit.base import TokenCounter
+
+__all__ = ["cut_tail", "drop_open_tool_calls", "group_starts", "turn_starts", "with_ids"]
+
+MAX_BATCH_MESSAGES = 100
+MAX_BATCH_BYTES = 4_000_000
+TOOL_BLOCKS = ("tool_use", "tool_call", "function_call", "input_json_delta")
+
+
+def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
+    """Positions where a turn begins; the first message always begins one.
+
+    Args:
+        messages: Any messages, oldest first.
+
+    Returns:
+        Ascending positions, `[]` for no messages. System lines directly before a human message belong to its turn.
+
+    Example:
+        >>> turn_starts([HumanMessage("a"), AIMessage("b"), SystemMessage("s"), HumanMessage("c"), AIMessage("d")])
+        [0, 2]
+    """
+    starts = [0] if messages else []
+    for i, message in enumerate(messages):
+        if not isinstance(message, HumanMessage):
+            continue
+        begin = i
+        while begin > 0 and isinstance(messages[begin - 1], SystemMessage):
+            begin -= 1
+        previous_is_input = begin > 0 and isinstance(messages[begin - 1], HumanMessage)
+        if begin > starts[-1] and not previous_is_input:
+            starts.append(begin)
+    return starts
+
+
+def group_starts(messages: Sequence[BaseMessage]) -> list[int]:
+    """Positions where a tool group or a single message begins: the places where a long turn may be cut.
+
+    Example:
+        >>> calls = [{"name": "f", "args": {}, "id": "1"}]
+        >>> group_starts([AIMessage("", tool_calls=calls), ToolMessage("r", tool_call_id="1"), AIMessage("done")])
+        [0, 2]
+    """
+    return [i for i, message in enumerate(messages) if i == 0 or not isinstance(message, ToolMessage)]
+
+
+def cut_tail(
+    messages: Sequence[BaseMessage],
+    tokens: Sequence[int],
+    *,
+    max_messages: int | None = None,
+    max_tokens: int | None = None,
+) -> list[BaseMessage]:
+    """The newest messages within both limits, beginning at a turn.
+
+    Args:
+        messages: Oldest first. May begin anywhere in the conversation: a start at position 0 is taken as sound only if
+            everything fits.
+        tokens: Tokens of each message, same length.
+        max_messages: At most this many messages; None for no limit.
+        max_tokens: At most this many tokens in sum; None for no limit.
+
+    Returns:
+        Oldest first. If even the newest turn is over a limit, its newest whole tool groups that fit, which may be none.
+
+    Example:
+        >>> talk = [HumanMessage("a"), AIMessage("b"), HumanMessage("c"), AIMessage("d")]
+        >>> [m.content for m in cut_tail(talk, [1, 1, 1, 1], max_messages=3)]
+        ['c', 'd']
+    """
+    first, total = len(messages), 0
+    while first > 0:
+        total += tokens[first - 1]
+        if (max_messages is not None and len(messages) - first + 1 > max_messages) or (
+            max_tokens is not None and total > max_tokens
+        ):
+            break
+        first -= 1
+    starts = turn_starts(messages)
+    if first == 0 or not starts:
+        return list(messages)
+    fitting = [start for start in starts if start >= first]
+    if not fitting:
+        fitting = [start for start in group_starts(messages) if start >= first]
+    return list(messages[fitting[0] :]) if fitting else []
+
+
+def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Cuts a long import into `(start, end)` ranges at turn borders; one turn is never divided.
+
+    Args:
+        messages: The batch, oldest first, not empty.
+        sizes: Bytes of each encoded message, same length.
+
+    Returns:
+        One range if the batch is a single turn or within 100 messages and 4 MB, else as few ranges as fit.
+    """
+    if len(messages) <= MAX_BATCH_MESSAGES and sum(sizes) <= MAX_BATCH_BYTES:
+        return [(0, len(messages))]
+    ranges: list[tuple[int, int]] = []
+    starts = [*turn_starts(messages), len(messages)]
+    begin, count, weight = 0, 0, 0
+    for start, end in zip(starts, starts[1:], strict=False):
+        turn_weight = sum(sizes[start:end])
+        if count and (count + end - start > MAX_BATCH_MESSAGES or weight + turn_weight > MAX_BATCH_BYTES):
+            ranges.append((begin, start))
+            begin, count, weight = start, 0, 0
+        count += end - start
+        weight += turn_weight
+    ranges.append((begin, len(messages)))
+    return ranges
+
+
+def with_ids(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """The messages, each with an id; those without one are copied first, the caller's objects stay as they are."""
+    return [m if m.id else m.model_copy(update={"id": str(uuid4())}) for m in messages]
+
+
+def batch_op(messages: Sequence[BaseMessage], turn_id: str | None) -> str:
+    """The name under which a batch is stored once: the caller's `turn_id`, else a hash of the ordered message ids."""
+    if turn_id is not None:
+        return f"turn:{turn_id}"
+    digest = hashlib.sha256("\x00".join(m.id or "" for m in messages).encode("utf-8", "surrogatepass"))
+    return f"ids:{digest.hexdigest()[:32]}"
+
+
+def same_messages(stored: Sequence[BaseMessage], given: Sequence[BaseMessage]) -> bool:
+    """Whether a retried batch says what is stored; ids count only where the caller gave them."""
+    return len(stored) == len(given) and all(
+        s == (g if g.id else g.model_copy(update={"id": s.id})) for s, g in zip(stored, given, strict=True)
+    )
+
+
+def count_tokens(messages: Sequence[BaseMessage], counter: TokenCounter | None) -> list[int]:
+    """Tokens of each message by itself; `None` counts with LangChain's `count_tokens_approximately`."""
+    count = counter or count_tokens_approximately
+    return [count([message]) for message in messages]
+
+
+def counter_name(counter: TokenCounter | None) -> str:
+    """Which counter made the stored numbers, so that another one does not trust them."""
+    if counter is None or counter is count_tokens_approximately:
+        return "approximate"
+    return str(getattr(counter, "__qualname__", type(counter).__qualname__))[:80]
+
+
+def drop_open_tool_calls(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Removes tool calls that were never answered, as a stopped answer leaves them behind.
+
+    Args:
+        messages: The messages of a turn, oldest first.
+
+    Returns:
+        The same messages, copies where a call was removed; an AI message that holds nothing else is left out.
+
+    Example:
+        >>> calls = [{"name": "f", "args": {}, "id": "1"}]
+        >>> drop_open_tool_calls([HumanMessage("go"), AIMessage("", tool_calls=calls)])
+        [HumanMessage(content='go', additional_kwargs={}, response_metadata={})]
+    """
+    answered = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
+    kept: list[BaseMessage] = []
+    for message in messages:
+        if not isinstance(message, AIMessage) or not (message.tool_calls or message.invalid_tool_calls):
+            kept.append(message)
+            continue
+        calls = [call for call in message.tool_calls if call["id"] in answered]
+        if len(calls) == len(message.tool_calls) and not message.invalid_tool_calls:
+            kept.append(message)
+            continue
+        rest = {k: v for k, v in message.additional_kwargs.items() if k not in ("tool_calls", "function_call")}
+        content = message.content
+        if isinstance(content, list):
+            content = [
+                block
+                for block in content
+                if not (isinstance(block, dict) and block.get("type") in TOOL_BLOCKS and block.get("id") not in answered)
+            ]
+        if content or calls:
+            update = {"content": content, "tool_calls": calls, "invalid_tool_calls": [], "additional_kwargs": rest}
+            kept.append(message.model_copy(update=update))
+    return kept

