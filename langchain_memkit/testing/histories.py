@@ -1,0 +1,445 @@
+"""What a chat history must do, as tests. The list of cases is the specification.
+
+Example:
+    ```python
+    class TestMyHistory(LangChainHistoryContract):
+        @pytest.fixture
+        def make_history(self):
+            server = MyServer()
+            return lambda session_id, user_id=None: MyHistory(server, session_id)
+    ```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    HumanMessageChunk,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
+
+from langchain_memkit.errors import (
+    HistoryConflictError,
+    HistoryWriteError,
+    IdempotencyConflictError,
+    MessageEncodeError,
+    StaleTurnError,
+)
+
+__all__ = ["ChatMessageHistoryContract", "LangChainHistoryContract"]
+
+MakeHistory: TypeAlias = Callable[..., Any]
+Call: TypeAlias = Callable[..., Any]
+
+HOSTILE_IDS = [{"$ne": None}, {"$gt": ""}, None, 123, b"s1", ["s1"], True, 1.5, ("s1",)]
+BAD_IDS = ["", "a\x00b", "\ud800", "x" * 513, "é" * 257]
+
+
+def exchange(text: str) -> list[BaseMessage]:
+    """A question and its answer."""
+    return [HumanMessage(text), AIMessage(f"re: {text}")]
+
+
+def texts(messages: Sequence[BaseMessage]) -> list[str]:
+    """The text of each message."""
+    return [message.text for message in messages]
+
+
+def one_of_each() -> list[BaseMessage]:
+    """Every message type with every kind of field, tool calls and artifacts included."""
+    call = {"name": "search", "args": {"q": "sea", "deep": {"k": [1, None, 2.5]}}, "id": "c1", "type": "tool_call"}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    return [
+        SystemMessage("Be brief."),
+        HumanMessage([{"type": "text", "text": "What is this? 🐠"}, image, "plain"], name="Nemo"),
+        AIMessage(
+            "",
+            tool_calls=[call],  # type: ignore[list-item]  # a ToolCall is this dict
+            invalid_tool_calls=[
+                {"name": "f", "args": "{", "id": "c2", "error": "cut", "type": "invalid_tool_call"}
+            ],
+            usage_metadata={"input_tokens": 3, "output_tokens": 4, "total_tokens": 7},
+            response_metadata={"model_name": "m", "logprobs": {"content": [{"token": "a", "logprob": -0.5}]}},
+            additional_kwargs={"refusal": None, "a.b": {"$gt": 1, "": "empty"}},
+        ),
+        ToolMessage(
+            "found",
+            tool_call_id="c1",
+            artifact={"docs": [Document("the sea", metadata={"page": 3})], 7: ("a", {"b"}, b"\x00\xff")},
+            status="error",
+        ),
+        FunctionMessage("42", name="f"),
+        ChatMessage("aye", role="pirate"),
+        RemoveMessage(id="gone"),
+        AIMessageChunk(
+            "par", tool_call_chunks=[{"name": "f", "args": '{"a', "id": "c3", "index": 0, "type": "tool_call_chunk"}]
+        ),
+        HumanMessageChunk("tial"),
+        HumanMessage("extra", mood="calm"),  # type: ignore[call-arg]  # messages allow further fields
+    ]
+
+
+class LangChainHistoryContract:
+    """For any LangChain chat history; give it a `make_history` fixture.
+
+    `make_history(session_id, user_id=None)` returns a new history object over one store per test.
+    """
+
+    @pytest.fixture
+    def make_history(self) -> MakeHistory:
+        """Override: a function of (session_id, user_id=None)."""
+        raise NotImplementedError("give the contract a `make_history` fixture")  # noqa: EM101  # read once, in a test run
+
+    @pytest.fixture(params=["sync", "async"])
+    def call(self, request: pytest.FixtureRequest) -> Iterator[Call]:
+        """`call(history, "add_messages", ...)` in both styles; `call(history, "messages")` reads."""
+        if request.param == "sync":
+            yield _call_sync
+            return
+        with asyncio.Runner() as runner:
+            yield lambda target, name, *args, **kwargs: runner.run(_call_async(target, name, *args, **kwargs))
+
+    def test_starts_empty(self, make_history: MakeHistory, call: Call) -> None:
+        """A session nobody wrote to has no messages."""
+        assert call(make_history("s1"), "messages") == []
+
+    def test_order_within_and_across_batches(self, make_history: MakeHistory, call: Call) -> None:
+        """Messages come back in the order in which they were added."""
+        history = make_history("s1")
+        for text in "abc":
+            call(history, "add_messages", exchange(text))
+        assert texts(call(history, "messages")) == ["a", "re: a", "b", "re: b", "c", "re: c"]
+
+    def test_is_seen_by_another_object(self, make_history: MakeHistory, call: Call) -> None:
+        """What one object stored, another one reads: nothing lives in the object."""
+        call(make_history("s1"), "add_messages", exchange("a"))
+        assert texts(call(make_history("s1"), "messages")) == ["a", "re: a"]
+
+    def test_every_message_type_round_trips(self, make_history: MakeHistory, call: Call) -> None:
+        """Each type with tool calls, artifacts, list content and odd keys comes back equal, id apart."""
+        history, given = make_history("s1"), one_of_each()
+        call(history, "add_messages", given)
+        stored = call(history, "messages")
+        assert [type(m) for m in stored] == [type(m) for m in given]
+        for got, want in zip(stored, given, strict=True):
+            assert got == (want if want.id else want.model_copy(update={"id": got.id}))
+
+    def test_ids_come_back_and_arguments_stay_untouched(self, make_history: MakeHistory, call: Call) -> None:
+        """Given ids are kept, missing ones are made, and the caller's objects are not changed."""
+        history, named, unnamed = make_history("s1"), HumanMessage("a", id="my-id"), AIMessage("b")
+        call(history, "add_messages", [named, unnamed])
+        first, second = call(history, "messages")
+        assert first.id == "my-id"
+        assert second.id
+        assert unnamed.id is None
+
+    def test_empty_batch_is_a_no_op(self, make_history: MakeHistory, call: Call) -> None:
+        """Adding nothing stores nothing."""
+        history = make_history("s1")
+        call(history, "add_messages", [])
+        assert call(history, "messages") == []
+
+    def test_single_message_verbs(self, make_history: MakeHistory) -> None:
+        """add_user_message, add_ai_message and add_message append one message."""
+        history = make_history("s1")
+        history.add_user_message("a")
+        history.add_ai_message("b")
+        history.add_message(SystemMessage("c"))
+        assert [m.type for m in history.messages] == ["human", "ai", "system"]
+        assert "Human: a" in str(history)
+
+    def test_clear_spares_other_sessions(self, make_history: MakeHistory, call: Call) -> None:
+        """Clearing one session empties it and no other one; it can be used again, and cleared twice."""
+        for session in ("s1", "s2"):
+            call(make_history(session), "add_messages", exchange(session))
+        call(make_history("s1"), "clear")
+        call(make_history("s1"), "clear")
+        assert call(make_history("s1"), "messages") == []
+        assert texts(call(make_history("s2"), "messages")) == ["s2", "re: s2"]
+        call(make_history("s1"), "add_messages", exchange("new"))
+        assert texts(call(make_history("s1"), "messages")) == ["new", "re: new"]
+
+    def test_unicode_and_odd_text(self, make_history: MakeHistory, call: Call) -> None:
+        """Emoji, NUL, lone surrogates and long text come back unchanged."""
+        history = make_history("s1")
+        odd = ["🐠 naïve 中文", "nul\x00inside", "lone \ud83d end", "é" * 100_000, "$where", '{"$ne": 1}', ""]
+        call(history, "add_messages", [HumanMessage(text) for text in odd])
+        assert [m.content for m in call(history, "messages")] == odd
+
+    def test_unusual_session_ids(self, make_history: MakeHistory, call: Call) -> None:
+        """Any text is a session id: operators, quotes, wildcards and other scripts are plain text."""
+        ids = ["$ne", '{"$gt": ""}', "a.b", "a%", "a_", "' OR 1=1 --", "日本", "x" * 512]
+        for session in ids:
+            call(make_history(session), "add_messages", [HumanMessage(session)])
+        assert [texts(call(make_history(session), "messages")) for session in ids] == [[session] for session in ids]
+
+    def test_two_writers_never_split_a_turn(self, make_history: MakeHistory) -> None:
+        """Question and answer of parallel writers stay together, and none is lost."""
+
+        def write(writer: int) -> None:
+            for i in range(10):
+                make_history("s1").add_messages(exchange(f"{writer}-{i}"))
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(4)))
+        stored = texts(make_history("s1").messages)
+        assert sorted(stored[::2]) == sorted(f"{w}-{i}" for w in range(4) for i in range(10))
+        assert stored[1::2] == [f"re: {question}" for question in stored[::2]]
+
+    def test_sync_and_async_agree(self, make_history: MakeHistory) -> None:
+        """What one style writes the other style reads."""
+
+        async def write_and_read() -> list[BaseMessage]:
+            await make_history("s1").aadd_messages(exchange("async"))
+            return list(await make_history("s1").aget_messages())
+
+        make_history("s1").add_messages(exchange("sync"))
+        assert asyncio.run(write_and_read()) == make_history("s1").messages
+
+
+class ChatMessageHistoryContract(LangChainHistoryContract):
+    """For histories with memkit's verbs: atomic turns, positions, epochs, retries, strict ids, users apart."""
+
+    @pytest.mark.parametrize("bad", HOSTILE_IDS, ids=repr)
+    @pytest.mark.parametrize("name", ["session_id", "user_id"])
+    def test_ids_must_be_strings(self, make_history: MakeHistory, name: str, bad: Any) -> None:
+        """Anything but a string is a TypeError before any I/O: operators never reach a filter."""
+        if name == "user_id" and bad is None:
+            bad = {"$exists": True}  # None means "nobody's"
+        with pytest.raises(TypeError):
+            make_history(**{"session_id": "s1", name: bad})
+
+    @pytest.mark.parametrize("bad", BAD_IDS, ids=lambda bad: repr(bad[:4]))
+    @pytest.mark.parametrize("name", ["session_id", "user_id"])
+    def test_malformed_ids(self, make_history: MakeHistory, name: str, bad: str) -> None:
+        """Empty, too long, NUL and lone surrogates are a ValueError."""
+        with pytest.raises(ValueError, match=name):
+            make_history(**{"session_id": "s1", name: bad})
+
+    def test_users_are_apart(self, make_history: MakeHistory, call: Call) -> None:
+        """The same session id of two users, and of nobody, are three conversations."""
+        users = ["u1", "u2", None]
+        for user in users:
+            call(make_history("s1", user), "add_messages", [HumanMessage(str(user))])
+        assert [texts(call(make_history("s1", user), "messages")) for user in users] == [["u1"], ["u2"], ["None"]]
+        call(make_history("s1", "u1"), "clear")
+        assert [texts(call(make_history("s1", user), "messages")) for user in users] == [[], ["u2"], ["None"]]
+
+    def test_positions_have_no_gaps(self, make_history: MakeHistory, call: Call) -> None:
+        """append_turn returns 1, 2, 3, and the view knows the last position."""
+        history = make_history("s1")
+        assert [call(history, "append_turn", exchange(t)) for t in "abc"] == [1, 2, 3]
+        view = call(history, "view")
+        assert view.seq == 3
+        assert view.epoch
+        assert [turn.seq for turn in call(history, "iter_turns")] == [1, 2, 3]
+
+    def test_retried_turn_is_stored_once(self, make_history: MakeHistory, call: Call) -> None:
+        """The same turn_id, or the same message ids, stores nothing twice and returns the position."""
+        history = make_history("s1")
+        assert call(history, "append_turn", exchange("a"), turn_id="t1") == 1
+        assert call(history, "append_turn", exchange("a"), turn_id="t1") == 1
+        named = [HumanMessage("b", id="1"), AIMessage("c", id="2")]
+        assert [call(history, "append_turn", named) for _ in range(2)] == [2, 2]
+        assert texts(call(history, "messages")) == ["a", "re: a", "b", "c"]
+
+    def test_same_turn_id_with_other_content(self, make_history: MakeHistory, call: Call) -> None:
+        """A reused turn_id is an error that shows what is stored, and changes nothing."""
+        history = make_history("s1")
+        call(history, "append_turn", exchange("a"), turn_id="t1")
+        with pytest.raises(IdempotencyConflictError) as raised:
+            call(history, "append_turn", exchange("b"), turn_id="t1")
+        assert texts(raised.value.stored) == ["a", "re: a"]
+        assert not raised.value.maybe_stored
+        assert len(call(history, "messages")) == 2
+
+    def test_expected_position(self, make_history: MakeHistory, call: Call) -> None:
+        """expected_seq stores only if nobody was faster."""
+        history = make_history("s1")
+        assert call(history, "append_turn", exchange("a"), expected_seq=0) == 1
+        with pytest.raises(HistoryConflictError):
+            call(history, "append_turn", exchange("b"), expected_seq=0)
+        assert call(history, "append_turn", exchange("b"), expected_seq=1) == 2
+
+    def test_turn_that_began_before_a_clear(self, make_history: MakeHistory, call: Call) -> None:
+        """Erased text does not come back through a turn that was under way; a new turn is stored."""
+        history = make_history("s1")
+        call(history, "add_messages", exchange("a"))
+        before = call(history, "view")
+        call(make_history("s1"), "clear")
+        with pytest.raises(StaleTurnError):
+            call(history, "append_turn", exchange("about a"), epoch=before.epoch)
+        after = call(history, "view")
+        assert after.epoch not in (0, before.epoch)
+        call(history, "append_turn", exchange("b"), epoch=after.epoch)
+        assert texts(call(history, "messages")) == ["b", "re: b"]
+
+    def test_first_turn_of_a_session_and_clear(self, make_history: MakeHistory, call: Call) -> None:
+        """A turn that began on an empty session is stored beside another one, but not after a clear."""
+        history = make_history("s1")
+        empty = call(history, "view").epoch
+        call(make_history("s1"), "add_messages", exchange("other"))
+        call(history, "append_turn", exchange("mine"), epoch=empty)
+        assert texts(call(history, "messages")) == ["other", "re: other", "mine", "re: mine"]
+        call(history, "clear")
+        with pytest.raises(StaleTurnError):
+            call(history, "append_turn", exchange("late"), epoch=empty)
+
+    def test_same_turn_after_clear(self, make_history: MakeHistory, call: Call) -> None:
+        """A turn_id that was cleared away is free again."""
+        history = make_history("s1")
+        call(history, "append_turn", exchange("a"), turn_id="t1")
+        call(history, "clear")
+        call(history, "append_turn", exchange("a"), turn_id="t1")
+        assert texts(call(history, "messages")) == ["a", "re: a"]
+
+    def test_refused_value_stores_nothing(self, make_history: MakeHistory, call: Call) -> None:
+        """A value that cannot come back equal is refused with its path, and the whole turn with it."""
+        history = make_history("s1")
+        for value, path in ((object(), "['x']"), (float("nan"), "['x']"), (lambda: 1, "['x']")):
+            bad = ToolMessage("r", tool_call_id="1", artifact={"x": value})
+            with pytest.raises(MessageEncodeError) as raised:
+                call(history, "append_turn", [HumanMessage("q"), bad])
+            assert raised.value.path == f"messages[1].artifact{path}"
+        with pytest.raises(MessageEncodeError, match=r"messages\[0\]"):
+            call(history, "append_turn", ["no message"])
+        assert call(history, "messages") == []
+
+    def test_custom_message_class_is_refused(self, make_history: MakeHistory, call: Call) -> None:
+        """A class of the caller's own could not be rebuilt without running its code: refused."""
+
+        class Mine(HumanMessage):
+            pass
+
+        with pytest.raises(HistoryWriteError, match="Mine"):
+            call(make_history("s1"), "add_messages", [Mine("a")])
+
+    def test_tail_is_cut_at_turns(self, make_history: MakeHistory, call: Call) -> None:
+        """tail returns at most what was asked for and begins at a human message."""
+        history = make_history("s1")
+        for text in "abcd":
+            call(history, "add_messages", exchange(text))
+        cases = {0: [], 1: ["re: d"], 2: ["d", "re: d"], 3: ["d", "re: d"], 4: ["c", "re: c", "d", "re: d"]}
+        for limit, expected in cases.items():
+            assert texts(call(history, "tail", max_messages=limit)) == expected
+        assert len(call(history, "tail", max_messages=99)) == 8
+        per_turn = [sum(turn.tokens) for turn in call(history, "iter_turns")]
+        assert texts(call(history, "tail", max_tokens=sum(per_turn[2:]))) == ["c", "re: c", "d", "re: d"]
+        assert texts(call(history, "tail", max_tokens=sum(per_turn[2:]) - 1)) == ["d", "re: d"]
+
+    def test_tail_counts_messages_not_rows(self, make_history: MakeHistory, call: Call) -> None:
+        """Rounds added message by message are cut like rounds added at once."""
+        history = make_history("s1")
+        for text in "abc":
+            for message in exchange(text):
+                call(history, "add_messages", [message])
+        assert texts(call(history, "tail", max_messages=3)) == ["c", "re: c"]
+
+    def test_tail_keeps_tool_groups_whole(self, make_history: MakeHistory, call: Call) -> None:
+        """A newest turn over the limit keeps its newest whole groups: never a result without its call."""
+        history = make_history("s1")
+        turn: list[BaseMessage] = [HumanMessage("go")]
+        for i in range(3):
+            turn.append(AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": str(i)}]))
+            turn.append(ToolMessage(f"r{i}", tool_call_id=str(i)))
+        call(history, "add_messages", turn)
+        assert [m.type for m in call(history, "tail", max_messages=3)] == ["ai", "tool"]
+        assert [m.type for m in call(history, "tail", max_messages=6)] == ["ai", "tool"] * 3
+
+    def test_long_import_keeps_order_and_resumes(self, make_history: MakeHistory, call: Call) -> None:
+        """Hundreds of messages in one call come back in order; a second call with the same ids adds none."""
+        history = make_history("s1")
+        given = [m.model_copy(update={"id": f"{i}-{m.type}"}) for i in range(150) for m in exchange(str(i))]
+        call(history, "add_messages", given)
+        call(history, "add_messages", given)
+        assert call(history, "messages") == given
+        turns = call(history, "iter_turns")
+        assert [turn.seq for turn in turns] == list(range(1, len(turns) + 1))
+        assert len(turns) > 1
+
+    def test_iterating_between_positions(self, make_history: MakeHistory, call: Call) -> None:
+        """iter_messages takes exclusive bounds."""
+        history = make_history("s1")
+        for text in "abcd":
+            call(history, "add_messages", [HumanMessage(text)])
+        assert texts(call(history, "iter_messages")) == ["a", "b", "c", "d"]
+        assert texts(call(history, "iter_messages", after_seq=1, before_seq=4)) == ["b", "c"]
+        assert texts(call(history, "iter_messages", after_seq=4)) == []
+
+    def test_soft_delete(self, make_history: MakeHistory, call: Call) -> None:
+        """A deleted turn is hidden and can be restored; positions do not move."""
+        history = make_history("s1")
+        for text in "abc":
+            call(history, "add_messages", [HumanMessage(text, id=text)])
+        assert call(history, "delete_turn", 2)
+        assert texts(call(history, "messages")) == texts(call(history, "iter_messages")) == ["a", "c"]
+        assert call(history, "stored_ids", ["a", "b"]) == {"a"}
+        assert call(history, "view").seq == 3
+        assert call(history, "restore_turn", 2)
+        assert texts(call(history, "messages")) == ["a", "b", "c"]
+        assert not call(history, "delete_turn", 99)
+
+    def test_stored_ids(self, make_history: MakeHistory, call: Call) -> None:
+        """Only ids of this session are known."""
+        call(make_history("s1"), "add_messages", [HumanMessage("a", id="1")])
+        call(make_history("s2"), "add_messages", [HumanMessage("b", id="2")])
+        assert call(make_history("s1"), "stored_ids", ["1", "2", "3"]) == {"1"}
+        assert call(make_history("s1"), "stored_ids", []) == set()
+
+    def test_limits_are_checked(self, make_history: MakeHistory, call: Call) -> None:
+        """A limit that is no whole number is refused instead of ignored."""
+        for bad in (-1, 1.5, "3", True):
+            with pytest.raises(ValueError, match="max_messages"):
+                call(make_history("s1"), "tail", max_messages=bad)
+
+    def test_clear_against_writers(self, make_history: MakeHistory) -> None:
+        """While others write, a clear leaves no half turn and positions without a gap."""
+        stop = threading.Event()
+
+        def write(writer: int) -> None:
+            i = 0
+            while not stop.is_set():
+                make_history("s1").add_messages(exchange(f"{writer}-{i}"))
+                i += 1
+
+        with ThreadPoolExecutor(3) as pool:
+            writers = [pool.submit(write, w) for w in range(3)]
+            for _ in range(5):
+                make_history("s1").clear()
+            stop.set()
+        for writer in writers:
+            writer.result()
+        turns = list(make_history("s1").iter_turns())
+        assert all(len(turn.messages) == 2 for turn in turns)
+        seqs = [turn.seq for turn in turns]
+        assert seqs == list(range(seqs[0], seqs[0] + len(seqs))) if seqs else True
+
+
+def _call_sync(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    member = getattr(target, name)
+    if not callable(member):
+        return member
+    result = member(*args, **kwargs)
+    return list(result) if name.startswith("iter_") else result
+
+
+async def _call_async(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    if name == "messages":
+        return await target.aget_messages()
+    result = getattr(target, f"a{name}")(*args, **kwargs)
+    return [item async for item in result] if name.startswith("iter_") else await result
