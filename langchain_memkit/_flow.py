@@ -21,7 +21,7 @@ def drive(flow: Flow[T], run: Callable[[Any], Any]) -> T:
         while True:
             try:
                 result = run(operation)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # the flow decides what to do with it
                 operation = flow.throw(error)
             else:
                 operation = flow.send(result)
@@ -36,7 +36,7 @@ async def adrive(flow: Flow[T], run: Callable[[Any], Awaitable[Any]]) -> T:
         while True:
             try:
                 result = await run(operation)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # the flow decides what to do with it
                 operation = flow.throw(error)
             else:
                 operation = flow.send(result)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from langchain_core.messages import BaseMessage
@@ -46,7 +46,7 @@ MAX_ID_BYTES = 512
 
 def utc_now() -> datetime:
     """The present, aware, in UTC: the default clock."""
-    return datetime.now(timezone.utc)
+    return datetime.now(UTC)
 
 
 def check_id(value: object, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What goes into a chain and what comes out of it, as lists of messages. Pure; shapes as LangChain's own class has them."""
+"""What goes into a chain and what comes out of it, as lists of messages. Pure."""
 
 from __future__ import annotations
 
@@ -233,9 +233,10 @@ def _graph_updates(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
 
 def _joined(chunks: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Message chunks of a LangGraph `messages` stream, put together by id."""
-    by_id: dict[str | None, Any] = {}
+    by_id: dict[str | None, BaseMessage] = {}
     for chunk in chunks:
         held = by_id.get(chunk.id)
-        adds = isinstance(held, AIMessageChunk) and isinstance(chunk, AIMessageChunk)
-        by_id[chunk.id] = held + chunk if adds else chunk
+        if isinstance(held, AIMessageChunk) and isinstance(chunk, AIMessageChunk):
+            chunk = held + chunk  # the sum takes the chunk's place
+        by_id[chunk.id] = chunk
     return list(by_id.values())

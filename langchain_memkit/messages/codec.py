@@ -149,7 +149,9 @@ def decode_message(data: Any) -> BaseMessage:
         msg = f"a message should be a document, not {type(data).__name__}"
         raise MessageDecodeError(msg)
     try:
-        fields = {RENAMED_BACK.get(k, k): decode_value(v) for k, v in data.items() if k not in ("role", "extra")}
+        fields = {
+            RENAMED_BACK.get(str(k), str(k)): decode_value(v) for k, v in data.items() if k not in ("role", "extra")
+        }
         extra = decode_value(data.get("extra", {}))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         msg = f"a value cannot be read ({type(error).__name__})"

@@ -1,8 +1,8 @@
 """Turns, tool groups and cuts: pure functions over lists of messages.
 
-A turn begins with what a person (or the app's system line) said and runs to the next such message. A tool group is an AI
-message with tool calls and all the tool messages that follow it. Histories and preprocessors cut only between turns or
-between tool groups, never inside one, because model providers refuse half of one.
+A turn begins with what a person (or the app's system line) said and runs to the next such message. A tool group is
+an AI message with tool calls and all the tool messages that follow it. Histories and preprocessors cut only between
+turns or between tool groups, never inside one, because model providers refuse half of one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from itertools import pairwise
 from uuid import uuid4
 
 from langchain_core.messages import (
@@ -126,7 +127,7 @@ def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[t
     ranges: list[tuple[int, int]] = []
     starts = [*turn_starts(messages), len(messages)]
     begin, count, weight = 0, 0, 0
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in pairwise(starts):
         turn_weight = sum(sizes[start:end])
         if count and (count + end - start > MAX_BATCH_MESSAGES or weight + turn_weight > MAX_BATCH_BYTES):
             ranges.append((begin, start))
@@ -213,7 +214,9 @@ def drop_open_tool_calls(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
             content = [
                 block
                 for block in content
-                if not (isinstance(block, dict) and block.get("type") in TOOL_BLOCKS and block.get("id") not in answered)
+                if not (
+                    isinstance(block, dict) and block.get("type") in TOOL_BLOCKS and block.get("id") not in answered
+                )
             ]
         if content or calls:
             update = {"content": content, "tool_calls": calls, "invalid_tool_calls": [], "additional_kwargs": rest}

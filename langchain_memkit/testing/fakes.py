@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -17,10 +17,16 @@ from pydantic import Field
 
 __all__ = ["FakeChatModel", "FrozenClock"]
 
-STOP_WORDS = set(
-    "a an and are as at be been but by can could did do does for from had has have he her his how i in is it its me my of "
-    "on or our she so tell that the their them they this to us was we were what when where which who whom whose why "
-    "will with would you your about again please know remember said say told".split()
+STOP_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        a an and are as at be been but by can could did do does for from had
+        has have he her his how i in is it its me my of on or our she
+        so tell that the their them they this to us was we were what when where which who
+        whom whose why will with would you your about again please know remember said say told
+        """,
+    )
 )
 
 
@@ -95,7 +101,7 @@ class FakeChatModel(BaseChatModel):
             time.sleep(self.delay)
             if run_manager:
                 run_manager.on_llm_new_token(word)
-            yield ChatGenerationChunk(message=AIMessageChunk(word))
+            yield ChatGenerationChunk(message=AIMessageChunk(content=word))
 
     async def _astream(
         self,
@@ -108,7 +114,7 @@ class FakeChatModel(BaseChatModel):
             await asyncio.sleep(self.delay)
             if run_manager:
                 await run_manager.on_llm_new_token(word)
-            yield ChatGenerationChunk(message=AIMessageChunk(word))
+            yield ChatGenerationChunk(message=AIMessageChunk(content=word))
 
 
 def _words(text: str) -> set[str]:
@@ -132,7 +138,7 @@ class FrozenClock:
     """
 
     def __init__(self, start: datetime | None = None) -> None:
-        self._time = start or datetime(2026, 1, 1, tzinfo=timezone.utc)
+        self._time = start or datetime(2026, 1, 1, tzinfo=UTC)
 
     def __call__(self) -> datetime:
         """The present."""

@@ -32,6 +32,7 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
+from langchain_core.messages.tool import ToolCallChunk
 
 from langchain_memkit.errors import (
     HistoryConflictError,
@@ -63,16 +64,15 @@ def texts(messages: Sequence[BaseMessage]) -> list[str]:
 def one_of_each() -> list[BaseMessage]:
     """Every message type with every kind of field, tool calls and artifacts included."""
     call = {"name": "search", "args": {"q": "sea", "deep": {"k": [1, None, 2.5]}}, "id": "c1", "type": "tool_call"}
+    partial: Any = {"name": "f", "args": '{"a', "id": "c3", "index": 0, "type": "tool_call_chunk"}
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     return [
         SystemMessage("Be brief."),
         HumanMessage([{"type": "text", "text": "What is this? 🐠"}, image, "plain"], name="Nemo"),
         AIMessage(
             "",
-            tool_calls=[call],  # type: ignore[list-item]  # a ToolCall is this dict
-            invalid_tool_calls=[
-                {"name": "f", "args": "{", "id": "c2", "error": "cut", "type": "invalid_tool_call"}
-            ],
+            tool_calls=[call],
+            invalid_tool_calls=[{"name": "f", "args": "{", "id": "c2", "error": "cut", "type": "invalid_tool_call"}],
             usage_metadata={"input_tokens": 3, "output_tokens": 4, "total_tokens": 7},
             response_metadata={"model_name": "m", "logprobs": {"content": [{"token": "a", "logprob": -0.5}]}},
             additional_kwargs={"refusal": None, "a.b": {"$gt": 1, "": "empty"}},
@@ -83,14 +83,12 @@ def one_of_each() -> list[BaseMessage]:
             artifact={"docs": [Document("the sea", metadata={"page": 3})], 7: ("a", {"b"}, b"\x00\xff")},
             status="error",
         ),
-        FunctionMessage("42", name="f"),
-        ChatMessage("aye", role="pirate"),
+        FunctionMessage(content="42", name="f"),
+        ChatMessage(content="aye", role="pirate"),
         RemoveMessage(id="gone"),
-        AIMessageChunk(
-            "par", tool_call_chunks=[{"name": "f", "args": '{"a', "id": "c3", "index": 0, "type": "tool_call_chunk"}]
-        ),
-        HumanMessageChunk("tial"),
-        HumanMessage("extra", mood="calm"),  # type: ignore[call-arg]  # messages allow further fields
+        AIMessageChunk(content="par", tool_call_chunks=[ToolCallChunk(**partial)]),
+        HumanMessageChunk(content="tial"),
+        HumanMessage("extra", mood="calm"),
     ]
 
 
@@ -103,7 +101,7 @@ class LangChainHistoryContract:
     @pytest.fixture
     def make_history(self) -> MakeHistory:
         """Override: a function of (session_id, user_id=None)."""
-        raise NotImplementedError("give the contract a `make_history` fixture")  # noqa: EM101  # read once, in a test run
+        raise NotImplementedError("give the contract a `make_history` fixture")
 
     @pytest.fixture(params=["sync", "async"])
     def call(self, request: pytest.FixtureRequest) -> Iterator[Call]:
@@ -155,7 +153,7 @@ class LangChainHistoryContract:
         assert call(history, "messages") == []
 
     def test_single_message_verbs(self, make_history: MakeHistory) -> None:
-        """add_user_message, add_ai_message and add_message append one message."""
+        """The verbs for a single message append one message."""
         history = make_history("s1")
         history.add_user_message("a")
         history.add_ai_message("b")
@@ -241,7 +239,7 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         assert [texts(call(make_history("s1", user), "messages")) for user in users] == [[], ["u2"], ["None"]]
 
     def test_positions_have_no_gaps(self, make_history: MakeHistory, call: Call) -> None:
-        """append_turn returns 1, 2, 3, and the view knows the last position."""
+        """Appending returns 1, 2, 3, and the view knows the last position."""
         history = make_history("s1")
         assert [call(history, "append_turn", exchange(t)) for t in "abc"] == [1, 2, 3]
         view = call(history, "view")
@@ -269,7 +267,7 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         assert len(call(history, "messages")) == 2
 
     def test_expected_position(self, make_history: MakeHistory, call: Call) -> None:
-        """expected_seq stores only if nobody was faster."""
+        """An expected position stores only if nobody was faster."""
         history = make_history("s1")
         assert call(history, "append_turn", exchange("a"), expected_seq=0) == 1
         with pytest.raises(HistoryConflictError):
@@ -327,10 +325,10 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
             pass
 
         with pytest.raises(HistoryWriteError, match="Mine"):
-            call(make_history("s1"), "add_messages", [Mine("a")])
+            call(make_history("s1"), "add_messages", [Mine(content="a")])
 
     def test_tail_is_cut_at_turns(self, make_history: MakeHistory, call: Call) -> None:
-        """tail returns at most what was asked for and begins at a human message."""
+        """A tail is at most what was asked for and begins at a human message."""
         history = make_history("s1")
         for text in "abcd":
             call(history, "add_messages", exchange(text))
@@ -373,7 +371,7 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         assert len(turns) > 1
 
     def test_iterating_between_positions(self, make_history: MakeHistory, call: Call) -> None:
-        """iter_messages takes exclusive bounds."""
+        """Iteration takes exclusive bounds."""
         history = make_history("s1")
         for text in "abcd":
             call(history, "add_messages", [HumanMessage(text)])

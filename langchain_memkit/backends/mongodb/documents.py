@@ -10,7 +10,7 @@ from typing import Any, Literal
 from bson import ObjectId
 from pymongo import ASCENDING, IndexModel
 
-from langchain_memkit.backends._history import Head, Row, Scope, read_turn
+from langchain_memkit.backends._history.rows import Head, Row, Scope, read_turn
 from langchain_memkit.base import TokenCounter, Turn
 from langchain_memkit.errors import MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
@@ -38,7 +38,7 @@ FIELDS = (
     "isDeleted",
 )
 OURS = {"seq": {"$exists": True}}
-"""What tells our documents from rows of langchain-mongodb in the same collection; the unique indexes are partial on it."""
+"""What tells our documents from rows of langchain-mongodb; the unique indexes are partial on it."""
 
 
 def turns_filter(user_id: str, session_id: str | None = None, **conditions: Any) -> dict[str, Any]:
@@ -122,10 +122,10 @@ def is_live(document: Mapping[str, Any], base: int, now: datetime) -> bool:
 def head_of(documents: list[dict[str, Any]]) -> Head | None:
     """Where the session stands, from its newest documents, newest first; damaged ones are passed over."""
     for document in documents:
-        values = [document.get(name) for name in ("seq", "epoch", "base")]
-        if all(isinstance(value, int) for value in values):
+        epoch, base = document.get("epoch"), document.get("base")
+        if isinstance(epoch, int) and isinstance(base, int):
             seq = max(int(d["seq"]) for d in documents if isinstance(d.get("seq"), (int, float)))
-            return Head(seq, int(values[1]), int(values[2]))  # type: ignore[call-overload]  # checked to be int
+            return Head(seq, int(epoch), int(base))
     return None
 
 

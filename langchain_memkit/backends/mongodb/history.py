@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from pymongo import AsyncMongoClient, MongoClient
 
-from langchain_memkit.backends._history import HistoryFactory, TurnHistory
+from langchain_memkit.backends._history.factory import HistoryFactory
+from langchain_memkit.backends._history.verbs import TurnHistory
 from langchain_memkit.backends.mongodb.clients import Clients
+from langchain_memkit.backends.mongodb.commands import Settings
 from langchain_memkit.backends.mongodb.documents import FIELDS
 from langchain_memkit.backends.mongodb.store import MongoTurnStore
 from langchain_memkit.base import Now, TokenCounter, utc_now
 from langchain_memkit.errors import ConfigurationError
 
 MIN_TTL = 60  # the server removes expired documents once a minute
+
+
+class MongoDBOptions(TypedDict, total=False):
+    """The keyword arguments of `MongoDBChatMessageHistory`, which documents them; `factory` takes the same."""
+
+    session_id_key: str
+    history_key: str
+    create_index: bool
+    history_size: int | None
+    index_kwargs: Mapping[str, Any] | None
+    client: MongoClient[dict[str, Any]] | None
+    async_client: AsyncMongoClient[dict[str, Any]] | None
+    ttl: float | None
+    timeout: float
+    save_timeout: float
+    token_counter: TokenCounter | None
+    layout: Literal["turns"]
+    on_corrupt: Literal["report", "raise"]
+    now: Now
 
 
 class MongoDBChatMessageHistory(TurnHistory):
@@ -82,37 +103,24 @@ class MongoDBChatMessageHistory(TurnHistory):
         now: Now = utc_now,
     ) -> None:
         _check_arguments(session_id_key, history_key, ttl, timeout, save_timeout, layout)
-        store = MongoTurnStore(
-            Clients(connection_string, client, async_client),
-            database_name,
-            collection_name,
-            session_id_key=session_id_key,
-            history_key=history_key,
+        settings = Settings(
+            names=(database_name, collection_name),
+            legacy_keys=(session_id_key, history_key),
             create_index=create_index,
-            index_kwargs=index_kwargs,
+            index_kwargs=dict(index_kwargs or {}),
             ttl=ttl,
             timeout=timeout,
             save_timeout=save_timeout,
             token_counter=token_counter,
             now=now,
         )
-        self._bind(store, session_id, user_id, database_name, collection_name, session_id_key, history_key,
-                   history_size=history_size, token_counter=token_counter, on_corrupt=on_corrupt)  # fmt: skip
-
-    def _bind(
-        self,
-        store: MongoTurnStore,
-        session_id: str,
-        user_id: str | None,
-        *names: str,
-        history_size: int | None,
-        token_counter: TokenCounter | None,
-        on_corrupt: Literal["report", "raise"],
-    ) -> None:
-        self._mongo = store
-        self.database_name, self.collection_name, self.session_id_key, self.history_key = names
+        self._mongo = MongoTurnStore(Clients(connection_string, client, async_client), settings)
+        self.database_name = database_name
+        self.collection_name = collection_name
+        self.session_id_key = session_id_key
+        self.history_key = history_key
         super().__init__(
-            store,
+            self._mongo,
             session_id,
             user_id,
             history_size=history_size,
@@ -142,45 +150,18 @@ class MongoDBChatMessageHistory(TurnHistory):
         connection_string: str | None = None,
         database_name: str = "chat_history",
         collection_name: str = "message_store",
-        *,
-        session_id_key: str = "SessionId",
-        history_key: str = "History",
-        create_index: bool = True,
-        history_size: int | None = None,
-        index_kwargs: Mapping[str, Any] | None = None,
-        client: MongoClient[dict[str, Any]] | None = None,
-        async_client: AsyncMongoClient[dict[str, Any]] | None = None,
-        ttl: float | None = None,
-        timeout: float = 5.0,
-        save_timeout: float = 30.0,
-        token_counter: TokenCounter | None = None,
-        layout: Literal["turns"] = "turns",
-        on_corrupt: Literal["report", "raise"] = "report",
-        now: Now = utc_now,
+        **options: Unpack[MongoDBOptions],
     ) -> HistoryFactory[MongoDBChatMessageHistory]:
-        """A `get_session_history(session_id, user_id=None)` for one collection.
+        """A `get_session_history(session_id, user_id=None)` for one collection. No I/O.
 
         Args:
-            connection_string: As in the class, and so are all further arguments.
+            connection_string: As in the class.
             database_name: As in the class.
             collection_name: As in the class.
-            session_id_key: As in the class.
-            history_key: As in the class.
-            create_index: As in the class.
-            history_size: As in the class.
-            index_kwargs: As in the class.
-            client: As in the class.
-            async_client: As in the class.
-            ttl: As in the class.
-            timeout: As in the class.
-            save_timeout: As in the class.
-            token_counter: As in the class.
-            layout: As in the class.
-            on_corrupt: As in the class.
-            now: As in the class.
+            **options: The class's further arguments, by the same names.
 
         Returns:
-            A callable that makes histories, with `list_sessions`, `purge`, `setup` and `close`. No I/O.
+            A callable that makes histories, with `list_sessions`, `purge`, `setup` and `close`.
 
         Example:
             ```python
@@ -188,46 +169,16 @@ class MongoDBChatMessageHistory(TurnHistory):
             histories("s1", user_id="u1").add_user_message("hello")
             ```
         """
-        _check_arguments(session_id_key, history_key, ttl, timeout, save_timeout, layout)
-        clients = Clients(connection_string, client, async_client)
-        clients.hold()
-        names = (database_name, collection_name, session_id_key, history_key)
-        store = MongoTurnStore(
-            clients,
-            database_name,
-            collection_name,
-            session_id_key=session_id_key,
-            history_key=history_key,
-            create_index=create_index,
-            index_kwargs=index_kwargs,
-            ttl=ttl,
-            timeout=timeout,
-            save_timeout=save_timeout,
-            token_counter=token_counter,
-            now=now,
-        )
-
-        def make(session_id: str, user_id: str | None) -> MongoDBChatMessageHistory:
-            history = cls.__new__(cls)
-            history._bind(
-                store,
-                session_id,
-                user_id,
-                *names,
-                history_size=history_size,
-                token_counter=token_counter,
-                on_corrupt=on_corrupt,
-            )
-            return history
-
-        return HistoryFactory(store, make)
+        first = cls(connection_string, "-", database_name, collection_name, **options)
+        first._mongo.clients.hold()
+        return HistoryFactory(first._mongo, first._for_session)
 
 
 def _check_arguments(
     session_id_key: str, history_key: str, ttl: float | None, timeout: float, save_timeout: float, layout: str
 ) -> None:
     for name, value in (("session_id_key", session_id_key), ("history_key", history_key)):
-        if not isinstance(value, str) or not value or value in FIELDS or value.startswith("$") or "." in value:
+        if not value or value in FIELDS or value.startswith("$") or "." in value:
             msg = f"{name} must be a plain field name other than {', '.join(FIELDS)}; got {value!r:.50}"
             raise ConfigurationError(msg)
     if ttl is not None and not ttl >= MIN_TTL:

@@ -1,208 +1,51 @@
-"""Chat history in one SQLite file: no server, safe with threads and processes.
-
-Every write is one transaction (`BEGIN IMMEDIATE`) on a WAL database with `synchronous=FULL`: a turn that was
-acknowledged survives a kill and a power cut, and half a turn is never seen. Deleted text is overwritten
-(`secure_delete`) and the write-ahead log is emptied after `clear` and `purge`.
-"""
+"""The storage model on SQLite: every operation is one transaction, run on a borrowed connection."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sqlite3
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
 from langchain_memkit._flow import Flow, drive
-from langchain_memkit.backends._history import (
+from langchain_memkit.backends._history.rows import (
     EMPTY,
     Batch,
     Head,
-    HistoryFactory,
     Page,
     Scope,
-    TurnHistory,
     admits,
     new_epoch,
     read_turn,
     stored_or_conflict,
 )
-from langchain_memkit.base import Now, SessionInfo, TokenCounter, Turn, utc_now
+from langchain_memkit.backends.sqlite.database import Database
+from langchain_memkit.base import Now, SessionInfo, TokenCounter, Turn
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryConflictError,
     HistoryReadError,
     HistoryWriteError,
-    MemkitError,
     MessageTooLargeError,
     StaleTurnError,
 )
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.turns import counter_name
 
-__all__ = ["SQLiteChatMessageHistory"]
-
 T = TypeVar("T")
 
-MARKER_TTL = timedelta(hours=1)
-MAX_IDLE = 8  # connections kept open per file
 
-MIGRATIONS = [
-    """
-    CREATE TABLE turns (
-        user_id TEXT NOT NULL, session_id TEXT NOT NULL, seq INTEGER NOT NULL, op TEXT NOT NULL,
-        kind TEXT NOT NULL, v INTEGER NOT NULL, epoch INTEGER NOT NULL, base INTEGER NOT NULL,
-        created_at TEXT NOT NULL, expires_at REAL, is_deleted INTEGER NOT NULL DEFAULT 0,
-        messages TEXT NOT NULL, tokens TEXT NOT NULL, token_counter TEXT NOT NULL,
-        PRIMARY KEY (user_id, session_id, seq), UNIQUE (user_id, session_id, op)
-    );
-    CREATE INDEX turns_expires ON turns (expires_at) WHERE expires_at IS NOT NULL;
-    CREATE TABLE message_ids (
-        user_id TEXT NOT NULL, session_id TEXT NOT NULL, message_id TEXT NOT NULL, seq INTEGER NOT NULL,
-        PRIMARY KEY (user_id, session_id, message_id, seq)
-    ) WITHOUT ROWID;
-    CREATE TRIGGER turns_deleted AFTER DELETE ON turns BEGIN
-        DELETE FROM message_ids WHERE user_id = old.user_id AND session_id = old.session_id AND message_id IN
-            (SELECT json_extract(value, '$.id') FROM json_each(iif(json_valid(old.messages), old.messages, '[]')))
-            AND seq = old.seq;
-    END;
-    """,
-]
-"""Forward migrations; `PRAGMA user_version` counts those that were applied."""
+MARKER_TTL = timedelta(hours=1)
+
 
 HERE = "user_id = :user AND session_id = :session"
+
+
 LIVE = "(expires_at IS NULL OR expires_at > :now)"
-
-
-class Database:
-    """Connections to one file: a few idle ones are kept, each is used by one thread at a time."""
-
-    def __init__(self, path: str, timeout: float) -> None:
-        self.path = path
-        self.timeout = timeout
-        self.in_memory = path == ":memory:"
-        self._forget()
-
-    def _forget(self) -> None:
-        self._pid = os.getpid()
-        self._idle: list[sqlite3.Connection] = []
-        self._lock = threading.Lock()
-        self._turnstile = threading.Lock()  # an in-memory database has a single connection
-        self._closed = False
-
-    @contextmanager
-    def connection(self) -> Iterator[sqlite3.Connection]:
-        """Lends a connection; it goes back to the idle ones afterwards."""
-        if self._pid != os.getpid():
-            # connections of the parent must be neither used nor closed after a fork: keep them, out of reach
-            _INHERITED.append(self._idle)
-            self._forget()
-        if self.in_memory:
-            with self._turnstile, self._lend() as connection:
-                yield connection
-        else:
-            with self._lend() as connection:
-                yield connection
-
-    @contextmanager
-    def _lend(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        connection = connection or self._open()
-        try:
-            yield connection
-        finally:
-            with self._lock:
-                keep = not self._closed and len(self._idle) < MAX_IDLE
-                if keep:
-                    self._idle.append(connection)
-            if not keep:
-                connection.close()
-
-    def _open(self) -> sqlite3.Connection:
-        if self.in_memory and self._closed:
-            msg = "this in-memory database was closed, and its content went with it"
-            raise sqlite3.ProgrammingError(msg)
-        connection = sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False)
-        try:
-            connection.row_factory = sqlite3.Row
-            deadline = time.monotonic() + self.timeout
-            while True:
-                try:
-                    # switching to WAL ignores the busy time-out when several processes open a new file at once
-                    connection.execute("PRAGMA journal_mode = WAL")
-                    break
-                except sqlite3.OperationalError as error:
-                    if "locked" not in str(error) or time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.02)
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA secure_delete = ON")
-            self._migrate(connection)
-        except BaseException:
-            connection.close()
-            raise
-        self._closed = False
-        return connection
-
-    def _migrate(self, connection: sqlite3.Connection) -> None:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == len(MIGRATIONS):
-            return
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may have been faster
-            if version > len(MIGRATIONS):
-                msg = f"{self.path} was written by a newer memkit (format {version}); this one knows {len(MIGRATIONS)}"
-                raise ConfigurationError(msg)
-            for script in MIGRATIONS[version:]:
-                for statement in _statements(script):
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-
-    def close(self) -> None:
-        """Closes the idle connections; using the database again opens new ones (a file's, not an in-memory one's)."""
-        with self._lock:
-            idle, self._idle, self._closed = self._idle, [], True
-        for connection in idle:
-            connection.close()
-
-
-_INHERITED: list[list[sqlite3.Connection]] = []
-_databases: dict[str, Database] = {}
-
-
-def _statements(script: str) -> Iterator[str]:
-    """Single statements of a script, so that they run inside one transaction (`executescript` would commit)."""
-    statement = ""
-    for line in script.splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
-
-
-def _database(path: str | os.PathLike[str], timeout: float) -> Database:
-    """One `Database` per file and process; in-memory ones are never shared."""
-    if not isinstance(path, (str, Path)) or not str(path):
-        msg = f"path must be a file name or ':memory:', not {type(path).__name__}"
-        raise TypeError(msg)
-    if str(path) == ":memory:":
-        return Database(":memory:", timeout)
-    name = os.path.abspath(path)
-    return _databases.setdefault(name, Database(name, timeout))
 
 
 class SQLiteTurnStore:
@@ -278,17 +121,17 @@ class SQLiteTurnStore:
         """Marker into every session of the user, everything else out."""
         counts = yield from self._write(partial(self._purge, user_id))
         yield self._erase
-        return counts  # type: ignore[no-any-return]  # results of operations are untyped
+        return counts
 
-    def _read(self, work: Callable[[sqlite3.Connection], Any]) -> Flow[Any]:
+    def _read(self, work: Callable[[sqlite3.Connection], T]) -> Flow[T]:
         try:
-            return (yield work)
+            return (yield work)  # type: ignore[no-any-return]  # results of operations are untyped
         except sqlite3.Error as error:
             msg = f"cannot read {self._database.path}: {error}"
             raise HistoryReadError(msg) from error
 
-    def _write(self, work: Callable[[sqlite3.Connection], Any], batch: Batch | None = None) -> Flow[Any]:
-        def transaction(connection: sqlite3.Connection) -> Any:
+    def _write(self, work: Callable[[sqlite3.Connection], T], batch: Batch | None = None) -> Flow[T]:
+        def transaction(connection: sqlite3.Connection) -> T:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 result = work(connection)
@@ -301,7 +144,7 @@ class SQLiteTurnStore:
 
         context = batch.error_context if batch else {}
         try:
-            return (yield transaction)
+            return (yield transaction)  # type: ignore[no-any-return]  # results of operations are untyped
         except (sqlite3.DataError, OverflowError) as error:
             msg = f"a turn is larger than SQLite stores in one row: {error}"
             raise MessageTooLargeError(msg, **context) from error
@@ -502,105 +345,3 @@ class SQLiteTurnStore:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.OperationalError:
             return
-
-
-class SQLiteChatMessageHistory(TurnHistory):
-    """A chat history in one SQLite file: durable, atomic turns, no server. The default for one machine.
-
-    A LangChain chat history: use it wherever one is taken. Safe with threads and with several processes on one file
-    (not on a network drive). No I/O happens before the first use.
-
-    Args:
-        path: The file; created at first use, its folder must exist. `":memory:"` keeps it in this object (or factory).
-        session_id: The conversation, 1 to 512 bytes.
-        user_id: Whose it is. Histories of the same session id and different users never meet.
-        history_size: `messages` returns at most this many, cut at a turn. None returns all.
-        ttl: Seconds after which a turn disappears. None keeps it.
-        token_counter: Counts tokens of messages when they are stored; default LangChain's approximation.
-        on_corrupt: `"report"` leaves damaged messages out and logs them, `"raise"` raises `MessageDecodeError`.
-        timeout: Seconds to wait for another process that is writing.
-        now: The clock, for tests.
-
-    Raises:
-        TypeError: An id is no string.
-        ValueError: An id is empty or malformed, or another argument is wrong.
-
-    Example:
-        >>> from langchain_core.messages import AIMessage, HumanMessage
-        >>> history = SQLiteChatMessageHistory(":memory:", "s1")
-        >>> history.add_messages([HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")])
-        >>> [m.content for m in history.messages]
-        ['My name is Nemo.', 'Hello Nemo.']
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        session_id: str,
-        *,
-        user_id: str | None = None,
-        history_size: int | None = None,
-        ttl: float | None = None,
-        token_counter: TokenCounter | None = None,
-        on_corrupt: Literal["report", "raise"] = "report",
-        timeout: float = 30.0,
-        now: Now = utc_now,
-    ) -> None:
-        store = SQLiteTurnStore(_database(path, timeout), ttl, token_counter, now)
-        super().__init__(
-            store,
-            session_id,
-            user_id,
-            history_size=history_size,
-            token_counter=token_counter,
-            on_corrupt=on_corrupt,
-        )
-
-    @classmethod
-    def factory(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        history_size: int | None = None,
-        ttl: float | None = None,
-        token_counter: TokenCounter | None = None,
-        on_corrupt: Literal["report", "raise"] = "report",
-        timeout: float = 30.0,
-        now: Now = utc_now,
-    ) -> HistoryFactory[SQLiteChatMessageHistory]:
-        """A `get_session_history(session_id, user_id=None)` for this file.
-
-        Args:
-            path: As in the class.
-            history_size: As in the class.
-            ttl: As in the class.
-            token_counter: As in the class.
-            on_corrupt: As in the class.
-            timeout: As in the class.
-            now: As in the class.
-
-        Returns:
-            A callable that makes histories, with `list_sessions`, `purge`, `setup` and `close`.
-
-        Example:
-            >>> histories = SQLiteChatMessageHistory.factory(":memory:")
-            >>> histories("s1", user_id="u1").add_user_message("hello")
-            >>> len(histories("s1", user_id="u1").messages), len(histories("s1", user_id="u2").messages)
-            (1, 0)
-        """
-        store = SQLiteTurnStore(_database(path, timeout), ttl, token_counter, now)
-
-        def make(session_id: str, user_id: str | None) -> SQLiteChatMessageHistory:
-            history = cls.__new__(cls)
-            TurnHistory.__init__(
-                history,
-                store,
-                session_id,
-                user_id,
-                history_size=history_size,
-                token_counter=token_counter,
-                on_corrupt=on_corrupt,
-            )
-            return history
-
-        return HistoryFactory(store, make)

@@ -1,210 +1,31 @@
-"""The verbs of our chat histories, written once for both call styles and for every store.
-
-Not an interface to build on: a backend of your own implements LangChain's chat history and runs
-`langchain_memkit.testing.ChatMessageHistoryContract`.
-"""
+"""The verbs of our chat histories, written once for both call styles and for every store."""
 
 from __future__ import annotations
 
+import copy
 import logging
-import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from types import TracebackType
-from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any, Literal, Self
 
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._flow import Flow
-from langchain_memkit.base import HistoryView, SessionInfo, TokenCounter, Turn, check_id
-from langchain_memkit.errors import (
-    ConfigurationError,
-    IdempotencyConflictError,
-    MessageDecodeError,
-    MessageEncodeError,
-)
-from langchain_memkit.messages.codec import FORMAT_VERSION, decode_message, encode_messages
-from langchain_memkit.messages.turns import (
-    batch_op,
-    count_tokens,
-    counter_name,
-    cut_tail,
-    same_messages,
-    split_batch,
-    with_ids,
-)
+from langchain_memkit.backends._history.rows import Page, Scope, TurnStore, prepare
+from langchain_memkit.base import HistoryView, TokenCounter, Turn, check_id
+from langchain_memkit.errors import ConfigurationError, MessageDecodeError
+from langchain_memkit.messages.turns import cut_tail
 
 logger = logging.getLogger("langchain_memkit")
 
-T = TypeVar("T")
-H = TypeVar("H", bound="TurnHistory")
 
 FORWARD_PAGE = 200
+
+
 BACKWARD_PAGE = 64
+
+
 MAX_PAGE = 2000
-
-
-class Scope(NamedTuple):
-    """Whose conversation: `user_id` is an empty string for the unowned space, which no caller can name."""
-
-    user_id: str
-    session_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One document to be stored: encoded messages with their tokens."""
-
-    op: str
-    messages: list[dict[str, Any]]
-    tokens: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one call stores: usually one row, several for a long import."""
-
-    given: list[BaseMessage]
-    identified: list[BaseMessage]
-    rows: list[Row]
-    turn_id: str | None
-
-    @property
-    def error_context(self) -> dict[str, Any]:
-        """What a `HistoryWriteError` about this batch carries."""
-        return {"messages": self.identified, "turn_id": self.turn_id}
-
-
-class Head(NamedTuple):
-    """Where a session stands. `base` is the position of the last clear (0: never cleared); older rows are void."""
-
-    seq: int
-    epoch: int
-    base: int
-
-
-EMPTY = Head(0, 0, 0)
-
-
-def admits(head: Head | None, epoch: int | None, purged: int) -> bool:
-    """Whether a turn that loaded `epoch` may still be stored.
-
-    Args:
-        head: The session now; None if it holds nothing.
-        epoch: What the turn saw when it began: the session's epoch, or `purged` of that moment for an empty session;
-            None for callers that did not load first.
-        purged: Changes whenever the user is purged; 0 if that never happened.
-    """
-    if epoch is None or (head is not None and head.epoch == epoch):
-        return True
-    return (head is None or head.base == 0) and epoch == purged
-
-
-def new_epoch() -> int:
-    """A random 63-bit value, never 0."""
-    return secrets.randbits(63) or 1
-
-
-def read_turn(row: Mapping[str, Any], counter: TokenCounter | None) -> Turn:
-    """A stored row as a `Turn`; what is damaged or newer than this version becomes a line in `problems`."""
-    seq = row.get("seq")
-    where = f"turn {seq!r:.20}"
-    created_at = row.get("createdAt")
-    turn = Turn(
-        seq if isinstance(seq, int) else 0,
-        row["epoch"] if isinstance(row.get("epoch"), int) else 0,
-        str(row.get("op")),
-        created_at if isinstance(created_at, datetime) else None,
-        [],
-        [],
-    )
-    version, stored = row.get("v"), row.get("messages")
-    if version != FORMAT_VERSION:
-        turn.problems.append(f"{where}: format {version!r:.20}, this version reads {FORMAT_VERSION}; is memkit older here?")
-    elif not isinstance(stored, list):
-        turn.problems.append(f"{where}: no list of messages")
-    else:
-        tokens = row.get("tokens")
-        trusted = row.get("token_counter") == counter_name(counter) and _are_counts(tokens, len(stored))
-        for i, data in enumerate(stored):
-            try:
-                message = decode_message(data)
-            except MessageDecodeError as error:
-                turn.problems.append(f"{where} message {i}: {error}")
-                continue
-            turn.messages.append(message)
-            turn.tokens.append(tokens[i] if trusted and tokens else count_tokens([message], counter)[0])
-    return turn
-
-
-def _are_counts(tokens: Any, size: int) -> bool:
-    return isinstance(tokens, list) and len(tokens) == size and all(isinstance(n, int) and n >= 0 for n in tokens)
-
-
-def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
-    """The position of a row that a retry found stored already, if it says the same.
-
-    Raises:
-        IdempotencyConflictError: It says something else.
-    """
-    begin = sum(len(row.messages) for row in batch.rows[:index])
-    given = batch.given[begin : begin + len(batch.rows[index].messages)]
-    if not same_messages(stored.messages, given):
-        msg = (
-            f"turn {batch.rows[index].op!r} is stored already at position {stored.seq}, with other messages. "
-            "Use a new turn_id (or new message ids) for a new turn."
-        )
-        raise IdempotencyConflictError(msg, stored=stored.messages, **batch.error_context)
-    return stored.seq
-
-
-class Page(NamedTuple):
-    """Turns newest first, the session's `seq` and `epoch` as seen by this read, and where to go on.
-
-    For a session that holds nothing, `epoch` is what `admits` calls `purged`.
-    """
-
-    turns: list[Turn]
-    seq: int
-    epoch: int
-    older: Any | None
-
-
-class TurnStore(Protocol):
-    """What a backend implements for `TurnHistory` and `HistoryFactory`; all but the runners return flows."""
-
-    def run(self, flow: Flow[T]) -> T: ...
-    async def arun(self, flow: Flow[T]) -> T: ...
-    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, epoch: int | None) -> Flow[int]: ...
-    def page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]: ...
-    def page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]: ...
-    def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]: ...
-    def flag(self, scope: Scope, seq: int, *, deleted: bool) -> Flow[bool]: ...
-    def clear(self, scope: Scope) -> Flow[None]: ...
-    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]: ...
-    def purge(self, user_id: str) -> Flow[dict[str, int]]: ...
-    def setup(self) -> Flow[None]: ...
-    def close(self) -> None: ...
-    async def aclose(self) -> None: ...
-
-
-def prepare(messages: Iterable[BaseMessage], turn_id: str | None, counter: TokenCounter | None) -> Batch:
-    """Checks, identifies, encodes, counts and, if it is a long import, splits a batch. No I/O."""
-    given = list(messages)
-    for i, message in enumerate(given):
-        if not isinstance(message, BaseMessage):
-            raise MessageEncodeError(f"messages[{i}]", f"is a {type(message).__qualname__}, not a message")
-    identified = with_ids(given)
-    encoded = encode_messages(identified)
-    tokens = count_tokens(identified, counter)
-    op = batch_op(identified, None if turn_id is None else check_id(turn_id, "turn_id"))
-    sizes = [len(str(data).encode("utf-8", "replace")) for data in encoded]
-    ranges = split_batch(identified, sizes)
-    names = [op] if len(ranges) == 1 else [f"{op}#{i:06d}" for i in range(len(ranges))]
-    rows = [Row(name, encoded[a:b], tokens[a:b]) for name, (a, b) in zip(names, ranges, strict=True)]
-    return Batch(given, identified, rows, turn_id)
 
 
 class TurnHistory(BaseChatMessageHistory):
@@ -223,13 +44,22 @@ class TurnHistory(BaseChatMessageHistory):
         if on_corrupt not in ("report", "raise"):
             msg = f"on_corrupt must be 'report' or 'raise', not {on_corrupt!r}"
             raise ConfigurationError(msg)
-        self.session_id = check_id(session_id, "session_id")
-        self.user_id = None if user_id is None else check_id(user_id, "user_id")
+        self._bind(session_id, user_id)
         self.history_size = _limit(history_size, "history_size")
         self.token_counter = token_counter
         self._on_corrupt = on_corrupt
         self._store = store
+
+    def _bind(self, session_id: str, user_id: str | None) -> None:
+        self.session_id = check_id(session_id, "session_id")
+        self.user_id = None if user_id is None else check_id(user_id, "user_id")
         self._scope = Scope(self.user_id or "", self.session_id)
+
+    def _for_session(self, session_id: str, user_id: str | None) -> Self:
+        """The same history for another session: what a factory hands out."""
+        other = copy.copy(self)
+        other._bind(session_id, user_id)
+        return other
 
     def __repr__(self) -> str:
         """Names the session, never the server."""
@@ -263,6 +93,7 @@ class TurnHistory(BaseChatMessageHistory):
 
         Example:
             >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> from langchain_core.messages import AIMessage, HumanMessage
             >>> history = SQLiteChatMessageHistory(":memory:", "s1")
             >>> for text in ("one", "two"):
             ...     history.add_messages([HumanMessage(text), AIMessage(text.upper())])
@@ -314,9 +145,7 @@ class TurnHistory(BaseChatMessageHistory):
             if after is None:
                 return
 
-    async def aiter_turns(
-        self, *, after_seq: int | None = None, before_seq: int | None = None
-    ) -> AsyncIterator[Turn]:
+    async def aiter_turns(self, *, after_seq: int | None = None, before_seq: int | None = None) -> AsyncIterator[Turn]:
         """Async twin of `iter_turns`."""
         after: Any | None = after_seq
         while True:
@@ -388,6 +217,7 @@ class TurnHistory(BaseChatMessageHistory):
 
         Example:
             >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> from langchain_core.messages import AIMessage, HumanMessage
             >>> history = SQLiteChatMessageHistory(":memory:", "s1")
             >>> turn = [HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")]
             >>> history.append_turn(turn, turn_id="t1"), history.append_turn(turn, turn_id="t1")
@@ -484,110 +314,10 @@ class TurnHistory(BaseChatMessageHistory):
         return problems
 
 
-def _limit(value: int | None, name: str) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+def _limit(value: Any, name: str) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         msg = f"{name} must be a whole number from 0, or None for no limit; got {value!r:.50}"
         raise ConfigurationError(msg)
     return value
-
-
-class HistoryFactory(Generic[H]):
-    """A `get_session_history` that shares one connection: give it to `create_runnable_with_message_history`.
-
-    Made by `SQLiteChatMessageHistory.factory(...)` and `MongoDBChatMessageHistory.factory(...)`. A context manager, sync
-    and async; `close` ends what this factory opened.
-
-    Example:
-        >>> from langchain_memkit import SQLiteChatMessageHistory
-        >>> with SQLiteChatMessageHistory.factory(":memory:") as histories:
-        ...     histories("s1", user_id="u1").add_user_message("hello")
-        ...     [session.session_id for session in histories.list_sessions("u1")]
-        ['s1']
-    """
-
-    def __init__(self, store: TurnStore, make: Callable[[str, str | None], H]) -> None:
-        self._store = store
-        self._make = make
-
-    def __call__(self, session_id: str, user_id: str | None = None) -> H:
-        """The history of one session; no I/O.
-
-        Args:
-            session_id: The conversation.
-            user_id: Whose it is; None for apps that do not tell users apart.
-
-        Raises:
-            TypeError: An id is no string.
-            ValueError: An id is empty or malformed.
-        """
-        return self._make(session_id, user_id)
-
-    def setup(self) -> None:
-        """Creates tables or indexes now, whatever the size of the collection. Safe to repeat."""
-        self._store.run(self._store.setup())
-
-    async def asetup(self) -> None:
-        """Async twin of `setup`."""
-        await self._store.arun(self._store.setup())
-
-    def list_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """The user's sessions that hold turns, most recently used first.
-
-        Args:
-            user_id: Whose; None lists the sessions that belong to nobody.
-        """
-        return self._store.run(self._store.sessions(_owner(user_id)))
-
-    async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """Async twin of `list_sessions`."""
-        return await self._store.arun(self._store.sessions(_owner(user_id)))
-
-    def purge(self, user_id: str) -> dict[str, int]:
-        """Deletes everything of a user for good, and refuses turns that are still under way.
-
-        Args:
-            user_id: Whose; required.
-
-        Returns:
-            `{"sessions": n, "turns": m}`: how many were deleted.
-
-        Raises:
-            HistoryWriteError: The store failed; calling again finishes the work.
-        """
-        return self._store.run(self._store.purge(check_id(user_id, "user_id")))
-
-    async def apurge(self, user_id: str) -> dict[str, int]:
-        """Async twin of `purge`."""
-        return await self._store.arun(self._store.purge(check_id(user_id, "user_id")))
-
-    def close(self) -> None:
-        """Closes the connections that this factory opened; a client you passed in stays open."""
-        self._store.close()
-
-    async def aclose(self) -> None:
-        """Async twin of `close`."""
-        await self._store.aclose()
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes."""
-        await self.aclose()
-
-
-def _owner(user_id: str | None) -> str:
-    return "" if user_id is None else check_id(user_id, "user_id")

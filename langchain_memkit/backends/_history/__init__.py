@@ -1,0 +1,4 @@
+"""What our chat histories share. Not an interface to build on.
+
+A backend of your own implements LangChain's chat history and runs the contract in `langchain_memkit.testing`.
+"""

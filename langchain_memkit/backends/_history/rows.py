@@ -1,0 +1,189 @@
+"""What a history hands to a store and gets back. Pure."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from langchain_core.messages import BaseMessage
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.base import SessionInfo, TokenCounter, Turn, check_id
+from langchain_memkit.errors import IdempotencyConflictError, MessageDecodeError, MessageEncodeError
+from langchain_memkit.messages.codec import FORMAT_VERSION, decode_message, encode_messages
+from langchain_memkit.messages.turns import (
+    batch_op,
+    count_tokens,
+    counter_name,
+    same_messages,
+    split_batch,
+    with_ids,
+)
+
+T = TypeVar("T")
+
+
+class Scope(NamedTuple):
+    """Whose conversation: `user_id` is an empty string for the unowned space, which no caller can name."""
+
+    user_id: str
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One document to be stored: encoded messages with their tokens."""
+
+    op: str
+    messages: list[dict[str, Any]]
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one call stores: usually one row, several for a long import."""
+
+    given: list[BaseMessage]
+    identified: list[BaseMessage]
+    rows: list[Row]
+    turn_id: str | None
+
+    @property
+    def error_context(self) -> dict[str, Any]:
+        """What a `HistoryWriteError` about this batch carries."""
+        return {"messages": self.identified, "turn_id": self.turn_id}
+
+
+class Head(NamedTuple):
+    """Where a session stands. `base` is the position of the last clear (0: never cleared); older rows are void."""
+
+    seq: int
+    epoch: int
+    base: int
+
+
+EMPTY = Head(0, 0, 0)
+
+
+def admits(head: Head | None, epoch: int | None, purged: int) -> bool:
+    """Whether a turn that loaded `epoch` may still be stored.
+
+    Args:
+        head: The session now; None if it holds nothing.
+        epoch: What the turn saw when it began: the session's epoch, or `purged` of that moment for an empty session;
+            None for callers that did not load first.
+        purged: Changes whenever the user is purged; 0 if that never happened.
+    """
+    if epoch is None or (head is not None and head.epoch == epoch):
+        return True
+    return (head is None or head.base == 0) and epoch == purged
+
+
+def new_epoch() -> int:
+    """A random 63-bit value, never 0."""
+    return secrets.randbits(63) or 1
+
+
+def read_turn(row: Mapping[str, Any], counter: TokenCounter | None) -> Turn:
+    """A stored row as a `Turn`; what is damaged or newer than this version becomes a line in `problems`."""
+    seq = row.get("seq")
+    where = f"turn {seq!r:.20}"
+    created_at = row.get("createdAt")
+    turn = Turn(
+        seq if isinstance(seq, int) else 0,
+        row["epoch"] if isinstance(row.get("epoch"), int) else 0,
+        str(row.get("op")),
+        created_at if isinstance(created_at, datetime) else None,
+        [],
+        [],
+    )
+    version, stored = row.get("v"), row.get("messages")
+    if version != FORMAT_VERSION:
+        turn.problems.append(
+            f"{where}: format {version!r:.20}, this version reads {FORMAT_VERSION}; is memkit older here?"
+        )
+    elif not isinstance(stored, list):
+        turn.problems.append(f"{where}: no list of messages")
+    else:
+        tokens = row.get("tokens")
+        trusted = row.get("token_counter") == counter_name(counter) and _are_counts(tokens, len(stored))
+        for i, data in enumerate(stored):
+            try:
+                message = decode_message(data)
+            except MessageDecodeError as error:
+                turn.problems.append(f"{where} message {i}: {error}")
+                continue
+            turn.messages.append(message)
+            turn.tokens.append(tokens[i] if trusted and tokens else count_tokens([message], counter)[0])
+    return turn
+
+
+def _are_counts(tokens: Any, size: int) -> bool:
+    return isinstance(tokens, list) and len(tokens) == size and all(isinstance(n, int) and n >= 0 for n in tokens)
+
+
+def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
+    """The position of a row that a retry found stored already, if it says the same.
+
+    Raises:
+        IdempotencyConflictError: It says something else.
+    """
+    begin = sum(len(row.messages) for row in batch.rows[:index])
+    given = batch.given[begin : begin + len(batch.rows[index].messages)]
+    if not same_messages(stored.messages, given):
+        msg = (
+            f"turn {batch.rows[index].op!r} is stored already at position {stored.seq}, with other messages. "
+            "Use a new turn_id (or new message ids) for a new turn."
+        )
+        raise IdempotencyConflictError(msg, stored=stored.messages, **batch.error_context)
+    return stored.seq
+
+
+class Page(NamedTuple):
+    """Turns newest first, the session's `seq` and `epoch` as seen by this read, and where to go on.
+
+    For a session that holds nothing, `epoch` is what `admits` calls `purged`.
+    """
+
+    turns: list[Turn]
+    seq: int
+    epoch: int
+    older: Any | None
+
+
+class TurnStore(Protocol):
+    """What a backend implements for `TurnHistory` and `HistoryFactory`; all but the runners return flows."""
+
+    def run(self, flow: Flow[T]) -> T: ...
+    async def arun(self, flow: Flow[T]) -> T: ...
+    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, epoch: int | None) -> Flow[int]: ...
+    def page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]: ...
+    def page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]: ...
+    def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]: ...
+    def flag(self, scope: Scope, seq: int, *, deleted: bool) -> Flow[bool]: ...
+    def clear(self, scope: Scope) -> Flow[None]: ...
+    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]: ...
+    def purge(self, user_id: str) -> Flow[dict[str, int]]: ...
+    def setup(self) -> Flow[None]: ...
+    def close(self) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+def prepare(messages: Iterable[BaseMessage], turn_id: str | None, counter: TokenCounter | None) -> Batch:
+    """Checks, identifies, encodes, counts and, if it is a long import, splits a batch. No I/O."""
+    given = list(messages)
+    for i, message in enumerate(given):
+        if not isinstance(message, BaseMessage):
+            raise MessageEncodeError(f"messages[{i}]", f"is a {type(message).__qualname__}, not a message")
+    identified = with_ids(given)
+    encoded = encode_messages(identified)
+    tokens = count_tokens(identified, counter)
+    op = batch_op(identified, None if turn_id is None else check_id(turn_id, "turn_id"))
+    sizes = [len(str(data).encode("utf-8", "replace")) for data in encoded]
+    ranges = split_batch(identified, sizes)
+    names = [op] if len(ranges) == 1 else [f"{op}#{i:06d}" for i in range(len(ranges))]
+    rows = [Row(name, encoded[a:b], tokens[a:b]) for name, (a, b) in zip(names, ranges, strict=True)]
+    return Batch(given, identified, rows, turn_id)

@@ -1,0 +1,179 @@
+"""A batch on its way into a session.
+
+Order is a gap-free `seq` per session. A turn is inserted at `last + 1`, and the unique index on (user_id, session_id,
+seq) decides between writers; who loses reads again and tries the next position. The unique index on `op` makes a retry
+harmless, so after any unclear outcome the same turn is simply sent again until the deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import BulkWriteError, PyMongoError, ServerSelectionTimeoutError
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.backends._history.rows import EMPTY, Batch, Head, Scope, admits, new_epoch, stored_or_conflict
+from langchain_memkit.backends.mongodb.clients import redact
+from langchain_memkit.backends.mongodb.commands import Call, Pause, is_transient, jitter
+from langchain_memkit.backends.mongodb.documents import Kind, head_of, native_turn, turn_document, turns_filter
+from langchain_memkit.backends.mongodb.indexes import ensure_indexes
+from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
+
+if TYPE_CHECKING:
+    from langchain_memkit.backends.mongodb.store import MongoTurnStore
+
+DUPLICATE_KEY = 11000
+
+_reached: set[Any] = set()
+"""Servers that answered this process once: saves on them are retried longer."""
+
+
+class Append:
+    """One batch or marker on its way into a session: try, look, try again, until it is stored or time is up."""
+
+    def __init__(
+        self,
+        store: MongoTurnStore,
+        scope: Scope,
+        batch: Batch,
+        kind: Kind,
+        expected_seq: int | None,
+        epoch: int | None,
+    ) -> None:
+        self.store = store
+        self.scope = scope
+        self.batch = batch
+        self.kind = kind
+        self.expected_seq = expected_seq
+        self.epoch = epoch
+        self.pending = list(enumerate(batch.rows))
+        self.head = store.recall(scope) if expected_seq is None else None
+        self.last = EMPTY
+        self.look_up = len(batch.rows) > 1  # an import may be the continuation of one that broke off
+        self.unknown = False
+
+    def flow(self) -> Flow[Head]:
+        """Runs to the end; returns where the last row was stored."""
+        store = self.store
+        yield from ensure_indexes(store.clients, store.settings)
+        reached = store.clients.key in _reached
+        deadline = time.monotonic() + (store.settings.save_timeout if reached else store.settings.timeout)
+        while True:
+            try:
+                if self.look_up:
+                    yield from self._look_up()
+                if self.pending:
+                    yield from self._insert(max(min(deadline - time.monotonic(), store.settings.save_timeout), 0.1))
+                if not self.pending:
+                    return self.last
+                message = "other writers were faster every time"
+            except PyMongoError as error:
+                if not is_transient(error):
+                    raise
+                self.unknown = self.unknown or not isinstance(error, ServerSelectionTimeoutError)
+                self.look_up, self.head, message = True, None, redact(str(error))[:500]
+                cause: PyMongoError | None = error
+            else:
+                cause = None
+            if time.monotonic() > deadline:
+                raise self._failed(message) from cause
+            yield Pause(jitter(0.25 if cause else 0.02))
+
+    def _failed(self, reason: str) -> HistoryWriteError:
+        hosts = self.store.clients.hosts
+        state = "It may be stored: retry with the same turn_id" if self.unknown else "Nothing was stored"
+        if len(self.batch.rows) > 1:
+            state = f"{len(self.batch.rows) - len(self.pending)} of {len(self.batch.rows)} parts are stored: add "
+            state += "`error.messages` again to continue"
+        msg = f"cannot write to {hosts}: {reason}. {state}."
+        return HistoryWriteError(msg, maybe_stored=self.unknown, **self.batch.error_context)
+
+    def _look_up(self) -> Flow[None]:
+        """Finds out which rows are stored already. Counts only what a majority has: the rest may still vanish."""
+        ops = [row.op for _, row in self.pending]
+        query = turns_filter(*self.scope, op={"$in": ops})
+        documents = yield Call(lambda c: c.find(query).to_list(), self.store.settings.timeout)
+        current = (yield from self.store.head(self.scope, "local")) or EMPTY
+        stored = {d["op"]: d for d in documents if not (isinstance(d.get("seq"), int) and d["seq"] < current.base)}
+        for index, row in list(self.pending):
+            if row.op in stored:
+                document = stored[row.op]
+                if self.kind == "turn":
+                    stored_or_conflict(self.batch, index, native_turn(document, None))
+                self.last = head_of([document]) or EMPTY
+                self.pending.remove((index, row))
+        if len(documents) > len(stored):  # left over from a clear that broke off: finish it, then they are free
+            yield from self.store.delete_older(self.scope, current._replace(seq=current.base))
+        self.look_up = False
+
+    def _insert(self, timeout: float) -> Flow[None]:
+        """One try: at the remembered position or the one just read."""
+        store, scope = self.store, self.scope
+        head = self.head or (yield from store.head(scope, "local"))
+        purged = 0
+        if self.epoch is not None and not (head and head.epoch == self.epoch) and scope.user_id:
+            purged = yield from store.purged(scope.user_id)
+        self._check(head, purged)
+        documents = self._documents(head)
+        try:
+            yield Call(lambda c: c.insert_many(documents), timeout)
+        except BulkWriteError as error:
+            done, duplicate = _read_bulk_error(error)
+            self._stored(documents[:done])
+            if not duplicate:
+                raise
+            self.head, self.look_up = None, True
+            return
+        self._stored(documents)
+        _reached.add(store.clients.key)
+        if head is None and self.epoch is not None and scope.user_id:
+            yield from self._recheck(purged)
+
+    def _check(self, head: Head | None, purged: int) -> None:
+        context = self.batch.error_context
+        if not admits(head, self.epoch, purged):
+            msg = f"session {self.scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
+            raise StaleTurnError(msg, **context)
+        at = (head or EMPTY).seq
+        if self.expected_seq is not None and self.expected_seq != at:
+            msg = f"expected the session at position {self.expected_seq}, it is at {at}; read it again"
+            raise HistoryConflictError(msg, **context)
+
+    def _documents(self, head: Head | None) -> list[dict[str, Any]]:
+        store, documents = self.store, []
+        head = head or Head(0, new_epoch(), 0)
+        for _, row in self.pending:
+            head = head._replace(seq=head.seq + 1)
+            if self.kind != "turn":
+                head = Head(head.seq, new_epoch(), head.seq)
+            now = store.settings.now()
+            documents.append(
+                turn_document(self.scope, head, self.kind, row, now, store.settings.ttl, store.settings.token_counter)
+            )
+        return documents
+
+    def _stored(self, documents: list[dict[str, Any]]) -> None:
+        if documents:
+            self.last = head_of(documents[-1:]) or EMPTY
+            self.store.remember(self.scope, self.last)
+            del self.pending[: len(documents)]
+            if self.expected_seq is not None:
+                self.expected_seq = self.last.seq
+
+    def _recheck(self, purged: int) -> Flow[None]:
+        """A purge that ran between our look and our insert did not see this new session: take it back."""
+        if (yield from self.store.purged(self.scope.user_id)) != purged:
+            yield from self.store.void(self.scope, "clear")
+            msg = f"user of session {self.scope.session_id!r} was purged while this turn ran, so it was not stored"
+            raise StaleTurnError(msg, **self.batch.error_context)
+
+
+def _read_bulk_error(error: BulkWriteError) -> tuple[int, bool]:
+    """How many documents went in before the first failure, and whether that was a duplicate key."""
+    details = error.details or {}
+    failures = details.get("writeErrors") or []
+    if details.get("writeConcernErrors"):
+        return 0, False  # nothing is certain: look it up
+    duplicate = bool(failures) and failures[0].get("code") == DUPLICATE_KEY
+    return int(details.get("nInserted", 0)), duplicate

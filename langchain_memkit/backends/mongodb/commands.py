@@ -1,0 +1,187 @@
+"""Running commands on a collection: guarantees pinned, time limits kept, errors told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Any, NamedTuple, TypeVar
+
+import pymongo
+from bson import CodecOptions, DatetimeConversion
+from bson.errors import InvalidDocument
+from pymongo.errors import (
+    ConnectionFailure,
+    DocumentTooLarge,
+    InvalidOperation,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
+from pymongo.read_concern import ReadConcern
+from pymongo.read_preferences import ReadPreference
+from pymongo.write_concern import WriteConcern
+
+from langchain_memkit._flow import Flow, adrive, drive
+from langchain_memkit.backends._history.rows import Batch
+from langchain_memkit.backends.mongodb.clients import Clients, redact
+from langchain_memkit.base import Now, TokenCounter
+from langchain_memkit.errors import HistoryReadError, HistoryWriteError, MemkitError, MessageTooLargeError
+
+T = TypeVar("T")
+
+CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
+    tz_aware=True,
+    tzinfo=UTC,
+    unicode_decode_error_handler="replace",  # one damaged string must not hide a session
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+)
+TRANSIENT_CODES = {6, 7, 50, 64, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
+TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
+
+
+class Call(NamedTuple):
+    """One command: `function(collection)` for a sync or an async collection, with its time limit in seconds."""
+
+    function: Callable[[Any], Any]
+    timeout: float | None
+
+
+def jitter(longest: float) -> float:
+    """Seconds to wait before the next try, random so that writers do not meet again."""
+    return random.uniform(longest / 5, longest)  # noqa: S311  # no secret
+
+
+class Pause(NamedTuple):
+    """Wait before the next try."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The arguments of `MongoDBChatMessageHistory` that concern its collection; see there."""
+
+    names: tuple[str, str]  # database, collection
+    legacy_keys: tuple[str, str]  # session_id_key, history_key
+    create_index: bool
+    index_kwargs: Mapping[str, Any]
+    ttl: float | None
+    timeout: float
+    save_timeout: float
+    token_counter: TokenCounter | None
+    now: Now
+
+
+class Commands:
+    """Runs flows of `Call` and `Pause` on the collection, with the sync or the async client."""
+
+    def __init__(self, clients: Clients, settings: Settings) -> None:
+        self.clients = clients
+        self.settings = settings
+
+    def collection(self, client: Any) -> Any:
+        """The collection with the guarantees pinned, whatever the connection string says."""
+        database, name = self.settings.names
+        return client[database].get_collection(
+            name,
+            codec_options=CODEC,
+            read_preference=ReadPreference.PRIMARY,
+            read_concern=ReadConcern("majority"),
+            write_concern=WriteConcern(w="majority", j=True, wtimeout=int(self.settings.save_timeout * 1000)),
+        )
+
+    def run(self, flow: Flow[T]) -> T:
+        """Runs a flow with the sync client."""
+
+        def step(operation: Call | Pause) -> Any:
+            if isinstance(operation, Pause):
+                time.sleep(operation.seconds)
+                return None
+            with pymongo.timeout(operation.timeout):
+                return operation.function(self.collection(self.clients.sync()))
+
+        return drive(flow, step)
+
+    async def arun(self, flow: Flow[T]) -> T:
+        """Runs a flow with the async client of the running loop."""
+        if self.clients.async_runs_in_thread:
+            return await asyncio.to_thread(self.run, flow)
+
+        async def step(operation: Call | Pause) -> Any:
+            if isinstance(operation, Pause):
+                return await asyncio.sleep(operation.seconds)
+            collection = self.collection(await self.clients.asynchronous())
+            with pymongo.timeout(operation.timeout):
+                return await operation.function(collection)
+
+        return await adrive(flow, step)
+
+    def close(self) -> None:
+        """Lets go of the shared client."""
+        self.clients.release()
+
+    async def aclose(self) -> None:
+        """Async twin of `close`."""
+        await self.clients.arelease()
+
+    def retried(self, function: Callable[[Any], Any]) -> Flow[Any]:
+        """A repeatable command, sent again until the deadline."""
+        deadline = time.monotonic() + self.settings.save_timeout
+        while True:
+            try:
+                return (yield Call(function, max(deadline - time.monotonic(), 0.1)))
+            except PyMongoError as error:
+                if not is_transient(error) or time.monotonic() > deadline:
+                    raise
+            yield Pause(jitter(0.25))
+
+    def reading(self, flow: Flow[T]) -> Flow[T]:
+        """The flow with a driver's errors raised as `HistoryReadError`."""
+        try:
+            return (yield from flow)
+        except PyMongoError as error:
+            msg = (
+                f"cannot read from {self.clients.hosts} within {self.settings.timeout:g} s: {redact(str(error))[:500]}"
+            )
+            raise HistoryReadError(msg) from error
+
+    def writing(self, flow: Flow[T], batch: Batch | None = None) -> Flow[T]:
+        """The flow with a driver's errors raised as `HistoryWriteError`, which carries the batch."""
+        context = batch.error_context if batch else {}
+        try:
+            return (yield from flow)
+        except MemkitError:
+            raise
+        except (DocumentTooLarge, InvalidDocument) as error:
+            msg = f"a turn is larger than one MongoDB document may be (16 MB): {redact(str(error))[:300]}"
+            raise MessageTooLargeError(msg, **context) from error
+        except PyMongoError as error:
+            if codes_of(error) & TOO_LARGE_CODES:
+                msg = "a turn is larger than one MongoDB document may be (16 MB)"
+                raise MessageTooLargeError(msg, **context) from error
+            unknown = is_transient(error) and not isinstance(error, ServerSelectionTimeoutError)
+            state = "It may be stored" if unknown else "Nothing was stored"
+            msg = f"cannot write to {self.clients.hosts}: {redact(str(error))[:500]}. {state}."
+            raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
+
+
+def codes_of(error: PyMongoError) -> set[int]:
+    """The server's error codes, those of single writes included."""
+    details = getattr(error, "details", None) or {}
+    nested = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
+    return {code for code in (getattr(error, "code", None), *(e.get("code") for e in nested)) if isinstance(code, int)}
+
+
+def is_transient(error: PyMongoError) -> bool:
+    """Whether trying the same again may help: connection, election, time-out, write concern."""
+    if isinstance(error, ConnectionFailure) or error.timeout:
+        return True
+    if isinstance(error, InvalidOperation):  # another factory closed the shared client: the next try gets a new one
+        return "after close" in str(error)
+    details = getattr(error, "details", None) or {}
+    if error.has_error_label("RetryableWriteError") or details.get("writeConcernErrors"):
+        return True
+    return bool(codes_of(error) & TRANSIENT_CODES)

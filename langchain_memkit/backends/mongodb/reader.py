@@ -1,0 +1,175 @@
+"""Reading a collection: our turns newest or oldest first, and langchain-mongodb's rows before them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from pymongo.read_concern import ReadConcern
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.backends._history.rows import EMPTY, Head, Page, Scope
+from langchain_memkit.backends.mongodb.clients import Clients
+from langchain_memkit.backends.mongodb.commands import Call, Commands, Settings
+from langchain_memkit.backends.mongodb.documents import (
+    head_of,
+    is_live,
+    legacy_filter,
+    legacy_turn,
+    native_turn,
+    turns_filter,
+)
+from langchain_memkit.base import SessionInfo, Turn
+
+logger = logging.getLogger("langchain_memkit")
+
+HINT_SECONDS = 30  # far below the shortest time in which positions can become free again (TTL >= 60 s, markers 1 h)
+MAX_HINTS = 10_000
+
+
+class LegacyPlace(NamedTuple):
+    """A place among langchain-mongodb's rows, and since when native turns exist."""
+
+    identity: Any | None
+    native_since: datetime | None
+
+
+class Reader(Commands):
+    """Flows that read, and what is remembered of where sessions stand."""
+
+    def __init__(self, clients: Clients, settings: Settings) -> None:
+        super().__init__(clients, settings)
+        self._hints: dict[Scope, tuple[Head, float]] = {}
+        self._warned = False
+
+    def page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]:
+        """Turns newest first; below our own lie the rows of langchain-mongodb, for histories without a user."""
+        return (yield from self.reading(self._page_back(scope, older, limit)))
+
+    def _page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]:
+        if isinstance(older, LegacyPlace):
+            turns, older = yield from self._legacy_page(scope, older, -1, limit)
+            return Page(turns, 0, 0, older)
+        before, base = older or (None, 0)
+        seq = {"$gt": base} if before is None else {"$gt": base, "$lt": before}
+        documents = yield self.find(turns_filter(*scope, seq=seq), -1, limit)
+        head = head_of(documents) or EMPTY
+        base = base if older else head.base
+        if older is None and documents:
+            self.remember(scope, head)
+        epoch = head.epoch
+        if not documents and older is None:
+            epoch = (yield from self.purged(scope.user_id)) if scope.user_id else 0
+        now = self.settings.now()
+        turns = [native_turn(d, self.settings.token_counter) for d in documents if is_live(d, base, now)]
+        last = documents[-1]["seq"] if documents else 0
+        if len(documents) == limit and last > base + 1:
+            return Page(turns, head.seq, epoch, (last, base))
+        legacy = LegacyPlace(None, documents[-1].get("createdAt") if documents else None)
+        return Page(turns, head.seq, epoch, None if scope.user_id or base else legacy)
+
+    def _legacy_page(self, scope: Scope, at: LegacyPlace, direction: int, limit: int) -> Flow[tuple[list[Turn], Any]]:
+        query = legacy_filter(*self.settings.legacy_keys, scope.session_id)
+        if at.identity is not None:
+            query["_id"] = {"$lt" if direction < 0 else "$gt": at.identity}
+        rows = yield self.find(query, direction, limit, key="_id")
+        turns = [legacy_turn(row, self.settings.legacy_keys[1], self.settings.token_counter) for row in rows]
+        newest = turns[0].created_at if turns and at.identity is None and direction < 0 else None
+        if newest and at.native_since and newest > at.native_since and not self._warned:
+            self._warned = True
+            logger.warning(
+                "session %r: an old app still writes langchain-mongodb rows after native turns exist; they are shown "
+                "before those turns",
+                scope.session_id,
+            )
+        return turns, LegacyPlace(rows[-1]["_id"], None) if len(rows) == limit else None
+
+    def page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]:
+        """Turns oldest first: langchain-mongodb's rows, then ours."""
+        return (yield from self.reading(self._page_forward(scope, after, limit)))
+
+    def _page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]:
+        head = (yield from self.head(scope, "majority")) or EMPTY
+        if (after is None and not scope.user_id and not head.base) or isinstance(after, LegacyPlace):
+            turns, following = yield from self._legacy_page(scope, after or LegacyPlace(None, None), 1, limit)
+            return turns, following or 0
+        after = max(after or 0, head.base)
+        documents = yield self.find(turns_filter(*scope, seq={"$gt": after}), 1, limit)
+        now = self.settings.now()
+        turns = [native_turn(d, self.settings.token_counter) for d in documents if is_live(d, head.base, now)]
+        return turns, documents[-1]["seq"] if len(documents) == limit else None
+
+    def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
+        """Which of the ids belong to live messages of the session: one indexed query."""
+        query = {**turns_filter(*scope), "messages.id": {"$in": list(ids)}}
+        fields = ["messages.id", "kind", "seq", "isActive", "isDeleted", "expiresAt"]
+
+        def find() -> Flow[Any]:
+            return (yield Call(lambda c: c.find(query, fields).to_list(), self.settings.timeout))
+
+        documents = yield from self.reading(find())
+        now = self.settings.now()
+        found = {m.get("id") for d in documents if is_live(d, 0, now) for m in d.get("messages") or ()}
+        return set(ids) & found
+
+    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
+        """The user's sessions, most recently used first."""
+        return (yield from self.reading(self._sessions(user_id)))
+
+    def _sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
+        live = {"kind": {"$nin": ["clear", "purge"]}, "isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
+        group = {"_id": "$session_id", "n": {"$sum": 1}, "a": {"$min": "$createdAt"}, "z": {"$max": "$createdAt"}}
+        found = yield from self.aggregate([{"$match": {**turns_filter(user_id), **live}}, {"$group": group}])
+        merged = {row["_id"]: SessionInfo(row["_id"], row["n"], row["a"], row["z"]) for row in found}
+        if not user_id:
+            key = self.settings.legacy_keys[0]
+            group = {"_id": f"${key}", "n": {"$sum": 1}, "a": {"$min": "$_id"}, "z": {"$max": "$_id"}}
+            match = {**legacy_filter(*self.settings.legacy_keys), key: {"$type": "string"}}
+            for row in (yield from self.aggregate([{"$match": match}, {"$group": group}])):
+                ours = merged.get(row["_id"])
+                first, last = (getattr(row[name], "generation_time", None) for name in "az")
+                merged[row["_id"]] = SessionInfo(
+                    row["_id"], row["n"] + (ours.turns if ours else 0), first, ours.updated_at if ours else last
+                )
+        oldest = self.settings.now().replace(year=1970)
+        return sorted(merged.values(), key=lambda s: s.updated_at or oldest, reverse=True)
+
+    def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
+        """The result of an aggregation; these look at a whole user, so they get the long time limit."""
+        cursor = yield Call(lambda c: c.aggregate(pipeline), self.settings.save_timeout)
+        return (yield Call(lambda c: cursor.to_list(), self.settings.save_timeout))  # type: ignore[no-any-return]  # untyped
+
+    def find(self, query: dict[str, Any], direction: int, limit: int, key: str = "seq") -> Call:
+        """A bounded, sorted find."""
+        return Call(lambda c: c.find(query).sort(key, direction).limit(limit).to_list(), self.settings.timeout)
+
+    def head(self, scope: Scope, level: str) -> Flow[Head | None]:
+        """Where the session stands; `level` local sees what writers compete for, majority what is certain."""
+        query, fields = turns_filter(*scope), {"_id": 0, "seq": 1, "epoch": 1, "base": 1}
+
+        def newest(collection: Any) -> Any:
+            chosen = collection.with_options(read_concern=ReadConcern(level))
+            return chosen.find(query, fields).sort("seq", -1).limit(4).to_list()
+
+        return head_of((yield Call(newest, self.settings.timeout)))
+
+    def purged(self, user_id: str) -> Flow[int]:
+        """The epoch of the user's last purge, kept under the session id that no caller can pass."""
+        head = yield from self.head(Scope(user_id, ""), "local")
+        return head.epoch if head else 0
+
+    # -- memory of positions: only a guess, the unique index decides
+
+    def remember(self, scope: Scope, head: Head) -> None:
+        """Notes where a session stands."""
+        if len(self._hints) >= MAX_HINTS:
+            self._hints.clear()
+        self._hints[scope] = (head, time.monotonic())
+
+    def recall(self, scope: Scope) -> Head | None:
+        """Where the session stood a moment ago, if known."""
+        head, since = self._hints.get(scope, (None, 0.0))
+        return head if time.monotonic() - since < HINT_SECONDS else None

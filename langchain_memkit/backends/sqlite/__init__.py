@@ -1,0 +1,10 @@
+"""Chat history in one SQLite file: no server, safe with threads and processes.
+
+Every write is one transaction (`BEGIN IMMEDIATE`) on a WAL database with `synchronous=FULL`: a turn that was
+acknowledged survives a kill and a power cut, and half a turn is never seen. Deleted text is overwritten
+(`secure_delete`), and the write-ahead log is emptied after `clear` and `purge`.
+"""
+
+from langchain_memkit.backends.sqlite.history import SQLiteChatMessageHistory
+
+__all__ = ["SQLiteChatMessageHistory"]

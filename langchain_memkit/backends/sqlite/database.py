@@ -1,0 +1,164 @@
+"""Connections to a SQLite file: opened, shared, migrated."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from langchain_memkit.errors import ConfigurationError
+
+MAX_IDLE = 8  # connections kept open per file
+
+
+MIGRATIONS = [
+    """
+    CREATE TABLE turns (
+        user_id TEXT NOT NULL, session_id TEXT NOT NULL, seq INTEGER NOT NULL, op TEXT NOT NULL,
+        kind TEXT NOT NULL, v INTEGER NOT NULL, epoch INTEGER NOT NULL, base INTEGER NOT NULL,
+        created_at TEXT NOT NULL, expires_at REAL, is_deleted INTEGER NOT NULL DEFAULT 0,
+        messages TEXT NOT NULL, tokens TEXT NOT NULL, token_counter TEXT NOT NULL,
+        PRIMARY KEY (user_id, session_id, seq), UNIQUE (user_id, session_id, op)
+    );
+    CREATE INDEX turns_expires ON turns (expires_at) WHERE expires_at IS NOT NULL;
+    CREATE TABLE message_ids (
+        user_id TEXT NOT NULL, session_id TEXT NOT NULL, message_id TEXT NOT NULL, seq INTEGER NOT NULL,
+        PRIMARY KEY (user_id, session_id, message_id, seq)
+    ) WITHOUT ROWID;
+    CREATE TRIGGER turns_deleted AFTER DELETE ON turns BEGIN
+        DELETE FROM message_ids WHERE user_id = old.user_id AND session_id = old.session_id AND message_id IN
+            (SELECT json_extract(value, '$.id') FROM json_each(iif(json_valid(old.messages), old.messages, '[]')))
+            AND seq = old.seq;
+    END;
+    """,
+]
+"""Forward migrations; `PRAGMA user_version` counts those that were applied."""
+
+
+class Database:
+    """Connections to one file: a few idle ones are kept, each is used by one thread at a time."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        self.path = path
+        self.timeout = timeout
+        self.in_memory = path == ":memory:"
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._idle: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+        self._turnstile = threading.Lock()  # an in-memory database has a single connection
+        self._closed = False
+
+    @contextmanager
+    def connection(self) -> Iterator[sqlite3.Connection]:
+        """Lends a connection; it goes back to the idle ones afterwards."""
+        if self._pid != os.getpid():
+            # connections of the parent must be neither used nor closed after a fork: keep them, out of reach
+            _INHERITED.append(self._idle)
+            self._forget()
+        if self.in_memory:
+            with self._turnstile, self._lend() as connection:
+                yield connection
+        else:
+            with self._lend() as connection:
+                yield connection
+
+    @contextmanager
+    def _lend(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        connection = connection or self._open()
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                keep = not self._closed and len(self._idle) < MAX_IDLE
+                if keep:
+                    self._idle.append(connection)
+            if not keep:
+                connection.close()
+
+    def _open(self) -> sqlite3.Connection:
+        if self.in_memory and self._closed:
+            msg = "this in-memory database was closed, and its content went with it"
+            raise sqlite3.ProgrammingError(msg)
+        connection = sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False)
+        try:
+            connection.row_factory = sqlite3.Row
+            deadline = time.monotonic() + self.timeout
+            while True:
+                try:
+                    # switching to WAL ignores the busy time-out when several processes open a new file at once
+                    connection.execute("PRAGMA journal_mode = WAL")
+                    break
+                except sqlite3.OperationalError as error:
+                    if "locked" not in str(error) or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.02)
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA secure_delete = ON")
+            self._migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._closed = False
+        return connection
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == len(MIGRATIONS):
+            return
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may have been faster
+            if version > len(MIGRATIONS):
+                msg = f"{self.path} was written by a newer memkit (format {version}); this one knows {len(MIGRATIONS)}"
+                raise ConfigurationError(msg)
+            for script in MIGRATIONS[version:]:
+                for statement in _statements(script):
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        """Closes the idle connections; using the database again opens new ones (a file's, not an in-memory one's)."""
+        with self._lock:
+            idle, self._idle, self._closed = self._idle, [], True
+        for connection in idle:
+            connection.close()
+
+
+_INHERITED: list[list[sqlite3.Connection]] = []
+
+
+_databases: dict[str, Database] = {}
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Single statements of a script, so that they run inside one transaction (`executescript` would commit)."""
+    statement = ""
+    for line in script.splitlines():
+        statement += line + "\n"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def shared_database(path: str | os.PathLike[str], timeout: float) -> Database:
+    """One `Database` per file and process; in-memory ones are never shared."""
+    if not isinstance(path, (str, Path)) or not str(path):
+        msg = f"path must be a file name or ':memory:', not {type(path).__name__}"
+        raise TypeError(msg)
+    if str(path) == ":memory:":
+        return Database(":memory:", timeout)
+    name = os.path.abspath(path)
+    return _databases.setdefault(name, Database(name, timeout))

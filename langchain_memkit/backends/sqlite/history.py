@@ -1,0 +1,109 @@
+"""`SQLiteChatMessageHistory`: the embedded default."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from langchain_memkit.backends._history.factory import HistoryFactory
+from langchain_memkit.backends._history.verbs import TurnHistory
+from langchain_memkit.backends.sqlite.database import shared_database
+from langchain_memkit.backends.sqlite.store import SQLiteTurnStore
+from langchain_memkit.base import Now, TokenCounter, utc_now
+
+
+class SQLiteChatMessageHistory(TurnHistory):
+    """A chat history in one SQLite file: durable, atomic turns, no server. The default for one machine.
+
+    A LangChain chat history: use it wherever one is taken. Safe with threads and with several processes on one file
+    (not on a network drive). No I/O happens before the first use.
+
+    Args:
+        path: The file; created at first use, its folder must exist. `":memory:"` keeps it in this object (or factory).
+        session_id: The conversation, 1 to 512 bytes.
+        user_id: Whose it is. Histories of the same session id and different users never meet.
+        history_size: `messages` returns at most this many, cut at a turn. None returns all.
+        ttl: Seconds after which a turn disappears. None keeps it.
+        token_counter: Counts tokens of messages when they are stored; default LangChain's approximation.
+        on_corrupt: `"report"` leaves damaged messages out and logs them, `"raise"` raises `MessageDecodeError`.
+        timeout: Seconds to wait for another process that is writing.
+        now: The clock, for tests.
+
+    Raises:
+        TypeError: An id is no string.
+        ValueError: An id is empty or malformed, or another argument is wrong.
+
+    Example:
+        >>> from langchain_core.messages import AIMessage, HumanMessage
+        >>> history = SQLiteChatMessageHistory(":memory:", "s1")
+        >>> history.add_messages([HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")])
+        >>> [m.content for m in history.messages]
+        ['My name is Nemo.', 'Hello Nemo.']
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        session_id: str,
+        *,
+        user_id: str | None = None,
+        history_size: int | None = None,
+        ttl: float | None = None,
+        token_counter: TokenCounter | None = None,
+        on_corrupt: Literal["report", "raise"] = "report",
+        timeout: float = 30.0,
+        now: Now = utc_now,
+    ) -> None:
+        store = SQLiteTurnStore(shared_database(path, timeout), ttl, token_counter, now)
+        super().__init__(
+            store,
+            session_id,
+            user_id,
+            history_size=history_size,
+            token_counter=token_counter,
+            on_corrupt=on_corrupt,
+        )
+
+    @classmethod
+    def factory(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        history_size: int | None = None,
+        ttl: float | None = None,
+        token_counter: TokenCounter | None = None,
+        on_corrupt: Literal["report", "raise"] = "report",
+        timeout: float = 30.0,
+        now: Now = utc_now,
+    ) -> HistoryFactory[SQLiteChatMessageHistory]:
+        """A `get_session_history(session_id, user_id=None)` for this file.
+
+        Args:
+            path: As in the class.
+            history_size: As in the class.
+            ttl: As in the class.
+            token_counter: As in the class.
+            on_corrupt: As in the class.
+            timeout: As in the class.
+            now: As in the class.
+
+        Returns:
+            A callable that makes histories, with `list_sessions`, `purge`, `setup` and `close`.
+
+        Example:
+            >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+            >>> histories("s1", user_id="u1").add_user_message("hello")
+            >>> len(histories("s1", user_id="u1").messages), len(histories("s1", user_id="u2").messages)
+            (1, 0)
+        """
+        first = cls(
+            path,
+            "-",
+            history_size=history_size,
+            ttl=ttl,
+            token_counter=token_counter,
+            on_corrupt=on_corrupt,
+            timeout=timeout,
+            now=now,
+        )
+        return HistoryFactory(first._store, first._for_session)

@@ -1,0 +1,230 @@
+"""The main door: any runnable with a durable conversation around it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import ConfigurableFieldSpec, RunnableConfig, ensure_config
+from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
+from langchain_core.runnables.utils import get_unique_config_specs
+from pydantic import BaseModel, RootModel, create_model
+
+from langchain_memkit._compat import CoreRunnableWithMessageHistory
+from langchain_memkit.base import GetSessionHistory, Preprocessor
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.runnables.turn import BeforeSave, HistoryTurn, OnDroppedTurn, OnSaveError, Policy
+
+__all__ = ["RunnableWithMessageHistory", "create_runnable_with_message_history"]
+
+
+class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's class while it exists
+    """A drop-in for LangChain's class of the same name that saves in the call path and raises.
+
+    Takes LangChain's arguments unchanged, and those of `create_runnable_with_message_history`, which is the same thing
+    as a function. Works without LangChain's class, which core 2.0 removes.
+
+    Example:
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> from langchain_memkit.testing import FakeChatModel
+        >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+        >>> chat = RunnableWithMessageHistory(FakeChatModel(), histories)
+        >>> config = {"configurable": {"session_id": "s1"}}
+        >>> _ = chat.invoke("My name is Nemo.", config)
+        >>> chat.invoke("What is my name?", config).content
+        'You told me: My name is Nemo.'
+    """
+
+    get_session_history: GetSessionHistory
+    input_messages_key: str | None = None
+    output_messages_key: str | None = None
+    history_messages_key: str | None = None
+    history_factory_config: Sequence[ConfigurableFieldSpec]
+
+    def __init__(
+        self,
+        runnable: Any,
+        get_session_history: GetSessionHistory,
+        *,
+        input_messages_key: str | None = None,
+        output_messages_key: str | None = None,
+        history_messages_key: str | None = None,
+        history_factory_config: Sequence[ConfigurableFieldSpec] | None = None,
+        preprocessor: Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]] | None = None,
+        before_save: BeforeSave | None = None,
+        on_save_error: OnSaveError = "raise",
+        on_model_error: Literal["discard", "save_input"] = "discard",
+        on_abort: Literal["save_partial", "discard"] = "save_partial",
+        on_dropped_turn: OnDroppedTurn = "report",
+        **kwargs: Any,
+    ) -> None:
+        given: object = get_session_history
+        if not callable(given):
+            msg = "get_session_history must be callable: a function of session_id, or X.factory(...)"
+            raise ConfigurationError(msg)
+        chain = None if preprocessor is None else coerce_to_runnable(preprocessor)
+        policy = Policy(chain, before_save, on_save_error, on_model_error, on_abort, on_dropped_turn)
+        policy.check()
+        session_id = ConfigurableFieldSpec(
+            id="session_id",
+            annotation=str,
+            name="Session ID",
+            description="Unique identifier for a session.",
+            default="",
+            is_shared=True,
+        )
+        # past LangChain's constructor, which warns that it is deprecated
+        RunnableBindingBase.__init__(
+            self,
+            bound=HistoryTurn(
+                coerce_to_runnable(runnable),
+                get_session_history,
+                input_messages_key,
+                output_messages_key,
+                history_messages_key,
+                history_factory_config,
+                policy,
+            ),
+            get_session_history=get_session_history,
+            input_messages_key=input_messages_key,
+            output_messages_key=output_messages_key,
+            history_messages_key=history_messages_key,
+            history_factory_config=history_factory_config or [session_id],
+            **kwargs,
+        )
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """The keys of `config["configurable"]` that a call needs."""
+        wrapped: HistoryTurn = self.bound  # type: ignore[assignment]  # made in the constructor
+        return get_unique_config_specs([*wrapped.runnable.config_specs, *self.history_factory_config])
+
+    @property
+    def OutputType(self) -> Any:  # noqa: N802  # LangChain's name
+        """What the wrapped runnable returns, if it says so."""
+        wrapped: HistoryTurn = self.bound  # type: ignore[assignment]  # made in the constructor
+        try:
+            declared = wrapped.runnable.OutputType
+        except TypeError:  # a runnable whose type cannot be inferred
+            declared = Any
+        if declared is not Any:
+            return declared
+        return dict[str, Any] if self.history_messages_key or self.input_messages_key else list[BaseMessage]
+
+    def get_input_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+        """The new input alone; history is not part of it."""
+        name, many = "RunnableWithChatHistoryInput", Sequence[BaseMessage]
+        if not self.input_messages_key:
+            return _root_model(name, many)
+        kind: Any = str | BaseMessage | many if self.history_messages_key else many
+        return create_model(name, **{self.input_messages_key: (kind, ...)})  # type: ignore[call-overload, no-any-return]  # a dynamic field
+
+    def get_output_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+        """The output of the wrapped runnable."""
+        kind = self.OutputType
+        if inspect.isclass(kind) and issubclass(kind, BaseModel):
+            return kind
+        return _root_model("RunnableWithChatHistoryOutput", kind)
+
+    def _merge_configs(self, *configs: RunnableConfig | None) -> RunnableConfig:
+        # past LangChain's method; an enclosing chain's history is not ours
+        config = RunnableBindingBase._merge_configs(self, *configs)
+        ensured = ensure_config(config)
+        configurable = {k: v for k, v in ensured.get("configurable", {}).items() if k != "message_history"}
+        return {**ensured, "configurable": configurable}
+
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        """Streams one turn; when `aclose()` returns, the partial answer is stored."""
+        merged = self._merge_configs(config)
+        async with aclosing(self.bound.astream(input, merged, **{**self.kwargs, **kwargs})) as chunks:  # type: ignore[type-var]  # a generator
+            async for chunk in chunks:
+                yield chunk
+
+    async def atransform(
+        self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        """As `astream`, for a streamed input."""
+        merged = self._merge_configs(config)
+        async with aclosing(self.bound.atransform(input, merged, **{**self.kwargs, **kwargs})) as chunks:  # type: ignore[type-var]  # a generator
+            async for chunk in chunks:
+                yield chunk
+
+
+def _root_model(name: str, kind: Any) -> type[BaseModel]:
+    return create_model(name, __base__=RootModel[kind])
+
+
+def create_runnable_with_message_history(
+    runnable: Any,
+    get_session_history: GetSessionHistory,
+    *,
+    input_messages_key: str | None = None,
+    output_messages_key: str | None = None,
+    history_messages_key: str | None = None,
+    history_factory_config: Sequence[ConfigurableFieldSpec] | None = None,
+    preprocessor: Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]] | None = None,
+    before_save: BeforeSave | None = None,
+    on_save_error: OnSaveError = "raise",
+    on_model_error: Literal["discard", "save_input"] = "discard",
+    on_abort: Literal["save_partial", "discard"] = "save_partial",
+    on_dropped_turn: OnDroppedTurn = "report",
+) -> RunnableWithMessageHistory:
+    """Puts a durable conversation around any chain, model or graph.
+
+    Every call is one turn of the session named in its config: the history is loaded, the runnable is called with it,
+    and question and answer (tool messages included) are stored as one atomic turn before the call returns. A stream is
+    stored when it ends. The config names the session as `session_id` (else `thread_id`), the owner as `user_id`, and
+    `turn_id`, if given, makes a retried call store once.
+
+    Args:
+        runnable: A chat model, a chain, a function, or a compiled LangGraph graph over `messages`.
+        get_session_history: Called with `session_id`, and `user_id` if it takes one; may be async. Best
+            `SQLiteChatMessageHistory.factory(...)` or `MongoDBChatMessageHistory.factory(...)`; histories of other
+            packages work without the guarantees about ids, clears and retries.
+        input_messages_key: For dict input: the key of the new input.
+        output_messages_key: For dict output: the key of the answer.
+        history_messages_key: For dict input: the key for the history; without it, history is put before the input.
+        history_factory_config: Further config keys for `get_session_history`, as in LangChain's class.
+        preprocessor: Messages in, messages out, applied to the loaded history: `trim_messages(...)`, for example. It
+            changes what the model sees, never what is stored.
+        before_save: Takes the messages of the turn and returns those to store (redaction, say).
+        on_save_error: `"raise"` (a `HistoryWriteError` whose `.output` holds the answer), `"log"`, or a callable.
+        on_model_error: The runnable raised: `"discard"` stores nothing, `"save_input"` keeps the question.
+        on_abort: A stream was closed or cancelled: `"save_partial"` stores what had been yielded, marked
+            `response_metadata["memkit_status"] = "aborted"`; `"discard"` stores nothing.
+        on_dropped_turn: The session was cleared while the turn ran, so it is not stored: `"report"` logs and sends the
+            event `memkit_dropped_turn` to callbacks, `"raise"` raises, or a callable.
+
+    Returns:
+        A runnable that takes the new input alone; an instance of LangChain's `RunnableWithMessageHistory` while core
+        has that class.
+
+    Raises:
+        ConfigurationError: The options do not fit together.
+
+    Example:
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> from langchain_memkit.testing import FakeChatModel
+        >>> chat = create_runnable_with_message_history(FakeChatModel(), SQLiteChatMessageHistory.factory(":memory:"))
+        >>> config = {"configurable": {"session_id": "s1", "user_id": "u1"}}
+        >>> _ = chat.invoke("I live in Sydney.", config)
+        >>> chat.invoke("Where do I live?", config).content
+        'You told me: I live in Sydney.'
+    """
+    return RunnableWithMessageHistory(
+        runnable,
+        get_session_history,
+        input_messages_key=input_messages_key,
+        output_messages_key=output_messages_key,
+        history_messages_key=history_messages_key,
+        history_factory_config=history_factory_config,
+        preprocessor=preprocessor,
+        before_save=before_save,
+        on_save_error=on_save_error,
+        on_model_error=on_model_error,
+        on_abort=on_abort,
+        on_dropped_turn=on_dropped_turn,
+    )

@@ -1,0 +1,129 @@
+"""Which conversation a call means: ids out of the config, and the call of `get_session_history`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from langchain_core.runnables import ConfigurableFieldSpec, run_in_executor
+
+from langchain_memkit.base import GetSessionHistory, check_id
+from langchain_memkit.errors import ConfigurationError
+
+
+class Step(NamedTuple):
+    """An operation of a flow in both call styles."""
+
+    sync: Callable[[], Any]
+    asynchronous: Callable[[], Awaitable[Any]]
+
+
+def run_step(step: Step) -> Any:
+    """Runs a step by calling."""
+    return step.sync()
+
+
+async def arun_step(step: Step) -> Any:
+    """Runs a step by awaiting."""
+    return await step.asynchronous()
+
+
+def user_code(function: Callable[..., Any], *args: Any, name: str) -> Step:
+    """A caller's function, plain or async. On an event loop a plain one runs in a thread: it may do I/O."""
+
+    def sync() -> Any:
+        result = function(*args)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            msg = f"{name} is async, so use ainvoke, astream or abatch"
+            raise ConfigurationError(msg)
+        return result
+
+    async def asynchronous() -> Any:
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004  # the method itself is asked
+            return await function(*args)
+        result = await run_in_executor(None, function, *args)
+        return await result if inspect.isawaitable(result) else result
+
+    return Step(sync, asynchronous)
+
+
+def session_history(
+    function: GetSessionHistory, specs: Sequence[ConfigurableFieldSpec] | None, configurable: dict[str, Any]
+) -> Step:
+    """The call of `get_session_history`, by its signature; every id is checked before.
+
+    Args:
+        function: `get_session_history`, plain or async.
+        specs: The keys that `history_factory_config` names; None for `session_id` and `user_id`.
+        configurable: `config["configurable"]` of the call.
+
+    Raises:
+        TypeError: An id is no string.
+        ValueError: An id is missing or malformed, or the function cannot take one that is there.
+    """
+    parameters = inspect.signature(function).parameters
+    args, kwargs = (
+        _configured_ids(specs, configurable, list(parameters)) if specs else _standard_ids(parameters, configurable)
+    )
+
+    def call() -> Any:
+        return function(*args, **kwargs)
+
+    async def acall() -> Any:
+        return await function(*args, **kwargs)
+
+    return user_code(acall if inspect.iscoroutinefunction(function) else call, name="get_session_history")
+
+
+def _standard_ids(
+    parameters: Mapping[str, inspect.Parameter], configurable: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """`session_id` (else `thread_id`) by place, `user_id` by name wherever the function takes it."""
+    args: list[Any] = []
+    if parameters:
+        session_id = configurable.get("session_id", configurable.get("thread_id"))
+        if session_id is None:
+            raise _missing(["session_id"], ["session_id"])
+        args = [check_id(session_id, "session_id")]
+    user_id, wanted = configurable.get("user_id"), parameters.get("user_id")
+    if user_id is None:
+        if wanted is not None and wanted.default is wanted.empty and len(parameters) > 1:
+            raise _missing(["user_id"], ["session_id", "user_id"])
+        return args, {}
+    if wanted is None and inspect.Parameter.VAR_KEYWORD not in {p.kind for p in parameters.values()}:
+        msg = (
+            "config['configurable'] has a user_id that get_session_history cannot take. "
+            "Give it a parameter `user_id=None`, or leave user_id out."
+        )
+        raise ConfigurationError(msg)
+    return args, {"user_id": check_id(user_id, "user_id")}
+
+
+def _configured_ids(
+    specs: Sequence[ConfigurableFieldSpec], configurable: dict[str, Any], parameters: list[str]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments for a factory with `history_factory_config`: its one id by place, several by name."""
+    names = [spec.id for spec in specs]
+    missing = sorted(set(names) - configurable.keys())
+    if missing and parameters:
+        raise _missing(missing, names)
+    for spec in specs:
+        if spec.annotation is str and spec.id in configurable:
+            check_id(configurable[spec.id], spec.id)
+    if len(names) == 1:
+        return ([configurable[names[0]]] if parameters else []), {}
+    if set(names) != set(parameters):
+        msg = f"Expected keys {sorted(names)} do not match parameter names {sorted(parameters)} of get_session_history."
+        raise ValueError(msg)
+    return [], {name: configurable[name] for name in names}
+
+
+def _missing(missing: list[str], expected: list[str]) -> ValueError:
+    example = {"configurable": dict.fromkeys(missing, "[your-value-here]")}
+    return ValueError(
+        f"Missing keys {missing} in config['configurable'] Expected keys are {sorted(expected)}."
+        f" When using via .invoke() or .stream(), pass in a config; e.g., chain.invoke(..., {example})"
+    )
