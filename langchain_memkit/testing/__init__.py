@@ -1,7 +1,8 @@
 """For tests of your own: contract suites for chat histories, fakes, and a real throwaway MongoDB.
 
 Writing a history? Subclass `ChatMessageHistoryContract` (or `LangChainHistoryContract` if yours has LangChain's verbs
-only) and give it a `make_history` fixture; pytest runs every case in both call styles.
+only) and give it a `make_history` fixture; pytest runs every case in both call styles. `HistoryTurnContract` runs a
+history under `create_runnable_with_message_history`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from langchain_memkit.testing.fakes import FakeChatModel, FrozenClock
 if TYPE_CHECKING:
     from langchain_memkit.testing.histories import ChatMessageHistoryContract, LangChainHistoryContract
     from langchain_memkit.testing.mongod import local_mongodb
+    from langchain_memkit.testing.turns import HistoryTurnContract
 
 __all__ = [
     "ChatMessageHistoryContract",
     "FakeChatModel",
     "FrozenClock",
+    "HistoryTurnContract",
     "LangChainHistoryContract",
     "local_mongodb",
 ]
@@ -26,6 +29,7 @@ __all__ = [
 # these need pytest or pymongo, which a program that only wants the fakes does not have
 _LAZY = {
     "ChatMessageHistoryContract": "langchain_memkit.testing.histories",
+    "HistoryTurnContract": "langchain_memkit.testing.turns",
     "LangChainHistoryContract": "langchain_memkit.testing.histories",
     "local_mongodb": "langchain_memkit.testing.mongod",
 }

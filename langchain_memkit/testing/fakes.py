@@ -75,8 +75,10 @@ class FakeChatModel(BaseChatModel):
     def _pieces(self, messages: list[BaseMessage]) -> Iterator[str]:
         for i, word in enumerate(re.findall(r"\S+\s*", self._answer(messages))):
             if self.error is not None and i >= self.error_after:
-                raise self.error
+                break
             yield word
+        if self.error is not None:
+            raise self.error
 
     def _generate(
         self,

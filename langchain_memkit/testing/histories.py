@@ -32,7 +32,7 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
-from langchain_core.messages.tool import ToolCallChunk
+from langchain_core.messages.tool import tool_call_chunk
 
 from langchain_memkit.errors import (
     HistoryConflictError,
@@ -64,7 +64,7 @@ def texts(messages: Sequence[BaseMessage]) -> list[str]:
 def one_of_each() -> list[BaseMessage]:
     """Every message type with every kind of field, tool calls and artifacts included."""
     call = {"name": "search", "args": {"q": "sea", "deep": {"k": [1, None, 2.5]}}, "id": "c1", "type": "tool_call"}
-    partial: Any = {"name": "f", "args": '{"a', "id": "c3", "index": 0, "type": "tool_call_chunk"}
+    partial = tool_call_chunk(name="f", args='{"a', id="c3", index=0)
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     return [
         SystemMessage("Be brief."),
@@ -86,7 +86,7 @@ def one_of_each() -> list[BaseMessage]:
         FunctionMessage(content="42", name="f"),
         ChatMessage(content="aye", role="pirate"),
         RemoveMessage(id="gone"),
-        AIMessageChunk(content="par", tool_call_chunks=[ToolCallChunk(**partial)]),
+        AIMessageChunk(content="par", tool_call_chunks=[partial]),
         HumanMessageChunk(content="tial"),
         HumanMessage("extra", mood="calm"),
     ]

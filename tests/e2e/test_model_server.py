@@ -1,0 +1,40 @@
+"""The server of these tests itself: it ends, and it says why it did not start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+
+def test_ends_with_its_block(model_file: Path, start_model_server: Any) -> None:
+    """A server is one process on a port of its own, and that process is gone after the block."""
+    with start_model_server(model_file) as server:
+        pid = server.process.pid
+        os.kill(pid, 0)
+    assert server.process.returncode is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_failed_start_shows_the_log(tmp_path: Path, start_model_server: Any) -> None:
+    """A file that is no model: the error holds what the server said about it."""
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    with (
+        pytest.raises(Exception, match=r"(?s)has ended with 1.*broken\.gguf"),
+        start_model_server(tmp_path / "broken.gguf"),
+    ):
+        pass
+
+
+def test_crash_is_reported(model_file: Path, start_model_server: Any) -> None:
+    """After a crash the next test is told so, with the log, instead of a refused connection."""
+    with start_model_server(model_file) as server:
+        server.process.kill()
+        server.process.wait()
+        with pytest.raises(Exception, match=r"(?s)has ended with -9.*READY"):
+            server.check()

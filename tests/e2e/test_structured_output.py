@@ -1,0 +1,65 @@
+"""`with_structured_output(method="json_schema")` of a real model: the transcript holds the JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+from langchain_core.messages import AIMessage
+from pydantic import BaseModel
+
+from langchain_memkit import create_runnable_with_message_history
+
+pytestmark = pytest.mark.e2e
+
+Call = Callable[..., Any]
+Documents = Callable[[str], list[dict[str, Any]]]
+
+QUESTION = "What colour is the sea? Answer as JSON."
+CONFIG = {"configurable": {"session_id": "s1", "user_id": "nemo"}}
+
+
+class Paint(BaseModel):
+    """A colour."""
+
+    color: Literal["red", "green", "blue"]
+
+
+def stored_answer(documents: Documents) -> dict[str, Any]:
+    """What the only turn of the session holds beside its question."""
+    ((asked, answered),) = (document["messages"] for document in documents("s1"))
+    assert (asked["role"], asked["content"], answered["role"]) == ("human", QUESTION, "ai")
+    return answered
+
+
+def test_object(model: Any, histories: Any, documents: Documents, call: Call) -> None:
+    """A pydantic object is stored as its JSON, and the model is given it as its own words in the next turn."""
+    chat = create_runnable_with_message_history(model.with_structured_output(Paint, method="json_schema"), histories)
+    answer = call(chat, "invoke", QUESTION, CONFIG)
+    assert type(answer) is Paint
+    assert stored_answer(documents)["content"] == answer.model_dump_json()
+    stored = call(histories("s1", "nemo"), "view").messages[-1]
+    assert type(stored) is AIMessage
+    assert Paint.model_validate_json(stored.text) == answer
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+def test_dict(model: Any, histories: Any, documents: Documents, call: Call, way: str) -> None:
+    """A dict by JSON schema is stored as its JSON; of a stream of growing dicts, the last one."""
+    schema = Paint.model_json_schema()
+    chat = create_runnable_with_message_history(model.with_structured_output(schema, method="json_schema"), histories)
+    answer = call(chat, way, QUESTION, CONFIG)
+    answer = answer[-1] if way == "stream" else answer
+    assert Paint.model_validate(answer)
+    assert json.loads(stored_answer(documents)["content"]) == answer
+
+
+def test_object_with_raw_message(model: Any, histories: Any, documents: Documents, call: Call) -> None:
+    """With `include_raw=True` it is stored as JSON as well."""
+    bound = model.with_structured_output(Paint, method="json_schema", include_raw=True)
+    chat = create_runnable_with_message_history(bound, histories)
+    answer = call(chat, "invoke", QUESTION, CONFIG)
+    assert answer["parsing_error"] is None
+    assert stored_answer(documents)["content"] == answer["parsed"].model_dump_json()

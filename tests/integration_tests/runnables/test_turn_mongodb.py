@@ -1,0 +1,18 @@
+"""The turn over MongoDB, standalone and replica set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from langchain_memkit import MongoDBChatMessageHistory
+from langchain_memkit.testing import HistoryTurnContract
+
+
+class TestMongoDB(HistoryTurnContract):
+    @pytest.fixture
+    def get_session_history(self, server: Any, database: str) -> Any:
+        """A factory on one collection."""
+        with MongoDBChatMessageHistory.factory(server.uri, database) as factory:
+            yield factory
