@@ -16,17 +16,11 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from uuid import uuid4
 
-try:
-    from rich.console import Console
-except ImportError:
-    sys.exit("This demo needs rich. Either: make demo, which installs all it needs. Or: pip install rich")
+from rich.console import Console
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
-    from langchain_core.messages import BaseMessage
     from langchain_core.prompt_values import PromptValue
     from langchain_core.runnables import Runnable, RunnableConfig
 
@@ -54,8 +48,6 @@ def talk(chain: Runnable[Any, Any], store: str, session_id: str, lines: Sequence
             show("model", (chunk.text for chunk in chat.stream(line, config)))
 
 
-# -- What is said, and who answers.
-
 FACTS = ("My name is Nemo.", "I live in Sydney and I am allergic to peanuts.", "On Friday I fly to Perth.")
 QUESTIONS = ("What is my name?", "Where do I fly on Friday?")
 
@@ -75,29 +67,28 @@ def choose_model(fake: bool) -> tuple[BaseChatModel, str]:
         sys.exit(f"{problem} Either: {pip} install langchain-openai. Or, without a real model: --fake")
     name = os.environ.get("OPENAI_MODEL") or "gpt-4.1-mini"
     options: dict[str, Any] = {"api_key": key or "none", "base_url": url or None, "max_retries": 1, "timeout": 60}
-    host = urlsplit(url or "https://api.openai.com").netloc.rpartition("@")[2]
-    return ChatOpenAI(model=name, **options), f"{name} at {host}"
+    return ChatOpenAI(model=name, **options), f"{name} at {(url or 'api.openai.com').rpartition('@')[2]}"
 
 
 def run_part(part: str, store: str, session_id: str, fake: bool) -> None:
     """What one process does: tells the facts or asks the questions, and shows what the model is given."""
     from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 
-    lines = FACTS if part == "tell" else QUESTIONS
-    if again := store.startswith("mongodb"):  # the reader knows the rest by then
-        lines = lines[:1]
-    in_full = [part == "ask"]  # once
+    short = store.startswith("mongodb")  # the reader knows the rest by then
+    lines = (FACTS if part == "tell" else QUESTIONS)[: 1 if short else None]
 
-    def show_given(prompt: PromptValue) -> list[BaseMessage]:
+    def show_given(prompt: PromptValue) -> PromptValue:
         messages = prompt.to_messages()
-        if not again:
+        if not short:
             show("given", [f"{len(messages)} messages"])
-            for message in messages[-8:] if in_full and in_full.pop() else ():
+        if not short and messages[-1].text == QUESTIONS[0]:
+            for message in messages[-8:]:
                 console.print(f"             {message.type:<7}{message.text[:78]}", style="dim")
-        return messages
+        return prompt
 
     rules = ("system", "Answer in one short sentence.")
     prompt = ChatPromptTemplate.from_messages([rules, MessagesPlaceholder("messages")])
+    show("process", [str(os.getpid())])
     talk(prompt | show_given | choose_model(fake)[0], store, session_id, lines)
 
 
@@ -132,22 +123,13 @@ def in_mongosh(value: Any, depth: int = 0) -> str:
     return begin + ",".join(f"{margin}  {part}" for part in parts) + margin + end
 
 
-# -- The order of events.
-
-
 def run_process(part: str, store: str, session_id: str, fake: bool) -> None:
     """Runs a part in a new process and waits for it. Ctrl-C reaches this one alone, which ends the other."""
     command = [sys.executable, __file__, "--part", part, session_id, *(["--fake"] if fake else [])]
     environment = {**os.environ, "MEMKIT_QUICKSTART_STORE": store}  # not an argument: a URI may hold a password
-    with subprocess.Popen(command, env=environment, start_new_session=True) as process:
-        try:
-            show("process", [str(process.pid)])
-            code = process.wait()
-        except BaseException:
-            process.terminate()
-            raise
-    if code:
-        sys.exit(code)
+    done = subprocess.run(command, env=environment, start_new_session=True, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
 
 
 def on_sqlite(store: str, fake: bool) -> None:
@@ -206,8 +188,10 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
         return 130
-    except Exception as error:  # noqa: BLE001  # whatever it is, a newcomer gets one line
-        print(f"\nThe demo failed: {type(error).__name__}: {error}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001  # whatever it is, a newcomer gets a line, not a traceback
+        from_model = type(error).__module__.startswith("openai")
+        hint = "The model is what OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL say; --fake does without."
+        print(f"\nThe demo failed: {type(error).__name__}: {error}", hint if from_model else "", file=sys.stderr)
         return 1
     return 0
 

@@ -180,25 +180,22 @@ class StreamedOutput:
 
     def __init__(self) -> None:
         self._total: Any = None
-        self._chunks: list[Any] = []  # kept only where chunks do not add up
+        self._chunks: list[Any] = []  # where chunks do not add up: whole messages, snapshots, a graph's states
         self.empty = True
 
     def add(self, chunk: Any) -> None:
         """Takes the next chunk."""
-        if self.empty:
-            self._total, self.empty = chunk, False
-        elif self._chunks:
+        if self._chunks or not self._adds_up(chunk):
+            if not (self._chunks or self.empty):
+                self._chunks.append(self._total)
             self._chunks.append(chunk)
-        elif not self._adds_up(chunk):
-            self._chunks = [self._total, chunk]
+        self.empty = False
 
     def _adds_up(self, chunk: Any) -> bool:
-        if isinstance(chunk, BaseMessage) and not isinstance(chunk, BaseMessageChunk):
-            return False  # whole messages, each complete in itself
-        if type(chunk) is dict or type(self._total) is dict:
-            return False  # snapshots of structured output, or a graph's states
+        if type(chunk) in (dict, tuple) or (isinstance(chunk, BaseMessage) and not isinstance(chunk, BaseMessageChunk)):
+            return False
         try:
-            self._total = self._total + chunk
+            self._total = chunk if self.empty else self._total + chunk
         except TypeError:
             return False
         return True
@@ -206,17 +203,22 @@ class StreamedOutput:
     @property
     def value(self) -> Any:
         """The whole output so far; None if nothing came."""
-        if not self._chunks and type(self._total) is dict:
-            return _graph_updates([self._total]) or self._total
-        if not self._chunks:
-            return self._total
-        if all(isinstance(chunk, BaseMessage) for chunk in self._chunks):
-            return list(self._chunks)
-        if all(isinstance(c, tuple) and len(c) == 2 and isinstance(c[0], BaseMessage) for c in self._chunks):
-            return _joined([message for message, _ in self._chunks])
-        if all(isinstance(chunk, Mapping) for chunk in self._chunks):
-            return _graph_updates(self._chunks) or self._chunks[-1]
-        return self._chunks[-1]
+        return _resolve(self._chunks) if self._chunks else self._total
+
+
+def _resolve(chunks: Sequence[Any]) -> Any:
+    """What chunks that do not add up amount to."""
+    if len(chunks) > 1 and all(isinstance(chunk, BaseMessage) for chunk in chunks):
+        return list(chunks)
+    if all(isinstance(c, tuple) and len(c) == 2 for c in chunks):
+        if all(isinstance(m, BaseMessage) and isinstance(metadata, Mapping) for m, metadata in chunks):
+            return _joined([message for message, _ in chunks])
+        for mode in ("values", "updates", "messages"):  # LangGraph with several stream modes: (mode, chunk)
+            if found := [chunk for name, chunk in chunks if name == mode]:
+                return _resolve(found)
+    if all(isinstance(chunk, Mapping) for chunk in chunks):
+        return _graph_updates(chunks) or chunks[-1]
+    return chunks[-1]
 
 
 def _graph_updates(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -81,7 +81,7 @@ class ModelServer:
             self.process.wait()
 
     def prompts(self, about: str) -> list[list[tuple[str, str]]]:
-        """Every prompt with this text in it, in order, as (role, text): what the model was given, read at the server."""
+        """What the model was given, as the server wrote it down: (role, text), every prompt with this text in it."""
         texts = [path.read_text() for path in sorted(self._prompts.iterdir())]
         return [read_prompt(text) for text in texts if about in text]
 
@@ -91,10 +91,8 @@ class ModelServer:
 
 def read_prompt(text: str) -> list[tuple[str, str]]:
     """The messages in the template of the smoke model (ChatML); what opens the answer is left out."""
-    messages, opening = (
-        re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", text, re.DOTALL),
-        "<|im_start|>assistant\n",
-    )
+    messages = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", text, re.DOTALL)
+    opening = "<|im_start|>assistant\n"
     assert text == "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in messages) + opening
     return messages
 
@@ -121,7 +119,7 @@ def model_file() -> Path:
 
 @pytest.fixture(scope="session")
 def start_model_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Any]:
-    """`with start_model_server(model_file) as server`: up, and down again."""
+    """A further server of the test's own: `with start_model_server(model_file) as server`."""
 
     @contextlib.contextmanager
     def start(model: Path) -> Iterator[ModelServer]:

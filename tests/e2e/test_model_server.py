@@ -23,11 +23,9 @@ def test_ends_with_its_block(model_file: Path, start_model_server: Any) -> None:
 
 def test_failed_start_shows_the_log(tmp_path: Path, start_model_server: Any) -> None:
     """A file that is no model: the error holds what the server said about it."""
-    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
-    with (
-        pytest.raises(Exception, match=r"(?s)has ended with 1.*broken\.gguf"),
-        start_model_server(tmp_path / "broken.gguf"),
-    ):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    with pytest.raises(Exception, match=r"(?s)has ended with 1.*broken\.gguf"), start_model_server(broken):
         pass
 
 

@@ -17,14 +17,15 @@ pytestmark = pytest.mark.e2e
 Call = Callable[..., Any]
 Documents = Callable[[str], list[dict[str, Any]]]
 
-QUESTION = "What colour is the sea? Answer as JSON."
+QUESTION = "The sea: which hue, and is it wet? Answer as JSON."  # 17 tokens of answer
 CONFIG = {"configurable": {"session_id": "s1", "user_id": "nemo"}}
 
 
-class Paint(BaseModel):
-    """A colour."""
+class Look(BaseModel):
+    """How a thing looks."""
 
-    color: Literal["red", "green", "blue"]
+    hue: Literal["red", "blue"]
+    wet: bool
 
 
 def stored_answer(documents: Documents) -> dict[str, Any]:
@@ -36,29 +37,29 @@ def stored_answer(documents: Documents) -> dict[str, Any]:
 
 def test_object(model: Any, histories: Any, documents: Documents, call: Call) -> None:
     """A pydantic object is stored as its JSON, and the model is given it as its own words in the next turn."""
-    chat = create_runnable_with_message_history(model.with_structured_output(Paint, method="json_schema"), histories)
+    chat = create_runnable_with_message_history(model.with_structured_output(Look, method="json_schema"), histories)
     answer = call(chat, "invoke", QUESTION, CONFIG)
-    assert type(answer) is Paint
+    assert type(answer) is Look
     assert stored_answer(documents)["content"] == answer.model_dump_json()
     stored = call(histories("s1", "nemo"), "view").messages[-1]
     assert type(stored) is AIMessage
-    assert Paint.model_validate_json(stored.text) == answer
+    assert Look.model_validate_json(stored.text) == answer
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream"])
 def test_dict(model: Any, histories: Any, documents: Documents, call: Call, way: str) -> None:
     """A dict by JSON schema is stored as its JSON; of a stream of growing dicts, the last one."""
-    schema = Paint.model_json_schema()
+    schema = Look.model_json_schema()
     chat = create_runnable_with_message_history(model.with_structured_output(schema, method="json_schema"), histories)
     answer = call(chat, way, QUESTION, CONFIG)
     answer = answer[-1] if way == "stream" else answer
-    assert Paint.model_validate(answer)
+    assert Look.model_validate(answer)
     assert json.loads(stored_answer(documents)["content"]) == answer
 
 
 def test_object_with_raw_message(model: Any, histories: Any, documents: Documents, call: Call) -> None:
     """With `include_raw=True` it is stored as JSON as well."""
-    bound = model.with_structured_output(Paint, method="json_schema", include_raw=True)
+    bound = model.with_structured_output(Look, method="json_schema", include_raw=True)
     chat = create_runnable_with_message_history(bound, histories)
     answer = call(chat, "invoke", QUESTION, CONFIG)
     assert answer["parsing_error"] is None

@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_document_is_plain_fields(model: Any, histories: Any, documents: Documen
     answer = call(chat, "invoke", QUESTION, config())
     (document,) = documents("s1")
     stored_at = document.pop("createdAt")
-    assert timedelta(0) <= datetime.now(timezone.utc) - stored_at < timedelta(hours=1)
+    assert timedelta(0) <= datetime.now(UTC) - stored_at < timedelta(hours=1)
     assert isinstance(document.pop("_id"), ObjectId)
     assert document == {
         "user_id": "nemo",

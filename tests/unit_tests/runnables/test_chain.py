@@ -1,0 +1,458 @@
+"""The chain by itself: shapes of input and output, ids, foreign histories, LangGraph, events, schemas."""
+
+from __future__ import annotations
+
+import asyncio
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.chat_history import InMemoryChatMessageHistory
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage, trim_messages
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables.history import RunnableWithMessageHistory as CoreClass
+from langgraph.graph import END, START, MessagesState, StateGraph
+from pydantic import BaseModel
+
+from langchain_memkit import (
+    RunnableWithMessageHistory,
+    SQLiteChatMessageHistory,
+    create_runnable_with_message_history,
+)
+from langchain_memkit.errors import ConfigurationError, HistoryWriteError, UnsupportedOutputError
+from langchain_memkit.testing import FakeChatModel
+
+S1: Any = {"configurable": {"session_id": "s1"}}
+
+
+@pytest.fixture
+def histories() -> Any:
+    """A factory in memory."""
+    with SQLiteChatMessageHistory.factory(":memory:") as factory:
+        yield factory
+
+
+@pytest.fixture
+def core_history() -> Any:
+    """LangChain's own in-memory history: a foreign one."""
+
+    class Foreign(InMemoryChatMessageHistory):  # the class itself warns when it is made
+        pass
+
+    return Foreign()
+
+
+def texts(messages: list[BaseMessage]) -> list[str]:
+    """The text of each message."""
+    return [m.text for m in messages]
+
+
+PROMPT = ChatPromptTemplate.from_messages(
+    [("system", "Be {mood}."), MessagesPlaceholder("chat_history"), ("human", "{input}")]
+)
+
+
+def test_is_an_instance_of_langchains_class(histories: Any) -> None:
+    """Existing isinstance checks hold while core has the class; core's constructor is never run (it would warn)."""
+    assert isinstance(create_runnable_with_message_history(FakeChatModel(), histories), CoreClass)
+
+
+def test_prompt_with_history_key(histories: Any) -> None:
+    """Dict input with a history key: the prompt gets the history under that key and everything else unchanged."""
+    model = FakeChatModel()
+    chat = RunnableWithMessageHistory(
+        PROMPT | model, histories, input_messages_key="input", history_messages_key="chat_history"
+    )
+    chat.invoke({"input": "My name is Nemo.", "mood": "brief"}, S1)
+    chat.invoke({"input": "What is my name?", "mood": "brief"}, S1)
+    assert texts(model.calls[1]) == ["Be brief.", "My name is Nemo.", "Noted.", "What is my name?"]
+
+
+def test_only_history_key(histories: Any) -> None:
+    """A history key alone: the input is found under "input"."""
+    model = FakeChatModel()
+    chat = RunnableWithMessageHistory(PROMPT | model, histories, history_messages_key="chat_history")
+    chat.invoke({"input": "a", "mood": "brief"}, S1)
+    assert texts(histories("s1").messages) == ["a", "Noted."]
+
+
+def test_dict_with_one_key_for_all_messages(histories: Any) -> None:
+    """Dict input with an input key: history and input arrive under it together."""
+    seen: list[Any] = []
+
+    def chain(value: dict[str, Any]) -> str:
+        seen.append(value)
+        return "yes"
+
+    chat = create_runnable_with_message_history(chain, histories, input_messages_key="messages")
+    chat.invoke({"messages": "a", "other": 1}, S1)
+    chat.invoke({"messages": [HumanMessage("b")], "other": 1}, S1)
+    assert texts(seen[1]["messages"]) == ["a", "yes", "b"]
+    assert seen[1]["other"] == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hi",
+        HumanMessage("hi"),
+        [HumanMessage("hi")],
+        (HumanMessage("hi"),),
+        [("human", "hi")],
+        [{"role": "user", "content": "hi"}],
+        [[HumanMessage("hi")]],
+        {"anything": "hi"},
+        {"input": "hi", "other": 1},
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_inputs(histories: Any, value: Any) -> None:
+    """Every input of LangChain's class is one human message here."""
+    create_runnable_with_message_history(lambda _: "yes", histories).invoke(value, S1)
+    assert [(m.type, m.text) for m in histories("s1").messages] == [("human", "hi"), ("ai", "yes")]
+
+
+class Answer(BaseModel):
+    """Structured output."""
+
+    name: str
+    age: int
+
+
+@pytest.mark.parametrize(
+    ("output", "stored"),
+    [
+        ("yes", ["yes"]),
+        (AIMessage("yes"), ["yes"]),
+        (AIMessageChunk(content="yes"), ["yes"]),
+        ([AIMessage("a"), AIMessage("b")], ["a", "b"]),
+        ({"output": "yes"}, ["yes"]),
+        ({"answer": AIMessage("yes")}, ["yes"]),
+        ({"output": [AIMessage("yes")], "sources": [1]}, ["yes"]),
+        ({"messages": [AIMessage("yes")], "step": 1}, ["yes"]),
+        (Answer(name="Nemo", age=3), ['{"name":"Nemo","age":3}']),
+        ({"name": "Nemo", "age": 3}, ['{"name": "Nemo", "age": 3}']),
+        (
+            {"raw": AIMessage("x"), "parsed": Answer(name="Nemo", age=3), "parsing_error": None},
+            ['{"name":"Nemo","age":3}'],
+        ),
+        ({"raw": AIMessage("x"), "parsed": None, "parsing_error": ValueError()}, ["x"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_outputs(histories: Any, output: Any, stored: list[str]) -> None:
+    """Every output of LangChain's class, and structured output as its JSON, is stored and returned unchanged."""
+    chat = create_runnable_with_message_history(lambda _: output, histories)
+    assert chat.invoke("hi", S1) is output
+    answers = histories("s1").messages[1:]
+    assert texts(answers) == stored
+    assert {type(m) for m in answers} == {AIMessage}
+
+
+@pytest.mark.parametrize(
+    "output", [None, 123, False, object(), [1], {"output": 3, "x": object()}], ids=lambda o: type(o).__name__
+)
+def test_unsupported_outputs(histories: Any, output: Any) -> None:
+    """What is no message raises ValueError, with the output kept in the error."""
+    chat = create_runnable_with_message_history(lambda _: output, histories)
+    with pytest.raises(ValueError, match=r"Expected str|no key") as raised:
+        chat.invoke("hi", S1)
+    assert isinstance(raised.value, UnsupportedOutputError)
+    assert raised.value.output is output
+
+
+def test_output_key_is_named(histories: Any) -> None:
+    """A missing output key says which keys there are."""
+    chat = create_runnable_with_message_history(lambda _: {"a": "x", "b": "y"}, histories, output_messages_key="answer")
+    with pytest.raises(UnsupportedOutputError, match=r"'answer'.*\['a', 'b'\]"):
+        chat.invoke("hi", S1)
+
+
+HOSTILE = [123, 1.5, True, b"s", {"$ne": None}, ["s"], "", "\x00", "\ud800", "x" * 513]
+
+
+@pytest.mark.parametrize("bad", HOSTILE, ids=lambda b: repr(b)[:12])
+@pytest.mark.parametrize("name", ["session_id", "thread_id", "user_id", "turn_id"])
+def test_ids_are_checked_first(histories: Any, name: str, bad: Any) -> None:
+    """A hostile or malformed id in the config is refused before the model or the store is asked."""
+    model = FakeChatModel()
+    chat = create_runnable_with_message_history(model, histories)
+    config = {"session_id": "s1", name: bad}
+    if name == "thread_id":
+        del config["session_id"]
+    with pytest.raises((TypeError, ValueError)):
+        chat.invoke("hi", {"configurable": config})
+    assert model.calls == []
+    assert histories.list_sessions() == []
+
+
+def test_missing_session_id_shows_an_example(histories: Any) -> None:
+    """Without a session the error shows what to pass."""
+    chat = create_runnable_with_message_history(FakeChatModel(), histories)
+    with pytest.raises(ValueError, match=r"Missing keys \['session_id'\].*'configurable'"):
+        chat.invoke("hi")
+
+
+def test_user_id_is_never_dropped(core_history: Any) -> None:
+    """A configured user_id that the callable cannot take is an error: two users would share a conversation."""
+    chat = create_runnable_with_message_history(FakeChatModel(), lambda session_id: core_history)
+    with pytest.raises(ConfigurationError, match="user_id"):
+        chat.invoke("hi", {"configurable": {"session_id": "s1", "user_id": "u1"}})
+
+
+def test_required_user_id_is_asked_for(core_history: Any) -> None:
+    """A callable that needs a user_id is not called without one."""
+    chat = create_runnable_with_message_history(FakeChatModel(), lambda session_id, user_id: core_history)
+    with pytest.raises(ValueError, match=r"Missing keys \['user_id'\]"):
+        chat.invoke("hi", S1)
+
+
+def test_callable_without_arguments(core_history: Any) -> None:
+    """A callable without arguments works without a config."""
+    create_runnable_with_message_history(FakeChatModel(), lambda: core_history).invoke("hi")
+    assert texts(core_history.messages) == ["hi", "Noted."]
+
+
+async def test_async_factory_of_histories(histories: Any) -> None:
+    """get_session_history may be async; a sync call then says which call to use."""
+
+    async def get(session_id: str) -> Any:
+        await asyncio.sleep(0)
+        return histories(session_id)
+
+    chat = create_runnable_with_message_history(FakeChatModel(), get)
+    await chat.ainvoke("hi", S1)
+    assert "".join([chunk.text async for chunk in chat.astream("hi", S1)]) == "Noted."
+    assert len(histories("s1").messages) == 4
+    with pytest.raises(ConfigurationError, match="ainvoke"):
+        chat.invoke("hi", S1)
+
+
+async def test_slow_factory_does_not_stall_the_loop(histories: Any) -> None:
+    """A plain get_session_history runs beside the event loop, not on it."""
+    import threading
+
+    ran_on: list[threading.Thread] = []
+
+    def get(session_id: str) -> Any:
+        ran_on.append(threading.current_thread())
+        return histories(session_id)
+
+    await create_runnable_with_message_history(FakeChatModel(), get).ainvoke("hi", S1)
+    assert ran_on[0] is not threading.main_thread()
+
+
+def test_foreign_history(core_history: Any) -> None:
+    """LangChain's own histories work: nothing of theirs is given ids, messages stay the caller's."""
+    asked = HumanMessage("My name is Nemo.")
+    chat = create_runnable_with_message_history(FakeChatModel(), lambda session_id: core_history)
+    chat.invoke([asked], S1)
+    assert chat.invoke("What is my name?", S1).text == "You told me: My name is Nemo."
+    assert asked.id is None
+    assert core_history.messages[0] is asked
+
+
+def test_foreign_history_that_fails(core_history: Any) -> None:
+    """A failing save of a foreign history raises with the answer instead of vanishing in a log."""
+
+    class Broken(type(core_history)):  # type: ignore[misc]  # the fixture's class
+        def add_messages(self, messages: Any) -> None:
+            raise OSError("disk full")
+
+    chat = create_runnable_with_message_history(FakeChatModel(), lambda session_id: Broken())
+    with pytest.raises(HistoryWriteError, match="disk full") as raised:
+        chat.invoke("hi", S1)
+    assert raised.value.output.text == "Noted."
+    assert isinstance(raised.value.__cause__, OSError)
+
+
+def test_trim_messages_is_a_preprocessor(histories: Any) -> None:
+    """LangChain's trim_messages fits as it is."""
+    model = FakeChatModel()
+    trimmer = trim_messages(max_tokens=2, token_counter=len, strategy="last", start_on="human")
+    chat = create_runnable_with_message_history(model, histories, preprocessor=trimmer)
+    for text in "abc":
+        chat.invoke(text, S1)
+    assert texts(model.calls[-1]) == ["b", "Noted.", "c"]
+
+
+def test_history_size_bounds_the_view() -> None:
+    """history_size of the factory bounds what the model sees, and never what is stored."""
+    histories = SQLiteChatMessageHistory.factory(":memory:", history_size=2)
+    model = FakeChatModel()
+    chat = create_runnable_with_message_history(model, histories)
+    for text in "abc":
+        chat.invoke(text, S1)
+    assert texts(model.calls[-1]) == ["b", "Noted.", "c"]
+    assert len(list(histories("s1").iter_messages())) == 6
+
+
+def test_streams_into_the_next_step(histories: Any) -> None:
+    """In a sequence the chain streams on, and the turn is stored."""
+    chat: Runnable[Any, str] = create_runnable_with_message_history(FakeChatModel(), histories) | StrOutputParser()
+    list(chat.stream("I like tea.", S1))
+    assert list(chat.stream("What do I like?", S1))[:6] == ["You ", "told ", "me: ", "I ", "like ", "tea."]
+    assert len(histories("s1").messages) == 4
+
+
+def test_input_from_a_previous_step(histories: Any) -> None:
+    """A streamed input (transform) is gathered into one turn."""
+    chat = RunnableLambda(lambda text: text.upper()) | create_runnable_with_message_history(FakeChatModel(), histories)
+    list(chat.stream("hi", S1))
+    assert texts(histories("s1").messages) == ["HI", "Noted."]
+
+
+async def test_stream_events(histories: Any) -> None:
+    """astream_events reports the model's tokens inside one run, and the turn is stored."""
+    chat = create_runnable_with_message_history(FakeChatModel(), histories)
+    events = [event async for event in chat.astream_events("hi", S1, version="v2")]
+    assert events[0]["event"] == "on_chain_start"
+    assert events[-1]["event"] == "on_chain_end"
+    assert any(event["event"] == "on_chat_model_stream" for event in events)
+    assert len({event["run_id"] for event in events if not event["parent_ids"]}) == 1
+    assert texts(histories("s1").messages) == ["hi", "Noted."]
+
+
+async def test_stream_events_abandoned(histories: Any) -> None:
+    """Closing astream_events early stores the partial answer, too."""
+    chat = create_runnable_with_message_history(FakeChatModel(delay=0.01), histories)
+    await chat.ainvoke("I like green tea.", S1)
+    events = chat.astream_events("What do I like?", S1, version="v2")
+    async for event in events:
+        if event["event"] == "on_chat_model_stream" and "told" in event["data"]["chunk"].text:
+            break
+    await events.aclose()  # type: ignore[attr-defined]  # a generator
+    assert histories("s1").messages[-1].response_metadata["memkit_status"] == "aborted"
+
+
+class Recorder(BaseCallbackHandler):
+    """Notes runs and custom events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+        self.parents: list[Any] = []
+
+    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        """Notes the event."""
+        self.events.append((name, data))
+
+    def on_chain_start(self, *args: Any, parent_run_id: Any = None, **kwargs: Any) -> None:
+        """Notes whose child the run is."""
+        self.parents.append(parent_run_id)
+
+
+def test_traces_as_one_run(histories: Any) -> None:
+    """A turn is one run with everything below it."""
+    recorder = Recorder()
+    chat = create_runnable_with_message_history(RunnableLambda(lambda _: "yes"), histories)
+    chat.invoke("hi", {**S1, "callbacks": [recorder]})
+    assert recorder.parents[0] is None
+    assert all(recorder.parents[1:])
+
+
+def test_failures_reach_callbacks(histories: Any) -> None:
+    """A dropped turn and a failed save are sent to on_custom_event, without message content."""
+    recorder = Recorder()
+
+    def model(_: Any) -> str:
+        histories("s1").clear()
+        return "secret answer"
+
+    chat = create_runnable_with_message_history(model, histories)
+    chat.invoke("secret question", {**S1, "callbacks": [recorder]})
+    ((name, data),) = recorder.events
+    assert name == "memkit_dropped_turn"
+    assert data["error"] == "StaleTurnError"
+    assert "secret" not in str(data)
+
+
+def test_listeners(histories: Any) -> None:
+    """with_listeners works around the chain."""
+    ended: list[Any] = []
+    chat = create_runnable_with_message_history(FakeChatModel(), histories)
+    chat.with_listeners(on_end=lambda run: ended.append(run.outputs)).invoke("hi", S1)
+    assert len(ended) == 1
+
+
+def test_history_is_visible_below(histories: Any) -> None:
+    """Steps inside find the history in the config, as with LangChain's class; a nested chain uses its own."""
+    seen: list[Any] = []
+
+    def step(_: Any, config: Any) -> str:
+        seen.append(config["configurable"]["message_history"])
+        return "yes"
+
+    inner = create_runnable_with_message_history(RunnableLambda(step), lambda session_id: histories("inner"))
+    create_runnable_with_message_history(inner, histories).invoke("hi", S1)
+    assert [h.session_id for h in seen] == ["inner"]
+    assert len(histories("s1").messages) == len(histories("inner").messages) == 2
+
+
+def test_misspelt_policies_are_refused(histories: Any) -> None:
+    """A wrong word is an error when the chain is built."""
+    for name in ("on_save_error", "on_model_error", "on_abort", "on_dropped_turn"):
+        with pytest.raises(ConfigurationError, match=name):
+            create_runnable_with_message_history(FakeChatModel(), histories, **{name: "riase"})
+    with pytest.raises(ConfigurationError, match="get_session_history"):
+        create_runnable_with_message_history(FakeChatModel(), histories("s1"))
+
+
+def test_keys_need_a_dict(histories: Any) -> None:
+    """String input where a key is set says so."""
+    chat = create_runnable_with_message_history(FakeChatModel(), histories, input_messages_key="input")
+    with pytest.raises(ValueError, match="must be a dict"):
+        chat.invoke("hi", S1)
+
+
+def test_works_inside_assign(histories: Any) -> None:
+    """The usual LCEL shapes compose around it."""
+    chat = create_runnable_with_message_history(FakeChatModel(), histories)
+    chain: Any = RunnablePassthrough.assign(answer=itemgetter("question") | chat | StrOutputParser())
+    assert chain.invoke({"question": "hi"}, S1) == {"question": "hi", "answer": "Noted."}
+
+
+def test_schemas(histories: Any) -> None:
+    """Input schemas name the new input only; the output schema is the wrapped runnable's."""
+    keyed = create_runnable_with_message_history(
+        FakeChatModel(), histories, input_messages_key="input", history_messages_key="h"
+    )
+    assert set(keyed.get_input_schema().model_json_schema()["properties"]) == {"input"}
+    assert keyed.get_output_schema().model_json_schema()["title"] == "RunnableWithChatHistoryOutput"
+    assert [spec.id for spec in keyed.config_specs] == ["session_id"]
+
+
+def graph(model: Any) -> Any:
+    """A compiled graph over `messages`: a tool call, its result, and the model's answer."""
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("call", lambda _: {"messages": [AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "1"}])]})
+    builder.add_node("tool", lambda _: {"messages": [ToolMessage("42", tool_call_id="1")]})
+    builder.add_node("answer", lambda state: {"messages": [model.invoke(state["messages"])]})
+    for start, end in ((START, "call"), ("call", "tool"), ("tool", "answer"), ("answer", END)):
+        builder.add_edge(start, end)
+    return builder.compile()
+
+
+@pytest.mark.parametrize("mode", ["invoke", "ainvoke", "updates", "values", "messages", "updates messages"])
+def test_langgraph_stores_each_message_once(histories: Any, mode: str) -> None:
+    """A compiled graph over `messages` hands back the whole state: only what is new is stored, however it is run."""
+    model = FakeChatModel()
+    chat = create_runnable_with_message_history(graph(model), histories, input_messages_key="messages")
+
+    def turn(text: str) -> None:
+        value = {"messages": [HumanMessage(text)]}
+        if mode == "invoke":
+            chat.invoke(value, S1)
+        elif mode == "ainvoke":
+            asyncio.run(chat.ainvoke(value, S1))
+        else:
+            list(chat.stream(value, S1, stream_mode=mode.split() if " " in mode else mode))
+
+    turn("My name is Nemo.")
+    turn("What is my name?")
+    stored = histories("s1").messages
+    assert [m.type for m in stored] == ["human", "ai", "tool", "ai"] * 2
+    assert stored[-1].text == "You told me: My name is Nemo."
+    assert len(list(histories("s1").iter_turns())) == 2
