@@ -3,7 +3,7 @@
 
 VENV    ?= .venv
 PYTHON  ?=
-# Test processes that run at a time (0: all in one, for a debugger), and further arguments of pytest.
+# Test processes that run at a time (0: all in one, for a debugger), and further arguments of pytest or of the demo.
 WORKERS ?= 2
 ARGS    ?=
 # Twice quiet is errors only; make QUIET= shows all that pip says.
@@ -12,6 +12,7 @@ QUIET   ?= --quiet --quiet
 PY     := $(VENV)/bin/python
 BASE   := $(VENV)/.done-base
 DEMO   := $(VENV)/.done-demo
+OPENAI := $(VENV)/.done-openai
 DEV    := $(VENV)/.done-dev
 PYTEST  = $(PY) -m pytest $(ARGS)
 say     = printf '==> %s\n'
@@ -47,10 +48,10 @@ help: ## this list
 
 env: $(DEV) ## the whole development environment in .venv
 
-demo: $(DEMO) ## a conversation that survives a new process (examples/quickstart.py); needs a small part of env only
+demo: $(DEMO) $(if $(OPENAI_API_KEY)$(OPENAI_BASE_URL),$(OPENAI)) ## a conversation that survives a new process (examples/quickstart.py); needs a small part of env only
 	@$(PY) tools/parts.py openssl11
 	@$(say) "examples/quickstart.py"
-	@$(PY) examples/quickstart.py
+	@$(PY) examples/quickstart.py $(ARGS)
 
 test: $(DEV) ## unit, integration (real MongoDB) and documentation tests
 	@$(PY) tools/parts.py core-tests openssl11
@@ -145,7 +146,12 @@ $(DEMO): $(BASE) pyproject.toml
 	@$(call install,$(VENV),--editable '.[mongodb]' --group demo)
 	@touch $@
 
+$(OPENAI): $(DEMO)
+	@$(say) "langchain-openai, for the real model that OPENAI_API_KEY or OPENAI_BASE_URL asks for"
+	@$(call install,$(VENV),--editable '.[openai]')
+	@touch $@
+
 $(DEV): $(BASE) pyproject.toml
 	@$(say) "the package with everything for development (once, 700 MB)"
 	@$(call install,$(VENV),--editable '.[all]' --group dev)
-	@touch $(DEMO) $@
+	@touch $(DEMO) $(OPENAI) $@

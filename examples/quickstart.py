@@ -24,27 +24,18 @@ if TYPE_CHECKING:
     from langchain_core.prompt_values import PromptValue
     from langchain_core.runnables import Runnable, RunnableConfig
 
-# -- The part to copy: a place to remember, a chain, and a config that says whose conversation it is.
-
-
-def open_histories(store: str) -> Any:
-    """Where conversations are kept: all that differs between a file and a server."""
-    import langchain_memkit as memkit
-
-    if store.startswith("mongodb"):
-        return memkit.MongoDBChatMessageHistory.factory(store)
-    return memkit.SQLiteChatMessageHistory.factory(store)
-
 
 def talk(chain: Runnable[Any, Any], store: str, session_id: str, lines: Sequence[str]) -> None:
-    """Says some lines and streams the answers; each turn is stored when its stream ends."""
-    from langchain_memkit import create_runnable_with_message_history
+    """The part to copy: a place to remember, a chain, and a config that says whose conversation it is."""
+    import langchain_memkit as memkit
 
-    with open_histories(store) as histories:
-        chat = create_runnable_with_message_history(chain, histories)
+    kind: Any = memkit.MongoDBChatMessageHistory if store.startswith("mongodb") else memkit.SQLiteChatMessageHistory
+    with kind.factory(store) as histories:
+        chat = memkit.create_runnable_with_message_history(chain, histories)
         config: RunnableConfig = {"configurable": {"session_id": session_id, "user_id": "nemo"}}
         for line in lines:
             show("you", [line])
+            # The turn is stored when its stream ends. Without streaming: chat.invoke(line, config).text
             show("model", (chunk.text for chunk in chat.stream(line, config)))
 
 
@@ -58,7 +49,7 @@ def choose_model(fake: bool) -> tuple[BaseChatModel, str]:
     if fake or not (key or url):
         from langchain_memkit.testing import FakeChatModel
 
-        return FakeChatModel(delay=0.05), "a FAKE: it only looks for the answer in the messages it is given"
+        return FakeChatModel(delay=0.05), "a FAKE: it only looks through the messages it is given (a real one: --help)"
     try:
         from langchain_openai import ChatOpenAI
     except ImportError:
@@ -127,18 +118,24 @@ def run_process(part: str, store: str, session_id: str, fake: bool) -> None:
     """Runs a part in a new process and waits for it. Ctrl-C reaches this one alone, which ends the other."""
     command = [sys.executable, __file__, "--part", part, session_id, *(["--fake"] if fake else [])]
     environment = {**os.environ, "MEMKIT_QUICKSTART_STORE": store}  # not an argument: a URI may hold a password
-    done = subprocess.run(command, env=environment, start_new_session=True, check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        if code := process.wait():
+            sys.exit(code)
+    finally:
+        process.kill()  # nothing happens if it has ended
+        process.wait()
 
 
 def on_sqlite(store: str, fake: bool) -> None:
+    from langchain_memkit import SQLiteChatMessageHistory
+
     console.print("\n1. A process tells its chat some facts. The chat remembers in a SQLite file", style="bold")
     run_process("tell", store, "trip", fake)
     console.print("\n2. That process has ended. A new one, on the same file, asks", style="bold")
     run_process("ask", store, "trip", fake)
     console.print("\n3. What the file holds: a row per turn, without the system prompt", style="bold")
-    with open_histories(store) as histories:
+    with SQLiteChatMessageHistory.factory(store) as histories:
         for turn in list(histories("trip", user_id="nemo").iter_turns())[-5:]:
             text = " | ".join(f"{message.type}: {message.text}" for message in turn.messages)
             show(f"turn {turn.seq}", [text[:89]])
@@ -150,7 +147,7 @@ def on_mongodb(fake: bool) -> None:
     from langchain_memkit.testing import local_mongodb
 
     console.print("\n4. The same on a real MongoDB", style="bold")
-    session_id = f"trip-{uuid4().hex[:6]}"  # a server named by MEMKIT_TEST_MONGODB_URI may remember earlier runs
+    session_id = f"trip-{os.getpid()}"  # a server named by MEMKIT_TEST_MONGODB_URI may remember earlier runs
     with local_mongodb() as server, MongoClient[dict[str, Any]](server.uri) as client:
         source = "running already, named by MEMKIT_TEST_MONGODB_URI,"
         if server.pids:
@@ -189,9 +186,9 @@ def main() -> int:
         print("\nStopped.", file=sys.stderr)
         return 130
     except Exception as error:  # noqa: BLE001  # whatever it is, a newcomer gets a line, not a traceback
-        from_model = type(error).__module__.startswith("openai")
-        hint = "The model is what OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL say; --fake does without."
-        print(f"\nThe demo failed: {type(error).__name__}: {error}", hint if from_model else "", file=sys.stderr)
+        hint = ". The model is what OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL say; --fake does without"
+        hint = hint if "openai" in type(error).__module__ else ""
+        print(f"\nThe demo failed: {type(error).__name__}: {str(error).rstrip('.')}{hint}.", file=sys.stderr)
         return 1
     return 0
 

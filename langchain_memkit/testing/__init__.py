@@ -2,7 +2,7 @@
 
 Writing a history? Subclass `ChatMessageHistoryContract` (or `LangChainHistoryContract` if yours has LangChain's verbs
 only) and give it a `make_history` fixture; pytest runs every case in both call styles. `HistoryTurnContract` runs a
-history under `create_runnable_with_message_history`.
+history under `create_runnable_with_message_history`; `HistoryPropertiesContract` tries it on random input.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from langchain_memkit.testing.fakes import FakeChatModel, FrozenClock
 if TYPE_CHECKING:
     from langchain_memkit.testing.histories import ChatMessageHistoryContract, LangChainHistoryContract
     from langchain_memkit.testing.mongod import local_mongodb
+    from langchain_memkit.testing.properties import HistoryPropertiesContract
     from langchain_memkit.testing.turns import HistoryTurnContract
 
 __all__ = [
     "ChatMessageHistoryContract",
     "FakeChatModel",
     "FrozenClock",
+    "HistoryPropertiesContract",
     "HistoryTurnContract",
     "LangChainHistoryContract",
     "local_mongodb",
@@ -29,6 +31,7 @@ __all__ = [
 # these need pytest or pymongo, which a program that only wants the fakes does not have
 _LAZY = {
     "ChatMessageHistoryContract": "langchain_memkit.testing.histories",
+    "HistoryPropertiesContract": "langchain_memkit.testing.properties",
     "HistoryTurnContract": "langchain_memkit.testing.turns",
     "LangChainHistoryContract": "langchain_memkit.testing.histories",
     "local_mongodb": "langchain_memkit.testing.mongod",

@@ -43,6 +43,7 @@ class ModelServer:
     """
 
     def __init__(self, model: Path, folder: Path) -> None:
+        self.url = ""
         self._prompts, self._log = folder / "prompts", folder / "log"
         self._prompts.mkdir()
         arguments = [model, self._prompts, MAX_TOKENS, os.getpid()]
@@ -55,14 +56,15 @@ class ModelServer:
                 start_new_session=True,  # Ctrl-C reaches the tests only, which then end it
             )
 
-    def wait(self) -> str:
-        """Returns the address once `GET /health` answers 200."""
+    def wait(self) -> None:
+        """Finds the address, and returns once `GET /health` answers 200 there."""
         deadline = time.monotonic() + STARTUP_TIMEOUT
         while time.monotonic() < deadline:
             self.check()
             ready = re.search(r"^READY (http://\S+)$", self._log.read_text(errors="replace"), re.MULTILINE)
             if ready and is_healthy(ready[1]):
-                return ready[1]
+                self.url = ready[1]
+                return
             time.sleep(0.02)
         raise ModelServerError(f"The model server did not answer for {STARTUP_TIMEOUT:g} s. Its log:\n{self._end()}")
 
@@ -119,13 +121,13 @@ def model_file() -> Path:
 
 @pytest.fixture(scope="session")
 def start_model_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Any]:
-    """A further server of the test's own: `with start_model_server(model_file) as server`."""
+    """Makes servers of the test's own, each for a `with` block."""
 
     @contextlib.contextmanager
     def start(model: Path) -> Iterator[ModelServer]:
         server = ModelServer(model, tmp_path_factory.mktemp("model_server"))
         try:
-            server.url = server.wait()
+            server.wait()
             yield server
         finally:
             server.stop()

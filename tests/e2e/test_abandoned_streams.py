@@ -105,6 +105,25 @@ def test_conversation_goes_on(model: Any, histories: Any, model_server: Any, doc
     assert "memkit_status" not in answer.response_metadata
 
 
+def test_stopped_before_the_first_word(model: Any, histories: Any, documents: Documents) -> None:
+    """A stream that is closed when only its empty opening chunk has come leaves nothing."""
+    chat = create_runnable_with_message_history(model, histories)
+    with closing(chat.stream(QUESTION, CONFIG)) as stream:
+        assert next(stream).text == ""
+    assert documents("s1") == []
+
+
+def test_cancelled_call_stores_nothing(
+    model: Any, histories: Any, documents: Documents, runner: asyncio.Runner
+) -> None:
+    """A call that runs into a time limit has yielded nothing, so its turn did not happen."""
+    chat = create_runnable_with_message_history(model, histories)
+    runner.run(chat.ainvoke(QUESTION, CONFIG))
+    with pytest.raises(TimeoutError):
+        runner.run(asyncio.wait_for(chat.ainvoke("Go on.", CONFIG), 0.05))
+    assert [document["seq"] for document in documents("s1")] == [1]
+
+
 @pytest.mark.parametrize("stop", [stop_by_close, stop_by_aclose])
 def test_discard(model: Any, histories: Any, documents: Documents, runner: asyncio.Runner, stop: Any) -> None:
     """With `on_abort="discard"` an abandoned stream leaves nothing."""

@@ -35,15 +35,20 @@ def stored_answer(documents: Documents) -> dict[str, Any]:
     return answered
 
 
-def test_object(model: Any, histories: Any, documents: Documents, call: Call) -> None:
-    """A pydantic object is stored as its JSON, and the model is given it as its own words in the next turn."""
+def test_object(model: Any, histories: Any, model_server: Any, documents: Documents, call: Call) -> None:
+    """A pydantic object is stored as its JSON, and the next turn's prompt holds that as what the model said."""
     chat = create_runnable_with_message_history(model.with_structured_output(Look, method="json_schema"), histories)
     answer = call(chat, "invoke", QUESTION, CONFIG)
     assert type(answer) is Look
-    assert stored_answer(documents)["content"] == answer.model_dump_json()
-    stored = call(histories("s1", "nemo"), "view").messages[-1]
-    assert type(stored) is AIMessage
-    assert Look.model_validate_json(stored.text) == answer
+    as_json = answer.model_dump_json()
+    assert stored_answer(documents)["content"] == as_json
+    assert type(call(histories("s1", "nemo"), "view").messages[-1]) is AIMessage
+    call(create_runnable_with_message_history(model, histories), "invoke", "Are you sure?", CONFIG)
+    assert model_server.prompts(about=as_json)[-1][1:] == [
+        ("user", QUESTION),
+        ("assistant", as_json),
+        ("user", "Are you sure?"),
+    ]
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream"])

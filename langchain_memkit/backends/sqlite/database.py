@@ -29,10 +29,9 @@ MIGRATIONS = [
         user_id TEXT NOT NULL, session_id TEXT NOT NULL, message_id TEXT NOT NULL, seq INTEGER NOT NULL,
         PRIMARY KEY (user_id, session_id, message_id, seq)
     ) WITHOUT ROWID;
+    CREATE INDEX message_ids_seq ON message_ids (user_id, session_id, seq);
     CREATE TRIGGER turns_deleted AFTER DELETE ON turns BEGIN
-        DELETE FROM message_ids WHERE user_id = old.user_id AND session_id = old.session_id AND message_id IN
-            (SELECT json_extract(value, '$.id') FROM json_each(iif(json_valid(old.messages), old.messages, '[]')))
-            AND seq = old.seq;
+        DELETE FROM message_ids WHERE user_id = old.user_id AND session_id = old.session_id AND seq = old.seq;
     END;
     """,
 ]

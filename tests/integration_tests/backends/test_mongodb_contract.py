@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from langchain_memkit import MongoDBChatMessageHistory
-from langchain_memkit.testing import ChatMessageHistoryContract
+from langchain_memkit.testing import ChatMessageHistoryContract, HistoryPropertiesContract
 
 
 class TestDropIn(ChatMessageHistoryContract):
@@ -35,3 +35,11 @@ class TestGivenClient(ChatMessageHistoryContract):
 
         with MongoClient(standalone.uri) as client:
             yield MongoDBChatMessageHistory.factory(None, database, client=client)
+
+
+class TestProperties(HistoryPropertiesContract):
+    @pytest.fixture
+    def make_history(self, standalone: Any, database: str) -> Any:
+        """Histories of one factory."""
+        with MongoDBChatMessageHistory.factory(standalone.uri, database) as factory:
+            yield factory

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.testing import ChatMessageHistoryContract
+from langchain_memkit.testing import ChatMessageHistoryContract, HistoryPropertiesContract
 
 
 class TestFile(ChatMessageHistoryContract):
@@ -33,4 +33,12 @@ class TestMemory(ChatMessageHistoryContract):
     def make_history(self) -> Any:
         """Histories of one factory, in memory."""
         with SQLiteChatMessageHistory.factory(":memory:") as factory:
+            yield factory
+
+
+class TestProperties(HistoryPropertiesContract):
+    @pytest.fixture
+    def make_history(self, tmp_path: Path) -> Any:
+        """Histories of one factory, on one file."""
+        with SQLiteChatMessageHistory.factory(tmp_path / "chat.db") as factory:
             yield factory

@@ -1,0 +1,205 @@
+"""The house: floors and arrows, the front door, the errors, and what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import langchain_memkit
+from langchain_memkit import errors
+from langchain_memkit.errors import HistoryWriteError, MemkitError, MissingExtraError
+
+PACKAGE = Path(langchain_memkit.__file__).parent
+
+# a module may import from the floors named here, and from its own folder
+PURE = {"base", "messages", "errors", "_compat", "_flow"}
+ARROWS = {
+    "errors": set(),
+    "_compat": set(),
+    "_flow": set(),
+    "base": {"errors"},
+    "messages": {"base", "errors"},
+    "runnables": PURE,
+    "backends": PURE,
+    "testing": PURE | {"runnables"},
+}
+# driver -> the only modules that may import it
+DRIVERS = {
+    "pymongo": ("backends/mongodb/", "testing/mongod.py"),
+    "bson": ("backends/mongodb/",),
+    "sqlite3": ("backends/sqlite/",),
+    "pytest": ("testing/",),
+    "hypothesis": ("testing/",),
+    "langchain_core.chat_history": ("_compat.py",),
+    "langchain_core.runnables.history": ("_compat.py",),
+    "langchain_core.load": (),
+    "pickle": (),
+    "langchain": (),
+    "langchain_community": (),
+    "langchain_classic": (),
+}
+HARD = {"langchain_core", "pydantic", "typing_extensions", "langchain_memkit"}  # pydantic comes with langchain-core
+
+
+def modules() -> list[Path]:
+    """Every module of the package."""
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names that a module imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return names
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_only_go_down(path: Path) -> None:
+    """Each floor imports the floors below it and nothing else; a driver is imported in its one home."""
+    relative = path.relative_to(PACKAGE).as_posix()
+    floor = relative.split("/")[0].removesuffix(".py")
+    for name in imported(path):
+        top, *rest = name.split(".")
+        if top == "langchain_memkit" and rest and floor != "__init__":
+            assert rest[0] in ARROWS[floor] | {floor}, f"{relative} imports {name}"
+            if floor == "backends" and rest[0] == "backends" and len(rest) > 1:
+                assert rest[1] in (relative.split("/")[1], "_history"), f"{relative} imports {name}"
+        for driver, homes in DRIVERS.items():
+            if name == driver or name.startswith(f"{driver}."):
+                assert relative.startswith(homes) if homes else False, f"{relative} imports {name}"
+        known = top in HARD or top in sys.stdlib_module_names or top in DRIVERS
+        assert known, f"{relative} imports {name}, which is neither langchain-core nor a declared extra"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_all_is_sorted_and_true(path: Path) -> None:
+    """`__all__` is sorted, and every name in it exists."""
+    name = ".".join(["langchain_memkit", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
+    module = importlib.import_module(name)
+    names = getattr(module, "__all__", [])
+    assert list(names) == sorted(names)
+    assert all(hasattr(module, n) for n in names)
+
+
+def test_front_door() -> None:
+    """The public names, by equality."""
+    assert langchain_memkit.__all__ == [
+        "MongoDBChatMessageHistory",
+        "RunnableWithMessageHistory",
+        "SQLiteChatMessageHistory",
+        "create_runnable_with_message_history",
+        "purge_user",
+    ]
+    assert set(langchain_memkit.__all__) <= set(dir(langchain_memkit))
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        langchain_memkit.Nonsense  # noqa: B018  # the look-up is the test
+
+
+def test_error_tree_is_drawn() -> None:
+    """Every error is exported, descends from MemkitError, and stands in the module's drawing."""
+    classes = {n for n, c in vars(errors).items() if inspect.isclass(c) and issubclass(c, MemkitError)}
+    assert classes == set(errors.__all__)
+    assert all(name in (errors.__doc__ or "") for name in classes)
+    for name in ("MessageEncodeError", "MessageTooLargeError", "UnsupportedOutputError"):
+        assert issubclass(getattr(errors, name), (HistoryWriteError, ValueError))
+
+
+def test_public_verbs_have_async_twins() -> None:
+    """Every verb that does I/O exists in both styles, with the same arguments."""
+    histories = [langchain_memkit.SQLiteChatMessageHistory, langchain_memkit.MongoDBChatMessageHistory]
+    factory = type(langchain_memkit.SQLiteChatMessageHistory.factory(":memory:"))
+    without = {"add_message", "add_user_message", "add_ai_message", "factory", "close", "view"}
+    for cls in (*histories, factory):
+        verbs = {n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n))}
+        for name in verbs - without:
+            twin = name[1:] if name.startswith("a") and name[1:] in verbs | {"get_messages"} else f"a{name}"
+            if twin == "get_messages":
+                continue
+            assert twin in verbs, f"{cls.__name__}.{name} has no twin"
+            parameters = [list(inspect.signature(getattr(cls, n)).parameters) for n in (name, twin)]
+            assert parameters[0] == parameters[1]
+
+
+def run(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a fresh process, warnings as errors."""
+    command = [sys.executable, "-W", "error", *options, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_importing_is_light() -> None:
+    """Importing the package loads no driver, no model vendor and no LangChain beyond core."""
+    done = run("""
+        import sys, langchain_memkit
+        heavy = {"pymongo", "bson", "openai", "langchain", "langchain_community", "spacy", "pytest", "numpy"}
+        print(sorted(heavy & sys.modules.keys()))
+    """)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+WITHOUT_CORES_CLASSES = """
+    import asyncio, importlib.abc, sys, warnings
+
+    class Refuse(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name in ("langchain_core.chat_history", "langchain_core.runnables.history"):
+                raise ImportError(name)
+
+    sys.meta_path.insert(0, Refuse())
+    from langchain_core.messages import AIMessage, HumanMessage
+    from langchain_memkit import (
+        RunnableWithMessageHistory, SQLiteChatMessageHistory, create_runnable_with_message_history,
+    )
+    from langchain_memkit.testing import FakeChatModel
+
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    config = {"configurable": {"session_id": "s1", "user_id": "u1"}}
+    chat = create_runnable_with_message_history(FakeChatModel(), histories)
+    chat.invoke("My name is Nemo.", config)
+    print("".join(chunk.text for chunk in chat.stream("What is my name?", config)))
+    print(asyncio.run(chat.ainvoke("What is my name?", config)).text)
+    history = histories("s2")
+    history.add_user_message("a")
+    history.add_ai_message("b")
+    history.add_message(HumanMessage("c"))
+    print(str(history).splitlines())
+    assert not {"langchain_core.chat_history", "langchain_core.runnables.history"} & sys.modules.keys()
+    {more}
+"""
+
+
+def test_lives_without_what_core_2_removes() -> None:
+    """Histories and chain run where langchain-core has neither class, warnings as errors."""
+    done = run(WITHOUT_CORES_CLASSES.replace("{more}", ""))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "You told me: My name is Nemo.",
+        "You told me: My name is Nemo.",
+        "['Human: a', 'AI: b', 'Human: c']",
+    ]
+
+
+def test_missing_extra_says_which() -> None:
+    """A name whose extra is not installed says what to install; other import errors are not disguised."""
+    done = run("""
+        import sys
+        sys.modules["pymongo"] = None  # as if it were not installed
+        sys.modules["bson"] = None
+        import langchain_memkit
+        try:
+            langchain_memkit.MongoDBChatMessageHistory
+        except ImportError as error:
+            print(type(error).__name__, error)
+    """)
+    assert done.stdout.startswith(MissingExtraError.__name__), done.stderr
+    assert 'pip install "langchain-memkit[mongodb]"' in done.stdout
