@@ -96,7 +96,13 @@ def output_messages(output: Any, key: str | None) -> list[BaseMessage]:
 
 
 def _whole(message: BaseMessage) -> BaseMessage:
-    return message_chunk_to_message(message) if isinstance(message, BaseMessageChunk) else message
+    """A message that can be stored: no chunk, and without the Python object that langchain-openai adds to its JSON."""
+    if isinstance(message, BaseMessageChunk):
+        message = message_chunk_to_message(message)
+    if isinstance(message.additional_kwargs.get("parsed"), BaseModel):
+        rest = {k: v for k, v in message.additional_kwargs.items() if k != "parsed"}
+        message = message.model_copy(update={"additional_kwargs": rest})
+    return message
 
 
 def _from_dict(output: Mapping[str, Any], key: str | None) -> Any:
@@ -105,7 +111,8 @@ def _from_dict(output: Mapping[str, Any], key: str | None) -> Any:
     if "generations" in output:  # a bare chat model, as traced
         return output["generations"][0][0]["message"]
     if key is None and output.keys() == {"raw", "parsed", "parsing_error"}:  # with_structured_output(include_raw=True)
-        return _from_dict({"output": output["raw"].text if output["parsed"] is None else output["parsed"]}, None)
+        parsed = output["parsed"]
+        return output["raw"].text if parsed is None else parsed if isinstance(parsed, BaseModel) else json.dumps(parsed)
     if key is None:
         names = [next(iter(output))] if len(output) == 1 else []
         for name in [*names, "output", "messages"]:

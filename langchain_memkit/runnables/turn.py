@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import uuid4
@@ -207,17 +207,21 @@ class HistoryTurn(Runnable[Any, Any]):
             gathered.add(value)
         turn = drive(self._open(gathered.value, config), run_step)
         streamed = StreamedOutput()
+        chunks = self.runnable.stream(turn.input, turn.config, **kwargs)
         try:
-            with closing(self.runnable.stream(turn.input, turn.config, **kwargs)) as chunks:  # type: ignore[type-var]  # a generator
-                for chunk in chunks:
-                    streamed.add(chunk)
-                    yield chunk
+            for chunk in chunks:
+                streamed.add(chunk)
+                yield chunk
         except Exception:
             drive(self._model_failed(turn), run_step)
             raise
         except BaseException:  # closed by the consumer, collected, or Ctrl-C
+            # before the model's stream is closed: some wrappers run it to its end first
             drive(self._abort(turn, streamed), run_step)
             raise
+        finally:
+            if hasattr(chunks, "close"):
+                chunks.close()
         drive(self._save(turn, streamed.value), run_step)
 
     async def _astream(
@@ -228,17 +232,20 @@ class HistoryTurn(Runnable[Any, Any]):
             gathered.add(value)
         turn = await adrive(self._open(gathered.value, config), arun_step)
         streamed = StreamedOutput()
+        chunks = self.runnable.astream(turn.input, turn.config, **kwargs)
         try:
-            async with aclosing(self.runnable.astream(turn.input, turn.config, **kwargs)) as chunks:  # type: ignore[type-var]  # a generator
-                async for chunk in chunks:
-                    streamed.add(chunk)
-                    yield chunk
+            async for chunk in chunks:
+                streamed.add(chunk)
+                yield chunk
         except Exception:
             await _shielded(adrive(self._model_failed(turn), arun_step))
             raise
         except BaseException:  # closed by the consumer, collected, or cancelled
             await _shielded(adrive(self._abort(turn, streamed), arun_step))
             raise
+        finally:
+            if hasattr(chunks, "aclose"):
+                await chunks.aclose()
         await _shielded(adrive(self._save(turn, streamed.value), arun_step))
 
     # -- the steps of a turn

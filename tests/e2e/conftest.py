@@ -84,7 +84,7 @@ class ModelServer:
 
     def prompts(self, about: str) -> list[list[tuple[str, str]]]:
         """What the model was given, as the server wrote it down: (role, text), every prompt with this text in it."""
-        texts = [path.read_text() for path in sorted(self._prompts.iterdir())]
+        texts = [path.read_text("utf-8", "replace") for path in sorted(self._prompts.iterdir())]
         return [read_prompt(text) for text in texts if about in text]
 
     def _end(self) -> str:

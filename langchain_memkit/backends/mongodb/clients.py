@@ -7,6 +7,7 @@ import atexit
 import os
 import re
 import threading
+import weakref
 from collections.abc import AsyncGenerator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -23,7 +24,7 @@ __all__ = ["Clients", "hosts_of", "redact"]
 _lock = threading.RLock()
 _sync: dict[tuple[int, str], MongoClient[dict[str, Any]]] = {}
 _async: dict[tuple[int, int, str], tuple[asyncio.AbstractEventLoop, AsyncMongoClient[dict[str, Any]], Any]] = {}
-_users: dict[tuple[int, str], int] = {}
+_users: dict[tuple[int, str], weakref.WeakSet[Clients]] = {}  # factories that were dropped hold nothing open
 
 try:
     _DRIVER = DriverInfo("langchain-memkit", version("langchain-memkit"))
@@ -67,7 +68,6 @@ class Clients:
         self._uri = uri or ""
         self._client = client
         self._async_client = async_client
-        self._held: set[int] = set()
 
     def __repr__(self) -> str:
         """Names hosts only."""
@@ -131,20 +131,15 @@ class Clients:
     def hold(self) -> None:
         """Counts a factory as a user of the shared client in this process."""
         with _lock:
-            if self._uri and os.getpid() not in self._held:
-                self._held = {os.getpid()}
-                key = (os.getpid(), self._uri)
-                _users[key] = _users.get(key, 0) + 1
+            _users.setdefault((os.getpid(), self._uri), weakref.WeakSet()).add(self)
 
     def release(self) -> None:
         """Closes the shared sync client when the last factory that held it lets go."""
         key = (os.getpid(), self._uri)
         with _lock:
-            if os.getpid() not in self._held:
-                return
-            self._held = set()
-            _users[key] -= 1
-            client = _sync.pop(key, None) if _users[key] == 0 else None
+            holders = _users.setdefault(key, weakref.WeakSet())
+            holders.discard(self)
+            client = None if holders else _sync.pop(key, None)
         if client is not None:
             client.close()
 

@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Huma
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables.base import RunnableGenerator
 from langchain_core.runnables.history import RunnableWithMessageHistory as CoreClass
 from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel
@@ -139,6 +140,8 @@ class Answer(BaseModel):
             {"raw": AIMessage("x"), "parsed": Answer(name="Nemo", age=3), "parsing_error": None},
             ['{"name":"Nemo","age":3}'],
         ),
+        ({"raw": AIMessage("x"), "parsed": {"name": "N"}, "parsing_error": None}, ['{"name": "N"}']),
+        (AIMessage("{}", additional_kwargs={"parsed": Answer(name="N", age=3), "refusal": None}), ["{}"]),
         ({"raw": AIMessage("x"), "parsed": None, "parsing_error": ValueError()}, ["x"]),
     ],
     ids=lambda value: type(value).__name__,
@@ -296,6 +299,57 @@ def test_streams_into_the_next_step(histories: Any) -> None:
     list(chat.stream("I like tea.", S1))
     assert list(chat.stream("What do I like?", S1))[:6] == ["You ", "told ", "me: ", "I ", "like ", "tea."]
     assert len(histories("s1").messages) == 4
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_stream_that_is_no_generator(histories: Any, asynchronous: bool) -> None:
+    """A runnable may stream from any iterator: one without close() is fine."""
+
+    class Plain(RunnableLambda[Any, Any]):
+        def stream(self, *args: Any, **kwargs: Any) -> Any:
+            """A plain iterator."""
+            return iter([AIMessageChunk(content="a"), AIMessageChunk(content="b")])
+
+        def astream(self, *args: Any, **kwargs: Any) -> Any:
+            """A plain async iterator."""
+
+            class Chunks:
+                def __init__(self) -> None:
+                    self.chunks = iter("ab")
+
+                def __aiter__(self) -> Any:
+                    return self
+
+                async def __anext__(self) -> AIMessageChunk:
+                    for chunk in self.chunks:
+                        return AIMessageChunk(content=chunk)
+                    raise StopAsyncIteration
+
+            return Chunks()
+
+    async def consume(chat: Any) -> None:
+        async for _ in chat.astream("hi", S1):
+            pass
+
+    chat = create_runnable_with_message_history(Plain(lambda _: "unused"), histories)
+    asyncio.run(consume(chat)) if asynchronous else list(chat.stream("hi", S1))
+    assert texts(histories("s1").messages) == ["hi", "ab"]
+
+
+def test_abort_is_saved_before_the_model_is_told(histories: Any) -> None:
+    """The partial answer is stored before the model's stream is closed: closing may take long, or never end."""
+    stored: list[int] = []
+
+    def speak(inputs: Any) -> Any:
+        try:
+            yield from ("so ", "far ", "never read")
+        finally:
+            stored.append(len(histories("s1").messages))
+
+    stream = create_runnable_with_message_history(RunnableGenerator(speak), histories).stream("hi", S1)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]  # a generator
+    assert stored == [2]
 
 
 def test_input_from_a_previous_step(histories: Any) -> None:
