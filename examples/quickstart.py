@@ -29,7 +29,7 @@ def talk(chain: Runnable[Any, Any], store: str, session_id: str, lines: Sequence
     """The part to copy: a place to remember, a chain, and a config that says whose conversation it is."""
     import langchain_memkit as memkit
 
-    kind: Any = memkit.MongoDBChatMessageHistory if store.startswith("mongodb") else memkit.SQLiteChatMessageHistory
+    kind: Any = memkit.MongoDBChatMessageHistory if "://" in store else memkit.SQLiteChatMessageHistory
     with kind.factory(store) as histories:
         chat = memkit.create_runnable_with_message_history(chain, histories)
         config: RunnableConfig = {"configurable": {"session_id": session_id, "user_id": "nemo"}}
@@ -65,7 +65,7 @@ def run_part(part: str, store: str, session_id: str, fake: bool) -> None:
     """What one process does: tells the facts or asks the questions, and shows what the model is given."""
     from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 
-    short = store.startswith("mongodb")  # the reader knows the rest by then
+    short = "://" in store  # the reader knows the rest by then
     lines = (FACTS if part == "tell" else QUESTIONS)[: 1 if short else None]
 
     def show_given(prompt: PromptValue) -> PromptValue:
@@ -159,7 +159,9 @@ def on_mongodb(fake: bool) -> None:
         console.print("\n5. The first of these turns in MongoDB's shell: plain fields", style="bold")
         query = {"session_id": session_id, "seq": 1}
         console.print(f"> db.message_store.findOne({in_mongosh(query, 1)})", style="cyan")
-        console.print(in_mongosh(client["chat_history"]["message_store"].find_one(query)))
+        collection = client["chat_history"]["message_store"]
+        console.print(in_mongosh(collection.find_one(query)))
+        collection.delete_many({"session_id": session_id})
 
 
 def main() -> int:

@@ -139,7 +139,7 @@ class Database:
 _INHERITED: list[list[sqlite3.Connection]] = []
 
 
-_databases: dict[str, Database] = {}
+_databases: dict[tuple[str, float], Database] = {}
 
 
 def _statements(script: str) -> Iterator[str]:
@@ -153,11 +153,11 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def shared_database(path: str | os.PathLike[str], timeout: float) -> Database:
-    """One `Database` per file and process; in-memory ones are never shared."""
+    """One `Database` per file, timeout and process; in-memory ones are never shared."""
     if not isinstance(path, (str, Path)) or not str(path):
         msg = f"path must be a file name or ':memory:', not {type(path).__name__}"
         raise TypeError(msg)
     if str(path) == ":memory:":
         return Database(":memory:", timeout)
     name = os.path.abspath(path)
-    return _databases.setdefault(name, Database(name, timeout))
+    return _databases.setdefault((name, timeout), Database(name, timeout))

@@ -253,8 +253,8 @@ def test_missing_folder_and_other_files(tmp_path: Path) -> None:
 
 def test_locked_database(path: Path) -> None:
     """A writer that does not let go is a typed error after `timeout`; nothing was stored; readers go on."""
+    SQLiteChatMessageHistory(path, "s1").add_messages(TURN)  # with another timeout, on the same file
     history = SQLiteChatMessageHistory(path, "s1", timeout=0.1)
-    history.add_messages(TURN)
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(HistoryWriteError, match="locked") as raised:

@@ -1,0 +1,17 @@
+"""A real MongoDB for the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from langchain_memkit.testing import local_mongodb
+
+
+@pytest.fixture(scope="session")
+def standalone() -> Iterator[Any]:
+    """A standalone server."""
+    with local_mongodb() as server:
+        yield server
