@@ -16,7 +16,8 @@ from pydantic import BaseModel, RootModel, create_model
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
 from langchain_memkit.base import GetSessionHistory, Preprocessor
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.runnables.turn import BeforeSave, HistoryTurn, OnDroppedTurn, OnSaveError, Policy
+from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
+from langchain_memkit.runnables.turn import HistoryTurn
 
 __all__ = ["RunnableWithMessageHistory", "create_runnable_with_message_history"]
 
@@ -66,7 +67,9 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
             msg = "get_session_history must be callable: a function of session_id, or X.factory(...)"
             raise ConfigurationError(msg)
         chain = None if preprocessor is None else coerce_to_runnable(preprocessor)
-        policy = Policy(chain, before_save, on_save_error, on_model_error, on_abort, on_dropped_turn)
+        policy = Policy(
+            output_messages_key, chain, before_save, on_save_error, on_model_error, on_abort, on_dropped_turn
+        )
         policy.check()
         session_id = ConfigurableFieldSpec(
             id="session_id",
@@ -83,7 +86,6 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
                 coerce_to_runnable(runnable),
                 get_session_history,
                 input_messages_key,
-                output_messages_key,
                 history_messages_key,
                 history_factory_config,
                 policy,

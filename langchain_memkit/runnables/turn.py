@@ -1,99 +1,32 @@
 """One turn as a runnable: opened (ids checked, input captured), loaded, run and saved, in the call path.
 
-The steps are flows (see `_flow`), written once for both call styles. What happens when one of them fails is said at
-`create_runnable_with_message_history`.
+The steps are flows (see `_flow`), written once for both call styles.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
-from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 
 from langchain_memkit._flow import Flow, adrive, drive
-from langchain_memkit.base import GetSessionHistory, HistoryView, Preprocessor, check_id
-from langchain_memkit.errors import (
-    ConfigurationError,
-    HistoryWriteError,
-    IdempotencyConflictError,
-    StaleTurnError,
-)
-from langchain_memkit.messages.chain_io import (
-    StreamedOutput,
-    aborted,
-    input_messages,
-    output_messages,
-    without_echo,
-)
-from langchain_memkit.messages.turns import same_messages
-from langchain_memkit.runnables.session import Step, arun_step, run_step, session_history, user_code
+from langchain_memkit.base import GetSessionHistory, HistoryView, check_id
+from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
+from langchain_memkit.runnables.saving import OpenTurn, Policy
+from langchain_memkit.runnables.session import Step, arun_step, run_step, session_history
 
-__all__ = ["BeforeSave", "HistoryTurn", "OnDroppedTurn", "OnSaveError", "Policy"]
+__all__ = ["HistoryTurn"]
 
 logger = logging.getLogger("langchain_memkit")
 
-
 T = TypeVar("T")
-
-
-BeforeSave: TypeAlias = Callable[[list[BaseMessage]], list[BaseMessage]]
-
-
-OnSaveError: TypeAlias = Literal["raise", "log"] | Callable[[HistoryWriteError], None]
-
-
-OnDroppedTurn: TypeAlias = Literal["report", "raise"] | Callable[[HistoryWriteError], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The options of the factory; see `create_runnable_with_message_history`."""
-
-    preprocessor: Preprocessor | None
-    before_save: BeforeSave | None
-    on_save_error: OnSaveError
-    on_model_error: Literal["discard", "save_input"]
-    on_abort: Literal["save_partial", "discard"]
-    on_dropped_turn: OnDroppedTurn
-
-    def check(self) -> None:
-        """Refuses misspelt policies now rather than at the first failure."""
-        allowed: dict[str, tuple[str, ...]] = {
-            "on_save_error": ("raise", "log"),
-            "on_model_error": ("discard", "save_input"),
-            "on_abort": ("save_partial", "discard"),
-            "on_dropped_turn": ("report", "raise"),
-        }
-        for name, words in allowed.items():
-            value = getattr(self, name)
-            may_be_callable = name in ("on_save_error", "on_dropped_turn")
-            if value not in words and not (may_be_callable and callable(value)):
-                or_callable = " or a callable" if may_be_callable else ""
-                msg = f"{name} must be {' or '.join(map(repr, words))}{or_callable}, not {value!r:.50}"
-                raise ConfigurationError(msg)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTurn:
-    """A turn under way: everything that its save needs, captured when it began."""
-
-    history: Any
-    native: bool  # has `view` and `append_turn`
-    turn_id: str
-    epoch: int | None
-    new: list[BaseMessage]
-    shown: list[BaseMessage]
-    input: Any
-    config: RunnableConfig
 
 
 class HistoryTurn(Runnable[Any, Any]):
@@ -104,7 +37,6 @@ class HistoryTurn(Runnable[Any, Any]):
         runnable: Runnable[Any, Any],
         get_session_history: GetSessionHistory,
         input_key: str | None,
-        output_key: str | None,
         history_key: str | None,
         specs: Sequence[ConfigurableFieldSpec] | None,
         policy: Policy,
@@ -113,7 +45,6 @@ class HistoryTurn(Runnable[Any, Any]):
         self.name = "RunnableWithMessageHistory"
         self._get_session_history = get_session_history
         self._input_key = input_key
-        self._output_key = output_key
         self._history_key = history_key
         self._specs = specs
         self._policy = policy
@@ -128,9 +59,9 @@ class HistoryTurn(Runnable[Any, Any]):
             try:
                 output = self.runnable.invoke(turn.input, turn.config, **kwargs)
             except Exception:
-                drive(self._model_failed(turn), run_step)
+                drive(self._policy.model_failed(turn), run_step)
                 raise
-            drive(self._save(turn, output), run_step)
+            drive(self._policy.save(turn, output), run_step)
             return output
 
         return self._call_with_config(turn_of, input, config)
@@ -143,9 +74,9 @@ class HistoryTurn(Runnable[Any, Any]):
             try:
                 output = await self.runnable.ainvoke(turn.input, turn.config, **kwargs)
             except Exception:
-                await _shielded(adrive(self._model_failed(turn), arun_step))
+                await _shielded(adrive(self._policy.model_failed(turn), arun_step))
                 raise
-            await _shielded(adrive(self._save(turn, output), arun_step))
+            await _shielded(adrive(self._policy.save(turn, output), arun_step))
             return output
 
         return await self._acall_with_config(turn_of, input, config)
@@ -213,16 +144,16 @@ class HistoryTurn(Runnable[Any, Any]):
                 streamed.add(chunk)
                 yield chunk
         except Exception:
-            drive(self._model_failed(turn), run_step)
+            drive(self._policy.model_failed(turn), run_step)
             raise
         except BaseException:  # closed by the consumer, collected, or Ctrl-C
             # before the model's stream is closed: some wrappers run it to its end first
-            drive(self._abort(turn, streamed), run_step)
+            drive(self._policy.abort(turn, streamed), run_step)
             raise
         finally:
             if hasattr(chunks, "close"):
                 chunks.close()
-        drive(self._save(turn, streamed.value), run_step)
+        drive(self._policy.save(turn, streamed.value), run_step)
 
     async def _astream(
         self, values: AsyncIterator[Any], config: RunnableConfig, kwargs: dict[str, Any]
@@ -238,15 +169,15 @@ class HistoryTurn(Runnable[Any, Any]):
                 streamed.add(chunk)
                 yield chunk
         except Exception:
-            await _shielded(adrive(self._model_failed(turn), arun_step))
+            await _shielded(adrive(self._policy.model_failed(turn), arun_step))
             raise
         except BaseException:  # closed by the consumer, collected, or cancelled
-            await _shielded(adrive(self._abort(turn, streamed), arun_step))
+            await _shielded(adrive(self._policy.abort(turn, streamed), arun_step))
             raise
         finally:
             if hasattr(chunks, "aclose"):
                 await chunks.aclose()
-        await _shielded(adrive(self._save(turn, streamed.value), arun_step))
+        await _shielded(adrive(self._policy.save(turn, streamed.value), arun_step))
 
     # -- the steps of a turn
 
@@ -291,109 +222,6 @@ class HistoryTurn(Runnable[Any, Any]):
             return {**value, self._history_key: past}
         messages = [*past, *asked]
         return {**value, self._input_key: messages} if self._input_key else messages
-
-    def _save(self, turn: OpenTurn, output: Any) -> Flow[None]:
-        """Stores the finished turn, and applies `on_save_error` if that fails."""
-        try:
-            messages = [*turn.new, *without_echo(output_messages(output, self._output_key), turn.shown)]
-            yield from self._store(turn, messages, turn.turn_id)
-        except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
-            yield from self._save_failed(turn, _write_error(error, turn, output))
-
-    def _abort(self, turn: OpenTurn, streamed: StreamedOutput) -> Flow[None]:
-        """Stores what was yielded before the stream was closed or cancelled."""
-        if self._policy.on_abort == "discard" or streamed.empty:
-            return
-        output = streamed.value
-        try:
-            partial = aborted(without_echo(output_messages(output, self._output_key), turn.shown))
-            if partial:
-                # an id of its own, so that a retry of the turn is still stored
-                yield from self._store(turn, [*turn.new, *partial], f"{turn.turn_id[:500]}:aborted")
-        except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
-            failure = _write_error(error, turn, output)
-            # perhaps nobody is left to receive it
-            logger.error("the partial answer of a stopped turn was not stored: %s", failure)
-            yield from self._save_failed(turn, failure)
-
-    def _model_failed(self, turn: OpenTurn) -> Flow[None]:
-        """The turn did not happen; with `save_input`, the question is kept. Never hides the model's error."""
-        if self._policy.on_model_error != "save_input" or not turn.new:
-            return
-        try:
-            yield from self._store(turn, turn.new, f"{turn.turn_id[:500]}:failed")
-        except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
-            logger.error("the model failed, and then its input was not stored: %s", error)
-            yield _event(turn, "memkit_save_error", error)
-
-    def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> Flow[None]:
-        if (before_save := self._policy.before_save) is not None:
-            messages = list((yield user_code(before_save, messages, name="before_save")))
-        if not messages:
-            return
-        history, epoch = turn.history, turn.epoch
-        if not turn.native:
-            yield Step(lambda: history.add_messages(messages), lambda: history.aadd_messages(messages))
-            return
-        try:
-            yield Step(
-                lambda: history.append_turn(messages, turn_id=turn_id, epoch=epoch),
-                lambda: history.aappend_turn(messages, turn_id=turn_id, epoch=epoch),
-            )
-        except StaleTurnError as error:
-            yield from self._dropped(turn, error)
-        except IdempotencyConflictError as error:
-            # a retry around the chain: same question, and the model worded its answer anew. The first one stays.
-            asked = len(turn.new)
-            if before_save is not None or not same_messages(error.stored[:asked], messages[:asked]):
-                raise
-            yield from self._dropped(turn, error)
-
-    def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:
-        policy = self._policy.on_dropped_turn
-        if policy == "raise":
-            raise error
-        if callable(policy):
-            yield user_code(policy, error, name="on_dropped_turn")
-            return
-        logger.warning("turn not stored: %s", error)
-        yield _event(turn, "memkit_dropped_turn", error)
-
-    def _save_failed(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:
-        policy = self._policy.on_save_error
-        yield _event(turn, "memkit_save_error", error)
-        if policy == "raise":
-            raise error
-        if callable(policy):
-            yield user_code(policy, error, name="on_save_error")
-        else:
-            logger.error("turn not stored: %s", error)
-
-
-def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteError:
-    """Any failure of a save as a `HistoryWriteError` that carries the answer."""
-    if not isinstance(error, HistoryWriteError):
-        text = f"the turn was not saved: {type(error).__name__}: {error}"
-        wrapped = HistoryWriteError(text, maybe_stored=not turn.native)
-        wrapped.__cause__ = error
-        error = wrapped
-    error.output = output
-    error.turn_id = error.turn_id or turn.turn_id
-    error.messages = error.messages or list(turn.new)
-    return error
-
-
-def _event(turn: OpenTurn, name: str, error: BaseException) -> Step:
-    """Tells callback handlers (`on_custom_event`); data without message content."""
-    data = {"error": type(error).__name__, "message": str(error), "turn_id": turn.turn_id}
-
-    def sync() -> None:
-        dispatch_custom_event(name, data, config=turn.config)
-
-    async def asynchronous() -> None:
-        await adispatch_custom_event(name, data, config=turn.config)
-
-    return Step(sync, asynchronous)
 
 
 async def _shielded(work: Coroutine[Any, Any, T]) -> T:

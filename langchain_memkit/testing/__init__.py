@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from langchain_memkit.testing.fakes import FakeChatModel, FrozenClock
 
 if TYPE_CHECKING:
-    from langchain_memkit.testing.histories import ChatMessageHistoryContract, LangChainHistoryContract
+    from langchain_memkit.testing.histories import ChatMessageHistoryContract
+    from langchain_memkit.testing.langchain_histories import LangChainHistoryContract
     from langchain_memkit.testing.mongod import local_mongodb
     from langchain_memkit.testing.properties import HistoryPropertiesContract
     from langchain_memkit.testing.turns import HistoryTurnContract
@@ -33,7 +34,7 @@ _LAZY = {
     "ChatMessageHistoryContract": "langchain_memkit.testing.histories",
     "HistoryPropertiesContract": "langchain_memkit.testing.properties",
     "HistoryTurnContract": "langchain_memkit.testing.turns",
-    "LangChainHistoryContract": "langchain_memkit.testing.histories",
+    "LangChainHistoryContract": "langchain_memkit.testing.langchain_histories",
     "local_mongodb": "langchain_memkit.testing.mongod",
 }
 

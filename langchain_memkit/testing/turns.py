@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
-from langchain_core.runnables.base import RunnableGenerator
+from langchain_core.runnables import RunnableConfig, RunnableLambda
 
 from langchain_memkit.errors import HistoryWriteError, IdempotencyConflictError, MessageEncodeError, StaleTurnError
 from langchain_memkit.messages.chain_io import STATUS
 from langchain_memkit.runnables import create_runnable_with_message_history
+from langchain_memkit.testing._styles import Styles, streaming
 from langchain_memkit.testing.fakes import FakeChatModel
 
 __all__ = ["HistoryTurnContract"]
@@ -29,39 +28,6 @@ BROKEN = ToolMessage("r", tool_call_id="1", artifact=object())
 def texts(messages: list[BaseMessage]) -> list[str]:
     """The text of each message."""
     return [message.text for message in messages]
-
-
-class Styles:
-    """The same call in one of the four styles; `stop_after` closes a stream early."""
-
-    def __init__(self, style: str) -> None:
-        self.asynchronous = style.startswith("a")
-        self.streams = style.endswith("stream")
-
-    def __call__(self, chain: Runnable[Any, Any], value: Any, config: Any, stop_after: int | None = None) -> Any:
-        """The output, or the list of chunks."""
-        if self.asynchronous:
-            return asyncio.run(self._acall(chain, value, config, stop_after))
-        if not self.streams:
-            return chain.invoke(value, config)
-        chunks, stream = [], chain.stream(value, config)
-        for chunk in stream:
-            chunks.append(chunk)
-            if len(chunks) == stop_after:
-                stream.close()  # type: ignore[attr-defined]  # a generator
-                break
-        return chunks
-
-    async def _acall(self, chain: Runnable[Any, Any], value: Any, config: Any, stop_after: int | None) -> Any:
-        if not self.streams:
-            return await chain.ainvoke(value, config)
-        chunks = []
-        async with aclosing(chain.astream(value, config)) as stream:  # type: ignore[type-var]  # a generator
-            async for chunk in stream:
-                chunks.append(chunk)
-                if len(chunks) == stop_after:
-                    break
-        return chunks
 
 
 class HistoryTurnContract:
@@ -174,7 +140,7 @@ class HistoryTurnContract:
             yield AIMessageChunk(content="", tool_call_chunks=call)  # type: ignore[arg-type]  # this dict is one
             yield AIMessageChunk(content="never read")
 
-        chat = create_runnable_with_message_history(_streaming(speak), get_session_history)
+        chat = create_runnable_with_message_history(streaming(speak), get_session_history)
         stream(chat, "hello", S1, stop_after=2)
         (_, partial) = get_session_history("s1").messages
         assert partial.text == "Let me see. "
@@ -188,7 +154,7 @@ class HistoryTurnContract:
             yield AIMessageChunk(content="")
             yield AIMessageChunk(content="never read")
 
-        chat = create_runnable_with_message_history(_streaming(speak), get_session_history)
+        chat = create_runnable_with_message_history(streaming(speak), get_session_history)
         stream(chat, "hello", S1, stop_after=1)
         assert get_session_history("s1").messages == []
 
@@ -199,12 +165,12 @@ class HistoryTurnContract:
             yield AIMessageChunk(content="so far ")
             raise KeyboardInterrupt
 
-        chat = create_runnable_with_message_history(_streaming(speak), get_session_history)
+        chat = create_runnable_with_message_history(streaming(speak), get_session_history)
         with pytest.raises(KeyboardInterrupt):
             list(chat.stream("hello", S1))
         assert texts(get_session_history("s1").messages) == ["hello", "so far "]
 
-    def test_task_cancelled_while_streaming(self, get_session_history: Any) -> None:
+    def test_task_cancelled_whilestreaming(self, get_session_history: Any) -> None:
         """A cancelled task has stored its partial answer when the cancellation arrives at its caller."""
 
         async def go() -> None:
@@ -215,7 +181,7 @@ class HistoryTurnContract:
                 begun.set()
                 await asyncio.sleep(60)
 
-            chat = create_runnable_with_message_history(_streaming(speak), get_session_history)
+            chat = create_runnable_with_message_history(streaming(speak), get_session_history)
 
             async def consume() -> None:
                 async for _ in chat.astream("hello", S1):
@@ -376,28 +342,3 @@ class HistoryTurnContract:
         assert texts(get_session_history("s1", "u1").messages)[0] == "I am one."
         assert texts(get_session_history("s1", "u2").messages)[0] == "I am two."
         assert get_session_history("s1").messages == []
-
-
-def _streaming(function: Any) -> Any:
-    """A runnable that streams what the generator function yields for its whole input."""
-    import inspect
-
-    if inspect.isasyncgenfunction(function):
-
-        async def atransform(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
-            async for value in inputs:
-                async for chunk in function(value):
-                    yield chunk
-
-        return RunnableGenerator(atransform)
-
-    def transform(inputs: Iterator[Any]) -> Iterator[Any]:
-        for value in inputs:
-            yield from function(value)
-
-    async def in_async(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for value in inputs:
-            for chunk in function(value):
-                yield chunk
-
-    return RunnableGenerator(transform, in_async)

@@ -104,12 +104,18 @@ def test_a_file_that_cannot_be_used_is_a_line(path: str, tmp_path: Path) -> None
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_ctrl_c_ends_it_and_its_children() -> None:
     """SIGINT while a child is at work: one line, exit code 130, and the child is gone."""
     command = [sys.executable, str(DEMO), "--no-mongodb"]
     with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+        command,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        # a job in the background of a shell, as in CI, is started with SIGINT ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     ) as demo:
         assert demo.stdout
         assert demo.stderr

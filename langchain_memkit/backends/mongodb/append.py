@@ -8,20 +8,28 @@ harmless, so after any unclear outcome the same turn is simply sent again until 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import uuid4
 
 from pymongo.errors import BulkWriteError, PyMongoError, ServerSelectionTimeoutError
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import EMPTY, Batch, Head, Scope, admits, new_epoch, stored_or_conflict
+from langchain_memkit.backends._history.rows import (
+    EMPTY,
+    Batch,
+    Head,
+    Row,
+    Scope,
+    admits,
+    new_epoch,
+    stored_or_conflict,
+)
 from langchain_memkit.backends.mongodb.clients import redact
 from langchain_memkit.backends.mongodb.commands import Call, Pause, is_transient, jitter
-from langchain_memkit.backends.mongodb.documents import Kind, head_of, native_turn, turn_document, turns_filter
+from langchain_memkit.backends.mongodb.documents import MARKERS, Kind, head_of, native_turn, turn_document, turns_filter
 from langchain_memkit.backends.mongodb.indexes import ensure_indexes
+from langchain_memkit.backends.mongodb.reader import Reader
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
-
-if TYPE_CHECKING:
-    from langchain_memkit.backends.mongodb.store import MongoTurnStore
 
 DUPLICATE_KEY = 11000
 
@@ -34,7 +42,7 @@ class Append:
 
     def __init__(
         self,
-        store: MongoTurnStore,
+        store: Reader,
         scope: Scope,
         batch: Batch,
         kind: Kind,
@@ -104,7 +112,7 @@ class Append:
                 self.last = head_of([document]) or EMPTY
                 self.pending.remove((index, row))
         if len(documents) > len(stored):  # left over from a clear that broke off: finish it, then they are free
-            yield from self.store.delete_older(self.scope, current._replace(seq=current.base))
+            yield from delete_older(self.store, self.scope, current._replace(seq=current.base))
         self.look_up = False
 
     def _insert(self, timeout: float) -> Flow[None]:
@@ -164,7 +172,8 @@ class Append:
     def _recheck(self, purged: int) -> Flow[None]:
         """A purge that ran between our look and our insert did not see this new session: take it back."""
         if (yield from self.store.purged(self.scope.user_id)) != purged:
-            yield from self.store.void(self.scope, "clear")
+            marker = yield from mark(self.store, self.scope, "clear")
+            yield from delete_older(self.store, self.scope, marker)
             msg = f"user of session {self.scope.session_id!r} was purged while this turn ran, so it was not stored"
             raise StaleTurnError(msg, **self.batch.error_context)
 
@@ -177,3 +186,17 @@ def _read_bulk_error(error: BulkWriteError) -> tuple[int, bool]:
         return 0, False  # nothing is certain: look it up
     duplicate = bool(failures) and failures[0].get("code") == DUPLICATE_KEY
     return int(details.get("nInserted", 0)), duplicate
+
+
+def mark(store: Reader, scope: Scope, kind: Kind) -> Flow[Head]:
+    """Puts a contentless marker at the end of a session: whatever is before it is void from now on."""
+    batch = Batch([], [], [Row(f"{kind}:{uuid4()}", [], [])], None)
+    return (yield from Append(store, scope, batch, kind, None, None).flow())
+
+
+def delete_older(store: Reader, scope: Scope, head: Head) -> Flow[int]:
+    """Deletes everything before a marker; returns how many turns went."""
+    older = turns_filter(*scope, seq={"$lt": head.seq})
+    turns = yield from store.retried(lambda c: c.delete_many({**older, "kind": {"$nin": MARKERS}}))
+    yield from store.retried(lambda c: c.delete_many(older))
+    return int(turns.deleted_count)

@@ -17,6 +17,7 @@ from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_messag
 from langchain_memkit.messages.turns import count_tokens, counter_name
 
 Kind = Literal["turn", "clear", "purge"]
+MARKERS = ["clear", "purge"]
 
 MARKER_TTL = timedelta(hours=1)
 FIELDS = (
@@ -111,7 +112,7 @@ def is_live(document: Mapping[str, Any], base: int, now: datetime) -> bool:
     """Whether a document is a turn to show: after the last clear, not soft-deleted, not expired."""
     seq, expires = document.get("seq"), document.get("expiresAt")
     return (
-        document.get("kind", "turn") not in ("clear", "purge")
+        document.get("kind", "turn") not in MARKERS
         and not (isinstance(seq, (int, float)) and seq <= base)
         and document.get("isDeleted") is not True
         and document.get("isActive") is not False

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
-
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import Batch, Head, Row, Scope
-from langchain_memkit.backends.mongodb.append import Append
-from langchain_memkit.backends.mongodb.documents import Kind, legacy_filter, turns_filter
+from langchain_memkit.backends._history.rows import Batch, Head, Scope
+from langchain_memkit.backends.mongodb.append import Append, delete_older, mark
+from langchain_memkit.backends.mongodb.documents import MARKERS, Kind, legacy_filter, turns_filter
 from langchain_memkit.backends.mongodb.indexes import ensure_indexes
 from langchain_memkit.backends.mongodb.reader import Reader
-
-MARKERS = ["clear", "purge"]
 
 
 class MongoTurnStore(Reader):
@@ -36,41 +32,30 @@ class MongoTurnStore(Reader):
 
     def clear(self, scope: Scope) -> Flow[None]:
         """Marker in, everything older out; whatever the marker covers is invisible at once."""
-        yield from self.writing(self.void(scope, "clear"))
+        yield from self.writing(self._void(scope, "clear"))
 
     def purge(self, user_id: str) -> Flow[dict[str, int]]:
         """Marker into every session of the user, everything else out."""
         return (yield from self.writing(self._purge(user_id)))
 
     def _purge(self, user_id: str) -> Flow[dict[str, int]]:
-        yield from self.void(Scope(user_id, ""), "purge")
+        yield from self._void(Scope(user_id, ""), "purge")
         rows = yield from self.aggregate([{"$match": turns_filter(user_id)}, {"$group": {"_id": "$session_id"}}])
         scopes = [Scope(user_id, row["_id"]) for row in rows if isinstance(row["_id"], str) and row["_id"]]
         heads: dict[Scope, Head] = {}
         for scope in scopes:
-            heads[scope] = yield from self._mark(scope, "clear")
+            heads[scope] = yield from mark(self, scope, "clear")
         sessions = turns = 0
         for scope, head in heads.items():
-            deleted = yield from self.delete_older(scope, head)
+            deleted = yield from delete_older(self, scope, head)
             sessions, turns = sessions + bool(deleted), turns + deleted
         return {"sessions": sessions, "turns": turns}
 
-    def void(self, scope: Scope, kind: Kind) -> Flow[int]:
+    def _void(self, scope: Scope, kind: Kind) -> Flow[int]:
         """Puts a marker at the end of a session and deletes what is before it; returns how many turns went."""
-        head = yield from self._mark(scope, kind)
-        deleted = yield from self.delete_older(scope, head)
+        head = yield from mark(self, scope, kind)
+        deleted = yield from delete_older(self, scope, head)
         if not scope.user_id:
             rows = legacy_filter(*self.settings.legacy_keys, scope.session_id)
             yield from self.retried(lambda c: c.delete_many(rows))
         return deleted
-
-    def _mark(self, scope: Scope, kind: Kind) -> Flow[Head]:
-        batch = Batch([], [], [Row(f"{kind}:{uuid4()}", [], [])], None)
-        return (yield from Append(self, scope, batch, kind, None, None).flow())
-
-    def delete_older(self, scope: Scope, head: Head) -> Flow[int]:
-        """Deletes everything before a marker; returns how many turns went."""
-        older = turns_filter(*scope, seq={"$lt": head.seq})
-        turns = yield from self.retried(lambda c: c.delete_many({**older, "kind": {"$nin": MARKERS}}))
-        yield from self.retried(lambda c: c.delete_many(older))
-        return int(turns.deleted_count)

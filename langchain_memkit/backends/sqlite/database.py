@@ -161,3 +161,13 @@ def shared_database(path: str | os.PathLike[str], timeout: float) -> Database:
         return Database(":memory:", timeout)
     name = os.path.abspath(path)
     return _databases.setdefault((name, timeout), Database(name, timeout))
+
+
+def explained(error: sqlite3.Error) -> str:
+    """SQLite's words, with what to do where they are too short."""
+    hints = {
+        "database is locked": "another program is writing; `timeout=` sets how long to wait for it",
+        "unable to open database file": "does its folder exist, and may it be written to?",
+    }
+    hint = hints.get(str(error))
+    return f"{error} ({hint})" if hint else str(error)

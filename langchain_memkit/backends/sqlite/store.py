@@ -23,7 +23,7 @@ from langchain_memkit.backends._history.rows import (
     read_turn,
     stored_or_conflict,
 )
-from langchain_memkit.backends.sqlite.database import Database
+from langchain_memkit.backends.sqlite.database import Database, explained
 from langchain_memkit.base import Now, SessionInfo, TokenCounter, Turn
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -127,7 +127,7 @@ class SQLiteTurnStore:
         try:
             return (yield work)  # type: ignore[no-any-return]  # results of operations are untyped
         except sqlite3.Error as error:
-            msg = f"cannot read {self._database.path}: {_explained(error)}"
+            msg = f"cannot read {self._database.path}: {explained(error)}"
             raise HistoryReadError(msg) from error
 
     def _write(self, work: Callable[[sqlite3.Connection], T], batch: Batch | None = None) -> Flow[T]:
@@ -149,7 +149,7 @@ class SQLiteTurnStore:
             msg = f"a turn is larger than SQLite stores in one row: {error}"
             raise MessageTooLargeError(msg, **context) from error
         except sqlite3.Error as error:
-            msg = f"cannot write {self._database.path}: {_explained(error)}. Nothing was stored."
+            msg = f"cannot write {self._database.path}: {explained(error)}. Nothing was stored."
             raise HistoryWriteError(msg, **context) from error
 
     # -- operations
@@ -345,13 +345,3 @@ class SQLiteTurnStore:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.OperationalError:
             return
-
-
-def _explained(error: sqlite3.Error) -> str:
-    """SQLite's words, with what to do where they are too short."""
-    hints = {
-        "database is locked": "another program is writing; `timeout=` sets how long to wait for it",
-        "unable to open database file": "does its folder exist, and may it be written to?",
-    }
-    hint = hints.get(str(error))
-    return f"{error} ({hint})" if hint else str(error)

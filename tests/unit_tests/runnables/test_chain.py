@@ -336,6 +336,18 @@ def test_stream_that_is_no_generator(histories: Any, asynchronous: bool) -> None
     assert texts(histories("s1").messages) == ["hi", "ab"]
 
 
+@pytest.mark.parametrize("turn_id", ["t", "x" * 512, "é" * 256], ids=len)
+def test_partial_answer_and_retry(histories: Any, turn_id: str) -> None:
+    """A stopped turn is stored under an id of its own, so that its retry is stored, too; ids of any length."""
+    chat = create_runnable_with_message_history(FakeChatModel(), histories)
+    config: Any = {"configurable": {"session_id": "s1", "turn_id": turn_id}}
+    stream = chat.stream("What now?", config)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]  # a generator
+    chat.invoke("What now?", config)
+    assert texts(histories("s1").messages) == ["What now?", "You ", "What now?", "You have not told me that."]
+
+
 def test_abort_is_saved_before_the_model_is_told(histories: Any) -> None:
     """The partial answer is stored before the model's stream is closed: closing may take long, or never end."""
     stored: list[int] = []

@@ -1,0 +1,186 @@
+"""What is done with a finished turn: stored, or reported, as `create_runnable_with_message_history` says."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.base import MAX_ID_BYTES, Preprocessor
+from langchain_memkit.errors import (
+    ConfigurationError,
+    HistoryWriteError,
+    IdempotencyConflictError,
+    StaleTurnError,
+)
+from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
+from langchain_memkit.messages.turns import same_messages
+from langchain_memkit.runnables.session import Step, user_code
+
+__all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "Policy"]
+
+logger = logging.getLogger("langchain_memkit")
+
+BeforeSave: TypeAlias = Callable[[list[BaseMessage]], list[BaseMessage]]
+OnSaveError: TypeAlias = Literal["raise", "log"] | Callable[[HistoryWriteError], None]
+OnDroppedTurn: TypeAlias = Literal["report", "raise"] | Callable[[HistoryWriteError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """A turn under way: everything that its save needs, captured when it began."""
+
+    history: Any
+    native: bool  # has `view` and `append_turn`
+    turn_id: str
+    epoch: int | None
+    new: list[BaseMessage]
+    shown: list[BaseMessage]
+    input: Any
+    config: RunnableConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The options of the factory; see `create_runnable_with_message_history`."""
+
+    output_key: str | None
+    preprocessor: Preprocessor | None
+    before_save: BeforeSave | None
+    on_save_error: OnSaveError
+    on_model_error: Literal["discard", "save_input"]
+    on_abort: Literal["save_partial", "discard"]
+    on_dropped_turn: OnDroppedTurn
+
+    def check(self) -> None:
+        """Refuses misspelt policies now rather than at the first failure."""
+        allowed: dict[str, tuple[str, ...]] = {
+            "on_save_error": ("raise", "log"),
+            "on_model_error": ("discard", "save_input"),
+            "on_abort": ("save_partial", "discard"),
+            "on_dropped_turn": ("report", "raise"),
+        }
+        for name, words in allowed.items():
+            value = getattr(self, name)
+            may_be_callable = name in ("on_save_error", "on_dropped_turn")
+            if value not in words and not (may_be_callable and callable(value)):
+                or_callable = " or a callable" if may_be_callable else ""
+                msg = f"{name} must be {' or '.join(map(repr, words))}{or_callable}, not {value!r:.50}"
+                raise ConfigurationError(msg)
+
+    def save(self, turn: OpenTurn, output: Any) -> Flow[None]:
+        """Stores the finished turn, and applies `on_save_error` if that fails."""
+        try:
+            messages = [*turn.new, *without_echo(output_messages(output, self.output_key), turn.shown)]
+            yield from self._store(turn, messages, turn.turn_id)
+        except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
+            yield from self._save_failed(turn, _write_error(error, turn, output))
+
+    def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> Flow[None]:
+        """Stores what was yielded before the stream was closed or cancelled."""
+        if self.on_abort == "discard" or streamed.empty:
+            return
+        output = streamed.value
+        try:
+            partial = aborted(without_echo(output_messages(output, self.output_key), turn.shown))
+            if partial:
+                # an id of its own, so that a retry of the turn is still stored
+                yield from self._store(turn, [*turn.new, *partial], _derived_id(turn.turn_id, "aborted"))
+        except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
+            failure = _write_error(error, turn, output)
+            # perhaps nobody is left to receive it
+            logger.error("the partial answer of a stopped turn was not stored: %s", failure)
+            yield from self._save_failed(turn, failure)
+
+    def model_failed(self, turn: OpenTurn) -> Flow[None]:
+        """The turn did not happen; with `save_input`, the question is kept. Never hides the model's error."""
+        if self.on_model_error != "save_input" or not turn.new:
+            return
+        try:
+            yield from self._store(turn, turn.new, _derived_id(turn.turn_id, "failed"))
+        except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
+            logger.error("the model failed, and then its input was not stored: %s", error)
+            yield _event(turn, "memkit_save_error", error)
+
+    def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> Flow[None]:
+        if (before_save := self.before_save) is not None:
+            messages = list((yield user_code(before_save, messages, name="before_save")))
+        if not messages:
+            return
+        history, epoch = turn.history, turn.epoch
+        if not turn.native:
+            yield Step(lambda: history.add_messages(messages), lambda: history.aadd_messages(messages))
+            return
+        try:
+            yield Step(
+                lambda: history.append_turn(messages, turn_id=turn_id, epoch=epoch),
+                lambda: history.aappend_turn(messages, turn_id=turn_id, epoch=epoch),
+            )
+        except StaleTurnError as error:
+            yield from self._dropped(turn, error)
+        except IdempotencyConflictError as error:
+            # a retry around the chain: same question, and the model worded its answer anew. The first one stays.
+            asked = len(turn.new)
+            if before_save is not None or not same_messages(error.stored[:asked], messages[:asked]):
+                raise
+            yield from self._dropped(turn, error)
+
+    def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:
+        policy = self.on_dropped_turn
+        if policy == "raise":
+            raise error
+        if callable(policy):
+            yield user_code(policy, error, name="on_dropped_turn")
+            return
+        logger.warning("turn not stored: %s", error)
+        yield _event(turn, "memkit_dropped_turn", error)
+
+    def _save_failed(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:
+        policy = self.on_save_error
+        yield _event(turn, "memkit_save_error", error)
+        if policy == "raise":
+            raise error
+        if callable(policy):
+            yield user_code(policy, error, name="on_save_error")
+        else:
+            logger.error("turn not stored: %s", error)
+
+
+def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteError:
+    """Any failure of a save as a `HistoryWriteError` that carries the answer."""
+    if not isinstance(error, HistoryWriteError):
+        text = f"the turn was not saved: {type(error).__name__}: {error}"
+        wrapped = HistoryWriteError(text, maybe_stored=not turn.native)
+        wrapped.__cause__ = error
+        error = wrapped
+    error.output = output
+    error.turn_id = error.turn_id or turn.turn_id
+    error.messages = error.messages or list(turn.new)
+    return error
+
+
+def _event(turn: OpenTurn, name: str, error: BaseException) -> Step:
+    """Tells callback handlers (`on_custom_event`); data without message content."""
+    data = {"error": type(error).__name__, "message": str(error), "turn_id": turn.turn_id}
+
+    def sync() -> None:
+        dispatch_custom_event(name, data, config=turn.config)
+
+    async def asynchronous() -> None:
+        await adispatch_custom_event(name, data, config=turn.config)
+
+    return Step(sync, asynchronous)
+
+
+def _derived_id(turn_id: str, state: str) -> str:
+    """An id for what is left of a turn that did not end well; long ids are hashed to stay within the limit."""
+    if len(turn_id.encode()) > MAX_ID_BYTES - len(state) - 1:
+        turn_id = hashlib.sha256(turn_id.encode()).hexdigest()
+    return f"{turn_id}:{state}"

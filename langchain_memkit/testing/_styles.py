@@ -1,0 +1,69 @@
+"""The four styles of a call, for tests that run in each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.base import RunnableGenerator
+
+
+class Styles:
+    """The same call in one of the four styles; `stop_after` closes a stream early."""
+
+    def __init__(self, style: str) -> None:
+        self.asynchronous = style.startswith("a")
+        self.streams = style.endswith("stream")
+
+    def __call__(self, chain: Runnable[Any, Any], value: Any, config: Any, stop_after: int | None = None) -> Any:
+        """The output, or the list of chunks."""
+        if self.asynchronous:
+            return asyncio.run(self._acall(chain, value, config, stop_after))
+        if not self.streams:
+            return chain.invoke(value, config)
+        chunks, stream = [], chain.stream(value, config)
+        for chunk in stream:
+            chunks.append(chunk)
+            if len(chunks) == stop_after:
+                stream.close()  # type: ignore[attr-defined]  # a generator
+                break
+        return chunks
+
+    async def _acall(self, chain: Runnable[Any, Any], value: Any, config: Any, stop_after: int | None) -> Any:
+        if not self.streams:
+            return await chain.ainvoke(value, config)
+        chunks = []
+        async with aclosing(chain.astream(value, config)) as stream:  # type: ignore[type-var]  # a generator
+            async for chunk in stream:
+                chunks.append(chunk)
+                if len(chunks) == stop_after:
+                    break
+        return chunks
+
+
+def streaming(function: Any) -> Any:
+    """A runnable that streams what the generator function yields for its whole input."""
+    import inspect
+
+    if inspect.isasyncgenfunction(function):
+
+        async def atransform(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
+            async for value in inputs:
+                async for chunk in function(value):
+                    yield chunk
+
+        return RunnableGenerator(atransform)
+
+    def transform(inputs: Iterator[Any]) -> Iterator[Any]:
+        for value in inputs:
+            yield from function(value)
+
+    async def in_async(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for value in inputs:
+            for chunk in function(value):
+                yield chunk
+
+    return RunnableGenerator(transform, in_async)
