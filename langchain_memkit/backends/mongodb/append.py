@@ -33,9 +33,6 @@ from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, Sta
 
 DUPLICATE_KEY = 11000
 
-_reached: set[Any] = set()
-"""Servers that answered this process once: saves on them are retried longer."""
-
 
 class Append:
     """One batch or marker on its way into a session: try, look, try again, until it is stored or time is up."""
@@ -65,7 +62,7 @@ class Append:
         """Runs to the end; returns where the last row was stored."""
         store = self.store
         yield from ensure_indexes(store.clients, store.settings)
-        reached = store.clients.key in _reached
+        reached = store.reached
         deadline = time.monotonic() + (store.settings.save_timeout if reached else store.settings.timeout)
         while True:
             try:
@@ -134,7 +131,6 @@ class Append:
             self.head, self.look_up = None, True
             return
         self._stored(documents)
-        _reached.add(store.clients.key)
         if head is None and self.epoch is not None and scope.user_id:
             yield from self._recheck(purged)
 

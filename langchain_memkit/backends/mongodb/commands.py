@@ -75,12 +75,20 @@ class Settings:
     now: Now
 
 
+_reached: set[Any] = set()
+
+
 class Commands:
     """Runs flows of `Call` and `Pause` on the collection, with the sync or the async client."""
 
     def __init__(self, clients: Clients, settings: Settings) -> None:
         self.clients = clients
         self.settings = settings
+
+    @property
+    def reached(self) -> bool:
+        """Whether the server answered this process once: saves are then retried longer."""
+        return self.clients.key in _reached
 
     def collection(self, client: Any) -> Any:
         """The collection with the guarantees pinned, whatever the connection string says."""
@@ -101,7 +109,9 @@ class Commands:
                 time.sleep(operation.seconds)
                 return None
             with pymongo.timeout(operation.timeout):
-                return operation.function(self.collection(self.clients.sync()))
+                result = operation.function(self.collection(self.clients.sync()))
+            _reached.add(self.clients.key)
+            return result
 
         return drive(flow, step)
 
@@ -115,7 +125,9 @@ class Commands:
                 return await asyncio.sleep(operation.seconds)
             collection = self.collection(await self.clients.asynchronous())
             with pymongo.timeout(operation.timeout):
-                return await operation.function(collection)
+                result = await operation.function(collection)
+            _reached.add(self.clients.key)
+            return result
 
         return await adrive(flow, step)
 

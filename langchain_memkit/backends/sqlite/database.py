@@ -6,6 +6,7 @@ import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +51,7 @@ class Database:
     def _forget(self) -> None:
         self._pid = os.getpid()
         self._idle: list[sqlite3.Connection] = []
+        weakref.finalize(self, _close_idle, self._pid, self._idle)
         self._lock = threading.Lock()
         self._turnstile = threading.Lock()  # an in-memory database has a single connection
         self._closed = False
@@ -131,9 +133,14 @@ class Database:
     def close(self) -> None:
         """Closes the idle connections; using the database again opens new ones (a file's, not an in-memory one's)."""
         with self._lock:
-            idle, self._idle, self._closed = self._idle, [], True
-        for connection in idle:
-            connection.close()
+            self._closed = True
+            _close_idle(self._pid, self._idle)
+
+
+def _close_idle(pid: int, idle: list[sqlite3.Connection]) -> None:
+    """Closes connections, in the process that opened them only."""
+    while idle and pid == os.getpid():
+        idle.pop().close()
 
 
 _INHERITED: list[list[sqlite3.Connection]] = []
