@@ -28,6 +28,7 @@ ARROWS = {
     "messages": {"base", "errors"},
     "runnables": PURE,
     "backends": PURE,
+    "migrate": PURE | {"backends"},
     "testing": PURE | {"runnables"},
 }
 # driver -> the only modules that may import it
@@ -40,6 +41,7 @@ DRIVERS = {
     "langchain_core.chat_history": ("_compat.py",),
     "langchain_core.runnables.history": ("_compat.py",),
     "langchain_core.load": (),
+    "rich": ("migrate.py",),
     "pickle": (),
     "langchain": (),
     "langchain_community": (),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -40,6 +40,7 @@ class Row:
     op: str
     messages: list[dict[str, Any]]
     tokens: list[int]
+    created_at: datetime | None = None  # None: now
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,13 @@ class Batch:
     identified: list[BaseMessage]
     rows: list[Row]
     turn_id: str | None
+
+    def parts(self) -> Iterator[tuple[Row, list[BaseMessage]]]:
+        """Each row with its messages."""
+        begin = 0
+        for row in self.rows:
+            yield row, self.identified[begin : begin + len(row.messages)]
+            begin += len(row.messages)
 
     @property
     def error_context(self) -> dict[str, Any]:
@@ -157,15 +165,21 @@ class Page(NamedTuple):
 class TurnStore(Protocol):
     """What a backend implements for `TurnHistory` and `HistoryFactory`; all but the runners return flows."""
 
+    layout: str
+
+    @property
+    def place(self) -> Any: ...
+
     def run(self, flow: Flow[T]) -> T: ...
     async def arun(self, flow: Flow[T]) -> T: ...
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, epoch: int | None) -> Flow[int]: ...
     def page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]: ...
     def page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]: ...
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]: ...
-    def flag(self, scope: Scope, seq: int, *, deleted: bool) -> Flow[bool]: ...
+    def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]: ...
     def clear(self, scope: Scope) -> Flow[None]: ...
     def sessions(self, user_id: str) -> Flow[list[SessionInfo]]: ...
+    def owners(self) -> Flow[list[str]]: ...
     def purge(self, user_id: str) -> Flow[dict[str, int]]: ...
     def setup(self) -> Flow[None]: ...
     def close(self) -> None: ...

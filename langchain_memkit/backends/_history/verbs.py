@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Literal, Self
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._flow import Flow
@@ -176,6 +176,24 @@ class TurnHistory(BaseChatMessageHistory):
         """Async twin of `stored_ids`."""
         return await self._store.arun(self._store.stored_ids(self._scope, ids)) if ids else set()
 
+    def last_questions(self, n: int = 3) -> list[str]:
+        """The user's last questions, newest first: what a follow-up question is understood from.
+
+        Args:
+            n: At most so many.
+
+        Returns:
+            The text of the last `n` human messages, newest first.
+
+        Raises:
+            HistoryReadError: The store cannot be reached or read.
+        """
+        return self._store.run(self._last_questions(n))
+
+    async def alast_questions(self, n: int = 3) -> list[str]:
+        """Async twin of `last_questions`."""
+        return await self._store.arun(self._last_questions(n))
+
     # -- writing
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
@@ -240,21 +258,28 @@ class TurnHistory(BaseChatMessageHistory):
             return 0
         return await self._store.arun(self._store.append(self._scope, batch, expected_seq, epoch))
 
-    def delete_turn(self, seq: int) -> bool:
-        """Hides one turn (soft delete: it stays stored until cleared); returns whether there was one."""
-        return self._store.run(self._store.flag(self._scope, seq, deleted=True))
+    def delete_turn(self, turn: int | str) -> bool:
+        """Hides one turn (soft delete: it stays stored until cleared).
 
-    async def adelete_turn(self, seq: int) -> bool:
+        Args:
+            turn: Its position (`Turn.seq`), or its `Turn.op`, which turns without a position have as well.
+
+        Returns:
+            Whether there was such a turn.
+        """
+        return self._store.run(self._store.flag(self._scope, turn, deleted=True))
+
+    async def adelete_turn(self, turn: int | str) -> bool:
         """Async twin of `delete_turn`."""
-        return await self._store.arun(self._store.flag(self._scope, seq, deleted=True))
+        return await self._store.arun(self._store.flag(self._scope, turn, deleted=True))
 
-    def restore_turn(self, seq: int) -> bool:
+    def restore_turn(self, turn: int | str) -> bool:
         """Shows a turn again that `delete_turn` hid; returns whether there was one."""
-        return self._store.run(self._store.flag(self._scope, seq, deleted=False))
+        return self._store.run(self._store.flag(self._scope, turn, deleted=False))
 
-    async def arestore_turn(self, seq: int) -> bool:
+    async def arestore_turn(self, turn: int | str) -> bool:
         """Async twin of `restore_turn`."""
-        return await self._store.arun(self._store.flag(self._scope, seq, deleted=False))
+        return await self._store.arun(self._store.flag(self._scope, turn, deleted=False))
 
     def clear(self) -> None:
         """Deletes this session's turns for good; turns that began before are refused when they want to be stored.
@@ -294,6 +319,19 @@ class TurnHistory(BaseChatMessageHistory):
         tokens = [n for t in turns for n in t.tokens]
         kept = cut_tail(messages, tokens, max_messages=max_messages, max_tokens=max_tokens)
         return HistoryView(kept, head.seq, head.epoch, tuple(problems))
+
+    def _last_questions(self, n: int) -> Flow[list[str]]:
+        limit = _limit(n, "n") or 0
+        questions: list[str] = []
+        older: Any | None = None
+        while len(questions) < limit:
+            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE))
+            for turn in page.turns:
+                questions += [m.text for m in reversed(turn.messages) if isinstance(m, HumanMessage)]
+            older = page.older
+            if older is None:
+                break
+        return questions[:limit]
 
     def _page_forward(self, after: Any | None, before_seq: int | None) -> Flow[tuple[list[Turn], Any | None]]:
         turns, after = yield from self._store.page_forward(self._scope, after, FORWARD_PAGE)

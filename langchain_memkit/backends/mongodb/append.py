@@ -55,7 +55,8 @@ class Append:
         self.pending = list(enumerate(batch.rows))
         self.head = store.recall(scope) if expected_seq is None else None
         self.last = EMPTY
-        self.look_up = len(batch.rows) > 1  # an import may be the continuation of one that broke off
+        # an import may be the continuation of one that broke off, and a retry comes before a conflict of positions
+        self.look_up = len(batch.rows) > 1 or expected_seq is not None
         self.unknown = False
 
     def flow(self) -> Flow[Head]:

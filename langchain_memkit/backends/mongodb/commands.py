@@ -66,6 +66,7 @@ class Settings:
 
     names: tuple[str, str]  # database, collection
     legacy_keys: tuple[str, str]  # session_id_key, history_key
+    user_id_key: str  # of layout "qa"
     create_index: bool
     index_kwargs: Mapping[str, Any]
     ttl: float | None
@@ -84,6 +85,11 @@ class Commands:
     def __init__(self, clients: Clients, settings: Settings) -> None:
         self.clients = clients
         self.settings = settings
+
+    @property
+    def place(self) -> Any:
+        """Equal for stores on the same collection."""
+        return (self.clients.key, self.settings.names)
 
     @property
     def reached(self) -> bool:
@@ -149,6 +155,11 @@ class Commands:
                 if not is_transient(error) or time.monotonic() > deadline:
                     raise
             yield Pause(jitter(0.25))
+
+    def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
+        """The result of an aggregation; these look at a whole user, so they get the long time limit."""
+        cursor = yield Call(lambda c: c.aggregate(pipeline), self.settings.save_timeout)
+        return (yield Call(lambda c: cursor.to_list(), self.settings.save_timeout))  # type: ignore[no-any-return]  # untyped
 
     def reading(self, flow: Flow[T]) -> Flow[T]:
         """The flow with a driver's errors raised as `HistoryReadError`."""

@@ -85,6 +85,7 @@ def turn_document(
     scope: Scope, head: Head, kind: Kind, row: Row, now: datetime, ttl: float | None, counter: TokenCounter | None
 ) -> dict[str, Any]:
     """The document of one turn or marker, in the order in which a person reads it."""
+    now = row.created_at or now
     document: dict[str, Any] = {
         "user_id": scope.user_id,
         "session_id": scope.session_id,
@@ -134,7 +135,9 @@ def legacy_turn(document: Mapping[str, Any], history_key: str, counter: TokenCou
     """A row of langchain-mongodb, `{SessionId, History: "<json>"}`, as a turn of one message."""
     identity = document.get("_id")
     created_at = identity.generation_time if isinstance(identity, ObjectId) else None
-    turn = Turn(0, 0, str(identity), created_at, [], [])
+    note = document.get("memkit")  # rows that we wrote say which turn they belong to
+    op = note.get("op") if isinstance(note, Mapping) else None
+    turn = Turn(0, 0, op if isinstance(op, str) else f"row:{identity}", created_at, [], [])
     try:
         stored = document.get(history_key)
         message = decode_legacy_message(json.loads(stored) if isinstance(stored, (str, bytes)) else stored)

@@ -12,10 +12,13 @@ from langchain_memkit.backends._history.verbs import TurnHistory
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Settings
 from langchain_memkit.backends.mongodb.documents import FIELDS
+from langchain_memkit.backends.mongodb.layout_langchain import LangChainRowStore
+from langchain_memkit.backends.mongodb.layout_qa import QAStore
 from langchain_memkit.backends.mongodb.store import MongoTurnStore
 from langchain_memkit.base import Now, TokenCounter, utc_now
 from langchain_memkit.errors import ConfigurationError
 
+STORES: dict[str, Any] = {"turns": MongoTurnStore, "langchain": LangChainRowStore, "qa": QAStore}
 MIN_TTL = 60  # the server removes expired documents once a minute
 
 
@@ -33,7 +36,8 @@ class MongoDBOptions(TypedDict, total=False):
     timeout: float
     save_timeout: float
     token_counter: TokenCounter | None
-    layout: Literal["turns"]
+    layout: Literal["turns", "langchain", "qa"]
+    user_id_key: str
     on_corrupt: Literal["report", "raise"]
     now: Now
 
@@ -64,7 +68,10 @@ class MongoDBChatMessageHistory(TurnHistory):
         timeout: Seconds within which reads and the first use fail if the server cannot be reached.
         save_timeout: Seconds for which a save is retried on a server that was reached before (elections take over 10).
         token_counter: Counts tokens of messages when they are stored; default LangChain's approximation.
-        layout: `"turns"`, the storage model of memkit.
+        layout: `"turns"`, the storage model of memkit. `"langchain"` writes langchain-mongodb's rows, for a rolling
+            deploy or the way back: turns are not atomic there and have no positions. `"qa"` reads and writes documents
+            `{question, response, chatId, userId, isActive, isDeleted, createdAt, updatedAt}`, ordered by date.
+        user_id_key: For `layout="qa"`: the field that says whose a document is, `"userId"` or `"email"`.
         on_corrupt: `"report"` leaves damaged messages out and logs them, `"raise"` raises `MessageDecodeError`.
         now: The clock, for tests.
 
@@ -98,14 +105,17 @@ class MongoDBChatMessageHistory(TurnHistory):
         timeout: float = 5.0,
         save_timeout: float = 30.0,
         token_counter: TokenCounter | None = None,
-        layout: Literal["turns"] = "turns",
+        layout: Literal["turns", "langchain", "qa"] = "turns",
+        user_id_key: str = "userId",
         on_corrupt: Literal["report", "raise"] = "report",
         now: Now = utc_now,
     ) -> None:
-        _check_arguments(session_id_key, history_key, ttl, timeout, save_timeout, layout)
+        _check_arguments(session_id_key, history_key, user_id_key, ttl, timeout, save_timeout, layout)
+        self.layout = layout
         settings = Settings(
             names=(database_name, collection_name),
             legacy_keys=(session_id_key, history_key),
+            user_id_key=user_id_key,
             create_index=create_index,
             index_kwargs=dict(index_kwargs or {}),
             ttl=ttl,
@@ -114,7 +124,7 @@ class MongoDBChatMessageHistory(TurnHistory):
             token_counter=token_counter,
             now=now,
         )
-        self._mongo = MongoTurnStore(Clients(connection_string, client, async_client), settings)
+        self._mongo = STORES[layout](Clients(connection_string, client, async_client), settings)
         self.database_name = database_name
         self.collection_name = collection_name
         self.session_id_key = session_id_key
@@ -127,6 +137,15 @@ class MongoDBChatMessageHistory(TurnHistory):
             token_counter=token_counter,
             on_corrupt=on_corrupt,
         )
+
+    def _bind(self, session_id: str, user_id: str | None) -> None:
+        super()._bind(session_id, user_id)
+        if self.layout == "langchain" and user_id is not None:
+            msg = "rows of langchain-mongodb carry no user: leave user_id out, or use layout='turns'"
+            raise ConfigurationError(msg)
+        if self.layout == "qa" and user_id is None:
+            msg = "documents of layout='qa' belong to a user: pass user_id"
+            raise ConfigurationError(msg)
 
     @property
     def client(self) -> MongoClient[dict[str, Any]]:
@@ -169,15 +188,22 @@ class MongoDBChatMessageHistory(TurnHistory):
             histories("s1", user_id="u1").add_user_message("hello")
             ```
         """
-        first = cls(connection_string, "-", database_name, collection_name, **options)
+        owner = "-" if options.get("layout") == "qa" else None  # of the pattern that sessions are copied from
+        first = cls(connection_string, "-", database_name, collection_name, user_id=owner, **options)
         first._mongo.clients.hold()
         return HistoryFactory(first._mongo, first._for_session)
 
 
 def _check_arguments(
-    session_id_key: str, history_key: str, ttl: float | None, timeout: float, save_timeout: float, layout: str
+    session_id_key: str,
+    history_key: str,
+    user_id_key: str,
+    ttl: float | None,
+    timeout: float,
+    save_timeout: float,
+    layout: str,
 ) -> None:
-    for name, value in (("session_id_key", session_id_key), ("history_key", history_key)):
+    for name, value in (("session_id_key", session_id_key), ("history_key", history_key), ("user_id_key", user_id_key)):
         if not value or value in FIELDS or value.startswith("$") or "." in value:
             msg = f"{name} must be a plain field name other than {', '.join(FIELDS)}; got {value!r:.50}"
             raise ConfigurationError(msg)
@@ -187,6 +213,6 @@ def _check_arguments(
     if not (timeout > 0 and save_timeout > 0):
         msg = f"timeout and save_timeout are in seconds, above 0; got {timeout!r:.50} and {save_timeout!r:.50}"
         raise ConfigurationError(msg)
-    if layout != "turns":
-        msg = f"layout must be 'turns', got {layout!r:.50}"
+    if layout not in STORES:
+        msg = f"layout must be one of {', '.join(map(repr, STORES))}, got {layout!r:.50}"
         raise ConfigurationError(msg)

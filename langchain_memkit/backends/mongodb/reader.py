@@ -15,6 +15,7 @@ from langchain_memkit.backends._history.rows import EMPTY, Head, Page, Scope
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Call, Commands, Settings
 from langchain_memkit.backends.mongodb.documents import (
+    MARKERS,
     head_of,
     is_live,
     legacy_filter,
@@ -137,10 +138,13 @@ class Reader(Commands):
         oldest = self.settings.now().replace(year=1970)
         return sorted(merged.values(), key=lambda s: s.updated_at or oldest, reverse=True)
 
-    def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
-        """The result of an aggregation; these look at a whole user, so they get the long time limit."""
-        cursor = yield Call(lambda c: c.aggregate(pipeline), self.settings.save_timeout)
-        return (yield Call(lambda c: cursor.to_list(), self.settings.save_timeout))  # type: ignore[no-any-return]  # untyped
+    def owners(self) -> Flow[list[str]]:
+        """Every user with turns; an empty string stands for nobody, with rows of langchain-mongodb."""
+        match = {"user_id": {"$type": "string"}, "seq": {"$gt": 0}, "kind": {"$nin": MARKERS}}
+        rows = yield from self.reading(self.aggregate([{"$match": match}, {"$group": {"_id": "$user_id"}}]))
+        legacy = legacy_filter(*self.settings.legacy_keys)
+        old = yield from self.reading(self.retried(lambda c: c.find_one(legacy, {"_id": 1})))
+        return sorted({row["_id"] for row in rows} | ({""} if old else set()))
 
     def find(self, query: dict[str, Any], direction: int, limit: int, key: str = "seq") -> Call:
         """A bounded, sorted find."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Batch, Head, Scope
 from langchain_memkit.backends.mongodb.append import Append, delete_older, mark
@@ -13,6 +15,8 @@ from langchain_memkit.backends.mongodb.reader import Reader
 class MongoTurnStore(Reader):
     """All flows of one collection, with the clients that run them."""
 
+    layout = "turns"
+
     def setup(self) -> Flow[None]:
         """Builds missing indexes, however large the collection is."""
         yield from self.reading(ensure_indexes(self.clients, self.settings, forced=True))
@@ -23,12 +27,19 @@ class MongoTurnStore(Reader):
         head = yield from self.writing(flow, batch)
         return head.seq
 
-    def flag(self, scope: Scope, seq: int, *, deleted: bool) -> Flow[bool]:
+    def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
         """Sets or removes the soft-delete mark of a turn."""
-        query = turns_filter(*scope, seq={"$eq": int(seq)}, kind={"$nin": MARKERS})
+        which = "op" if isinstance(turn, str) else "seq"
+        query = {**turns_filter(*scope, kind={"$nin": MARKERS}), which: {"$eq": turn}}
         change = {"$set": {"isDeleted": deleted}}
         result = yield from self.writing(self.retried(lambda c: c.update_one(query, change)))
         return bool(result.matched_count)
+
+    def drop_turns(self, scope: Scope, ops: Sequence[str]) -> Flow[None]:
+        """Deletes turns that were written somewhere else, and nothing that came since."""
+        for begin in range(0, len(ops), 1000):
+            query = turns_filter(*scope, op={"$in": list(ops[begin : begin + 1000])})
+            yield from self.writing(self.retried(lambda c, query=query: c.delete_many(query)))  # type: ignore[misc]  # bound now
 
     def clear(self, scope: Scope) -> Flow[None]:
         """Marker in, everything older out; whatever the marker covers is invisible at once."""

@@ -17,6 +17,7 @@ from langchain_memkit.backends._history.rows import (
     Batch,
     Head,
     Page,
+    Row,
     Scope,
     admits,
     new_epoch,
@@ -51,6 +52,8 @@ LIVE = "(expires_at IS NULL OR expires_at > :now)"
 class SQLiteTurnStore:
     """The storage model on SQLite. Each operation is one transaction, run on a borrowed connection."""
 
+    layout = "turns"
+
     def __init__(self, database: Database, ttl: float | None, token_counter: TokenCounter | None, now: Now) -> None:
         if ttl is not None and not ttl > 0:
             msg = f"ttl is in seconds and must be above 0, or None to keep turns; got {ttl!r:.50}"
@@ -59,6 +62,11 @@ class SQLiteTurnStore:
         self._ttl = ttl
         self._counter = token_counter
         self._now = now
+
+    @property
+    def place(self) -> Any:
+        """Equal for stores on the same file."""
+        return self._database if self._database.in_memory else self._database.path
 
     def run(self, flow: Flow[T]) -> T:
         """Runs a flow on one connection."""
@@ -103,14 +111,23 @@ class SQLiteTurnStore:
         """The user's sessions, most recently used first."""
         return (yield from self._read(partial(self._sessions, user_id)))
 
+    def owners(self) -> Flow[list[str]]:
+        """Every user with turns."""
+
+        def distinct(connection: sqlite3.Connection) -> list[str]:
+            rows = connection.execute("SELECT DISTINCT user_id FROM turns WHERE kind = 'turn' ORDER BY 1")
+            return [row[0] for row in rows]
+
+        return (yield from self._read(distinct))
+
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, epoch: int | None) -> Flow[int]:
         """Stores a batch in one transaction; returns the position of its last row."""
         work = partial(self._append, scope, batch, expected_seq, epoch)
         return (yield from self._write(work, batch))
 
-    def flag(self, scope: Scope, seq: int, *, deleted: bool) -> Flow[bool]:
+    def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
         """Sets or removes the soft-delete mark of a turn."""
-        return (yield from self._write(partial(self._flag, scope, seq, deleted)))
+        return (yield from self._write(partial(self._flag, scope, turn, deleted)))
 
     def clear(self, scope: Scope) -> Flow[None]:
         """Marker in, everything older out."""
@@ -256,7 +273,7 @@ class SQLiteTurnStore:
         for row in batch.rows:
             if row.op not in stored:
                 head = head._replace(seq=head.seq + 1)
-                self._insert(connection, scope, head, "turn", row.op, row.messages, row.tokens)
+                self._insert(connection, scope, head, "turn", row)
         return head.seq
 
     def _stored_rows(self, connection: sqlite3.Connection, scope: Scope, ops: list[str]) -> dict[str, Turn]:
@@ -272,11 +289,9 @@ class SQLiteTurnStore:
         scope: Scope,
         head: Head,
         kind: Literal["turn", "clear", "purge"],
-        op: str,
-        messages: list[dict[str, Any]],
-        tokens: list[int],
+        row: Row,
     ) -> None:
-        now = self._now()
+        now = row.created_at or self._now()
         expires: float | None = None
         if kind != "turn":
             expires = (now + MARKER_TTL).timestamp()
@@ -287,19 +302,19 @@ class SQLiteTurnStore:
             (
                 *scope,
                 head.seq,
-                op,
+                row.op,
                 kind,
                 FORMAT_VERSION,
                 head.epoch,
                 head.base,
                 now.isoformat(),
                 expires,
-                json.dumps(messages, ensure_ascii=False),
-                json.dumps(tokens),
+                json.dumps(row.messages, ensure_ascii=False),
+                json.dumps(row.tokens),
                 counter_name(self._counter),
             ),
         )
-        ids = {data.get("id") for data in messages}
+        ids = {data.get("id") for data in row.messages}
         connection.executemany(
             "INSERT INTO message_ids VALUES (?, ?, ?, ?)", [(*scope, i, head.seq) for i in ids if isinstance(i, str)]
         )
@@ -312,10 +327,11 @@ class SQLiteTurnStore:
             "DELETE FROM turns WHERE rowid IN (SELECT rowid FROM turns WHERE expires_at <= :now LIMIT 100)", parameters
         )
 
-    def _flag(self, scope: Scope, seq: int, deleted: bool, connection: sqlite3.Connection) -> bool:
+    def _flag(self, scope: Scope, turn: int | str, deleted: bool, connection: sqlite3.Connection) -> bool:
+        column = "op" if isinstance(turn, str) else "seq"
         cursor = connection.execute(
-            f"UPDATE turns SET is_deleted = :deleted WHERE {HERE} AND seq = :seq AND kind = 'turn'",
-            self._parameters(scope, seq=seq, deleted=int(deleted)),
+            f"UPDATE turns SET is_deleted = :deleted WHERE {HERE} AND {column} = :turn AND kind = 'turn'",
+            self._parameters(scope, turn=turn, deleted=int(deleted)),
         )
         return cursor.rowcount > 0
 
@@ -323,7 +339,7 @@ class SQLiteTurnStore:
         """Puts a contentless marker at the end of the session and deletes what is older; returns turns deleted."""
         self._expire(connection, scope)
         seq = (self._head(connection, scope) or EMPTY).seq + 1
-        self._insert(connection, scope, Head(seq, new_epoch(), seq), kind, f"{kind}:{uuid4()}", [], [])
+        self._insert(connection, scope, Head(seq, new_epoch(), seq), kind, Row(f"{kind}:{uuid4()}", [], []))
         parameters = self._parameters(scope, seq=seq)
         (turns,) = connection.execute(
             f"SELECT COUNT(*) FROM turns WHERE {HERE} AND seq < :seq AND kind = 'turn'", parameters

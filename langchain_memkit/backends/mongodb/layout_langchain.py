@@ -1,0 +1,103 @@
+"""`layout="langchain"`: writes the rows of langchain-mongodb, one per message, for a rolling deploy or the way back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bson import ObjectId
+from langchain_core.messages import BaseMessage, message_to_dict
+from pymongo import ASCENDING, IndexModel
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.backends._history.rows import Batch, Scope
+from langchain_memkit.backends.mongodb.documents import legacy_filter
+from langchain_memkit.backends.mongodb.foreign import ensure, insert_once, refuse_positions
+from langchain_memkit.backends.mongodb.store import MongoTurnStore
+from langchain_memkit.errors import MessageDecodeError, MessageEncodeError
+from langchain_memkit.messages.codec import decode_legacy_message
+
+MARK = "memkit"  # our note in a row: the op it belongs to and its place there; langchain-mongodb does not look at it
+
+
+class LangChainRowStore(MongoTurnStore):
+    """Reads both kinds of rows, as `layout="turns"` does; writes langchain-mongodb's kind."""
+
+    layout = "langchain"
+
+    def setup(self) -> Flow[None]:
+        """Builds the indexes for rows of langchain-mongodb."""
+        yield from self.reading(self._ensure())
+
+    def _ensure(self) -> Flow[None]:
+        key = self.settings.legacy_keys[0]
+        order = IndexModel(
+            [(key, ASCENDING), ("_id", ASCENDING)], **{"name": "memkit_legacy", **self.settings.index_kwargs}
+        )
+        ops = IndexModel(
+            [(key, ASCENDING), (f"{MARK}.op", ASCENDING)],
+            name="memkit_legacy_op",
+            partialFilterExpression={f"{MARK}.op": {"$exists": True}},
+        )
+        yield from ensure(self, [order, ops])
+
+    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, epoch: int | None) -> Flow[int]:
+        """Inserts a row per message; returns 0, because rows have no position."""
+        refuse_positions("langchain", expected_seq)
+        documents = self._documents(scope, batch)
+        yield from self.writing(self._append(scope, batch, documents), batch)
+        return 0
+
+    def _append(self, scope: Scope, batch: Batch, documents: list[dict[str, Any]]) -> Flow[None]:
+        yield from self._ensure()
+        query = legacy_filter(*self.settings.legacy_keys, scope.session_id)
+        query[f"{MARK}.op"] = {"$in": [row.op for row in batch.rows]}
+        found = yield from self.retried(lambda c: c.find(query, {MARK: 1}).to_list())
+        there = {(d[MARK].get("op"), d[MARK].get("i")) for d in found}
+        missing = [d for d in documents if (d[MARK]["op"], d[MARK]["i"]) not in there]
+        if missing:
+            yield from insert_once(self, missing)
+
+    def _documents(self, scope: Scope, batch: Batch) -> list[dict[str, Any]]:
+        session_id_key, history_key = self.settings.legacy_keys
+        documents, position = [], 0
+        for row in batch.rows:
+            for i in range(len(row.messages)):
+                message = batch.identified[position]
+                documents.append(
+                    {
+                        "_id": ObjectId(),
+                        session_id_key: scope.session_id,
+                        history_key: row_text(message, f"messages[{position}]"),
+                        MARK: {"op": row.op, "i": i},
+                    }
+                )
+                position += 1
+        return documents
+
+    def clear(self, scope: Scope) -> Flow[None]:
+        """Deletes the session's rows; native turns in the same collection are cleared with their marker."""
+        yield from self.writing(self._clear(scope))
+
+    def _clear(self, scope: Scope) -> Flow[None]:
+        if (yield from self.head(scope, "local")) is not None:
+            yield from self._void(scope, "clear")
+            return
+        rows = legacy_filter(*self.settings.legacy_keys, scope.session_id)
+        yield from self.retried(lambda c: c.delete_many(rows))
+
+
+def row_text(message: BaseMessage, path: str) -> str:
+    """A message as langchain-mongodb stores it: JSON in a string, refused if it would not come back equal.
+
+    Raises:
+        MessageEncodeError: JSON cannot say it.
+    """
+    try:
+        text = json.dumps(message_to_dict(message))
+        same = decode_legacy_message(json.loads(text)) == message
+    except (TypeError, ValueError, RecursionError, MessageDecodeError) as error:
+        raise MessageEncodeError(path, f"cannot be written as a row of langchain-mongodb ({error!s:.200})") from error
+    if not same:
+        raise MessageEncodeError(path, "would not come back equal from a row of langchain-mongodb")
+    return text

@@ -1,0 +1,220 @@
+"""`layout="qa"`: a question and its answer as one document, with flags and dates, as many RAG apps keep them.
+
+`{question, response, chatId, userId, isActive, isDeleted, createdAt, updatedAt}`. Documents of other apps are read as
+turns; ours carry `messages` as well, so that tool calls and metadata survive. Where the two disagree, the plain fields
+count: somebody edited them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from bson import ObjectId
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from pymongo import ASCENDING, IndexModel
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.backends._history.rows import Batch, Page, Row, Scope, read_turn
+from langchain_memkit.backends.mongodb.commands import Call, Commands
+from langchain_memkit.backends.mongodb.foreign import ensure, insert_once, is_shown, refuse_positions
+from langchain_memkit.base import SessionInfo, TokenCounter, Turn
+from langchain_memkit.messages.codec import FORMAT_VERSION
+from langchain_memkit.messages.turns import count_tokens, counter_name, turn_starts
+
+EARLIEST, LATEST = (moment.replace(tzinfo=UTC) for moment in (datetime.min, datetime.max))  # noqa: DTZ901  # made aware
+
+
+class Place(NamedTuple):
+    """After which document to go on; `created_at` None: among those without a date, which count as oldest."""
+
+    created_at: datetime | None
+    identity: Any | None
+
+
+class QAStore(Commands):
+    """Question and answer documents as turns, ordered by (createdAt, _id)."""
+
+    layout = "qa"
+
+    def _filter(self, scope: Scope) -> dict[str, Any]:
+        return {
+            self.settings.user_id_key: {"$eq": scope.user_id},
+            "chatId": {"$eq": scope.session_id},
+            "question": {"$exists": True},
+        }
+
+    # -- set-up
+
+    def setup(self) -> Flow[None]:
+        """Builds the indexes for order and for retries."""
+        yield from self.reading(self._ensure())
+
+    def _ensure(self) -> Flow[None]:
+        scope = [(self.settings.user_id_key, ASCENDING), ("chatId", ASCENDING)]
+        models = [
+            IndexModel([*scope, ("createdAt", ASCENDING), ("_id", ASCENDING)], name="memkit_qa"),
+            IndexModel([*scope, ("op", ASCENDING)], name="memkit_qa_op"),
+        ]
+        if self.settings.ttl is not None:
+            models.append(IndexModel([("expiresAt", ASCENDING)], expireAfterSeconds=0, name="memkit_qa_ttl"))
+        yield from ensure(self, models)
+
+    # -- reading
+
+    def page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]:
+        """Turns newest first."""
+        turns, older = yield from self.reading(self._page(scope, older, -1, limit))
+        return Page(turns, 0, 0, older)
+
+    def page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]:
+        """Turns oldest first; positions mean nothing here, so `after` is only where the last page ended."""
+        place = after if isinstance(after, Place) else None
+        return (yield from self.reading(self._page(scope, place, 1, limit)))
+
+    def _page(self, scope: Scope, at: Place | None, direction: int, limit: int) -> Flow[tuple[list[Turn], Any]]:
+        # newest first begins with dated documents and ends with undated ones; oldest first the other way round
+        at = at or Place(LATEST if direction < 0 else None, None)
+        undated, beyond = at.created_at is None, "$lt" if direction < 0 else "$gt"
+        query = self._filter(scope)
+        if undated:
+            query["createdAt"] = {"$not": {"$type": "date"}}
+            query |= {} if at.identity is None else {"_id": {beyond: at.identity}}
+        elif at.identity is None:
+            query["createdAt"] = {"$type": "date"}
+        else:
+            tied = {"createdAt": {"$eq": at.created_at}, "_id": {beyond: at.identity}}
+            query["$or"] = [{"createdAt": {beyond: at.created_at}}, tied]
+        order = [("_id", direction)] if undated else [("createdAt", direction), ("_id", direction)]
+        found = yield Call(lambda c: c.find(query).sort(order).limit(limit).to_list(), self.settings.timeout)
+        now = self.settings.now()
+        turns = [qa_turn(d, self.settings.token_counter) for d in found if is_shown(d, now)]
+        if len(found) == limit:
+            return turns, Place(None if undated else found[-1]["createdAt"], found[-1]["_id"])
+        if undated == (direction > 0):  # the other kind follows
+            return turns, Place(EARLIEST if undated else None, None)
+        return turns, None
+
+    def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
+        """Ids of messages in documents of ours."""
+        query = {**self._filter(scope), "messages.id": {"$in": list(ids)}}
+        documents = yield from self.reading(
+            self.retried(lambda c: c.find(query, ["messages.id", "isActive", "isDeleted", "expiresAt"]).to_list())
+        )
+        now = self.settings.now()
+        return set(ids) & {m.get("id") for d in documents if is_shown(d, now) for m in d.get("messages") or ()}
+
+    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
+        """The user's chats, most recently used first."""
+        match = {**self._filter(Scope(user_id, "")), "isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
+        match["chatId"] = {"$type": "string"}
+        group = {"_id": "$chatId", "n": {"$sum": 1}, "a": {"$min": "$createdAt"}, "z": {"$max": "$createdAt"}}
+        pipeline = [{"$match": match}, {"$group": group}, {"$sort": {"z": -1, "_id": 1}}]
+        rows = yield from self.reading(self.aggregate(pipeline))
+        dates = [[row[name] if isinstance(row[name], datetime) else None for name in "az"] for row in rows]
+        return [SessionInfo(row["_id"], row["n"], a, z) for row, (a, z) in zip(rows, dates, strict=True)]
+
+    def owners(self) -> Flow[list[str]]:
+        """Every user with documents."""
+        key = self.settings.user_id_key
+        pipeline = [
+            {"$match": {key: {"$type": "string"}, "question": {"$exists": True}}},
+            {"$group": {"_id": f"${key}"}},
+        ]
+        rows = yield from self.reading(self.aggregate(pipeline))
+        return sorted(row["_id"] for row in rows)
+
+    # -- writing
+
+    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, epoch: int | None) -> Flow[int]:
+        """Inserts a document per turn; returns 0, because documents have no position."""
+        refuse_positions("qa", expected_seq)
+        documents = [d for row, messages in batch.parts() for d in self._documents(scope, row, messages)]
+        yield from self.writing(self._append(scope, documents), batch)
+        return 0
+
+    def _append(self, scope: Scope, documents: list[dict[str, Any]]) -> Flow[None]:
+        yield from self._ensure()
+        query = {**self._filter(scope), "op": {"$in": [d["op"] for d in documents]}}
+        found = yield from self.retried(lambda c: c.find(query, {"op": 1}).to_list())
+        there = {d["op"] for d in found}
+        if missing := [d for d in documents if d["op"] not in there]:
+            yield from insert_once(self, missing)
+
+    def _documents(self, scope: Scope, row: Row, messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+        starts = [*turn_starts(messages), len(messages)]
+        documents: list[dict[str, Any]] = []
+        for n, (begin, end) in enumerate(pairwise(starts)):
+            now = self.settings.now()
+            document: dict[str, Any] = {
+                "_id": ObjectId(),
+                "question": said(messages[begin:end], HumanMessage),
+                "response": said(messages[begin:end], AIMessage),
+                "chatId": scope.session_id,
+                self.settings.user_id_key: scope.user_id,
+                "isActive": True,
+                "isDeleted": False,
+                "createdAt": row.created_at or now,
+                "updatedAt": now,
+                "op": row.op if len(starts) == 2 else f"{row.op}/{n}",
+                "messages": row.messages[begin:end],
+                "tokens": row.tokens[begin:end],
+                "token_counter": counter_name(self.settings.token_counter),
+                "v": FORMAT_VERSION,
+            }
+            if self.settings.ttl is not None:
+                document["expiresAt"] = document["createdAt"] + timedelta(seconds=self.settings.ttl)
+            documents.append(document)
+        return documents
+
+    def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
+        """Sets the flags of the document whose `op` (or `_id`, for documents of other apps) is given."""
+        identity = str(turn).removeprefix("qa:")
+        by_id = {"_id": ObjectId(identity)} if ObjectId.is_valid(identity) else {"op": {"$eq": turn}}
+        query = {**self._filter(scope), **by_id}
+        change = {"$set": {"isDeleted": deleted, "isActive": not deleted, "updatedAt": self.settings.now()}}
+        result = yield from self.writing(self.retried(lambda c: c.update_one(query, change)))
+        return bool(result.matched_count)
+
+    def clear(self, scope: Scope) -> Flow[None]:
+        """Deletes the chat's documents."""
+        query = self._filter(scope)
+        yield from self.writing(self.retried(lambda c: c.delete_many(query)))
+
+    def purge(self, user_id: str) -> Flow[dict[str, int]]:
+        """Deletes the user's documents."""
+        sessions = yield from self.sessions(user_id)
+        query = {k: v for k, v in self._filter(Scope(user_id, "")).items() if k != "chatId"}
+        result = yield from self.writing(self.retried(lambda c: c.delete_many(query)))
+        return {"sessions": len(sessions), "turns": int(result.deleted_count)}
+
+
+def said(messages: Sequence[BaseMessage], kind: type[BaseMessage]) -> str | None:
+    """What was said on one side of a turn, as text; None if nothing was."""
+    texts = [m.text for m in messages if isinstance(m, kind) and m.text]
+    return "\n".join(texts) if texts else None
+
+
+def qa_turn(document: Mapping[str, Any], counter: TokenCounter | None) -> Turn:
+    """A document as a turn: our messages if they still say what the plain fields say, else question and response."""
+    op = str(document.get("op") or f"qa:{document.get('_id')}")
+    question, response = document.get("question"), document.get("response")
+    created_at = document.get("createdAt")
+    date = created_at if isinstance(created_at, datetime) else None
+    if "messages" in document:
+        own = read_turn({**document, "seq": 0, "epoch": 0, "op": op}, counter)
+        if not own.problems and (said(own.messages, HumanMessage), said(own.messages, AIMessage)) == (
+            question,
+            response,
+        ):
+            return own
+    turn = Turn(0, 0, op, date, [], [])
+    for name, value, kind in (("question", question, HumanMessage), ("response", response, AIMessage)):
+        if isinstance(value, str):
+            turn.messages.append(kind(value))
+        elif value is not None:
+            turn.problems.append(f"document {document.get('_id')}: {name} is no text")
+    turn.tokens.extend(count_tokens(turn.messages, counter))
+    return turn
