@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ToolMessage
@@ -234,13 +235,11 @@ def _batches(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
 @contextlib.contextmanager
 def _bar(wanted: bool, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar over rows, where `rich` is there to draw it."""
-    try:
-        from rich.progress import Progress
-    except ImportError:
-        wanted = False
-    if not wanted:
+    if not wanted or find_spec("rich") is None:
         yield lambda n: None
         return
+    from rich.progress import Progress
+
     with Progress(transient=True) as bar:
         task = bar.add_task("migrating", total=total)
         yield lambda n: bar.advance(task, n)

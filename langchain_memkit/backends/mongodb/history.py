@@ -124,7 +124,7 @@ class MongoDBChatMessageHistory(TurnHistory):
             token_counter=token_counter,
             now=now,
         )
-        self._mongo = STORES[layout](Clients(connection_string, client, async_client), settings)
+        self._mongo: MongoTurnStore = STORES[layout](Clients(connection_string, client, async_client), settings)
         self.database_name = database_name
         self.collection_name = collection_name
         self.session_id_key = session_id_key

@@ -119,7 +119,7 @@ class QAStore(Commands):
     def owners(self) -> Flow[list[str]]:
         """Every user with documents."""
         key = self.settings.user_id_key
-        pipeline = [
+        pipeline: list[dict[str, Any]] = [
             {"$match": {key: {"$type": "string"}, "question": {"$exists": True}}},
             {"$group": {"_id": f"${key}"}},
         ]
