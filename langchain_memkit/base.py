@@ -118,12 +118,14 @@ class HistoryView(NamedTuple):
         seq: Position of the session's last turn; 0 when there is none.
         epoch: The session's epoch; 0 when the session holds nothing. `append_turn(..., epoch=view.epoch)` refuses
             the turn if the session was cleared or purged in the meantime.
+        read_at: When it was read, by the history's clock.
         problems: What could not be read, a line each.
     """
 
     messages: list[BaseMessage]
     seq: int = 0
     epoch: int = 0
+    read_at: datetime | None = None
     problems: tuple[str, ...] = ()
 
 

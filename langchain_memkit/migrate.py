@@ -17,7 +17,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from langchain_memkit.backends._history.factory import HistoryFactory
-from langchain_memkit.backends._history.rows import Batch, Row
+from langchain_memkit.backends._history.rows import Batch, Origin, Row
 from langchain_memkit.base import Turn, check_id
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError
 from langchain_memkit.messages.codec import encode_messages
@@ -157,7 +157,7 @@ def _copy(turns: Iterable[Turn], target: Any, report: MigrationReport) -> list[s
                 report.skipped.append(f"session {target.session_id!r}, turn {turn.op}: {error}")
         try:
             if rows and not report.dry_run:
-                target._store.run(target._store.append(target._scope, Batch(given, given, rows, None), None, None))
+                target._store.run(target._store.append(target._scope, Batch(given, given, rows, None), None, Origin()))
         except (ConfigurationError, HistoryWriteError) as error:
             if isinstance(error.__cause__, Exception) and not isinstance(error, ValueError):
                 raise  # the store failed: run again to go on

@@ -48,12 +48,17 @@ def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
     if isinstance(value, (list, tuple)):
         if value and isinstance(value[0], list):  # chat models are traced with a batch of one
             if len(value) != 1:
-                msg = f"Expected a single list of messages. Got {value}."
+                msg = f"Expected a single list of messages. Got {len(value)} lists."
                 raise ValueError(msg)
             value = value[0]
         return convert_to_messages(list(value))
-    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {value}."
+    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {_named(value)}."
     raise ValueError(msg)
+
+
+def _named(value: Any) -> str:
+    """A value in an error: what was said stays out of errors and logs."""
+    return str(value) if value is None or isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"
 
 
 def _pick(value: Mapping[str, Any], key: str | None, default: str) -> Any:
@@ -91,7 +96,7 @@ def output_messages(output: Any, key: str | None) -> list[BaseMessage]:
         return [_whole(m) for m in value]
     if isinstance(value, BaseModel):
         return [AIMessage(value.model_dump_json())]
-    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {value}."
+    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {_named(value)}."
     raise UnsupportedOutputError(msg, output=output)
 
 
@@ -132,30 +137,37 @@ def _is_messages(value: Any) -> bool:
     return not isinstance(value, (list, tuple)) or all(isinstance(m, BaseMessage) for m in value)
 
 
-def without_echo(output: Sequence[BaseMessage], shown: Sequence[BaseMessage]) -> list[BaseMessage]:
+def without_echo(
+    output: Sequence[BaseMessage], shown: Sequence[BaseMessage], asked: Sequence[BaseMessage]
+) -> list[BaseMessage]:
     """The output without the messages that the chain was given and hands back, as a graph over `messages` does.
 
     Args:
         output: What came out.
-        shown: What went in, history included.
+        shown: What went in, history included, oldest first.
+        asked: The new input, which ends `shown`.
 
     Returns:
-        Only what is new. Messages are recognised by id; those shown without an id by content and place.
+        Only what is new. An output that does not hold the last question is no such state, and is new altogether.
+        Messages are recognised by id and content; those shown without an id by content and place.
 
     Example:
-        >>> asked = HumanMessage("hi")
-        >>> without_echo([HumanMessage("hi", id="7"), AIMessage("hello")], [asked])
+        >>> asked = [HumanMessage("hi")]
+        >>> without_echo([HumanMessage("hi", id="7"), AIMessage("hello")], asked, asked)
         [AIMessage(content='hello', additional_kwargs={}, response_metadata={}, tool_calls=[], invalid_tool_calls=[])]
     """
-    if len(output) < 2:
+    if not asked or not any(_same(message, asked[-1]) for message in output):
         return list(output)
-    known = {m.id for m in shown if m.id}
-    rest = [m for m in output if m.id is None or m.id not in known]
+    known = {m.id: m for m in shown if m.id}
+    rest = [m for m in output if m.id is None or known.get(m.id) != m]
     unnamed = [m for m in shown if not m.id]
-    echoed = len(rest) >= len(unnamed) and all(
-        got == given.model_copy(update={"id": got.id}) for got, given in zip(rest, unnamed, strict=False)
-    )
+    echoed = len(rest) >= len(unnamed) and all(_same(*pair) for pair in zip(rest, unnamed, strict=False))
     return rest[len(unnamed) :] if echoed else rest
+
+
+def _same(got: BaseMessage, given: BaseMessage) -> bool:
+    """Whether a message came back; one that was given without an id may have been given one."""
+    return got == (given if given.id else given.model_copy(update={"id": got.id}))
 
 
 def aborted(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -217,6 +229,9 @@ def _resolve(chunks: Sequence[Any]) -> Any:
     """What chunks that do not add up amount to."""
     if len(chunks) > 1 and all(isinstance(chunk, BaseMessage) for chunk in chunks):
         return list(chunks)
+    if all(isinstance(c, tuple) and c and isinstance(c[0], tuple) for c in chunks):  # LangGraph with subgraphs
+        own = [c[1] if len(c) == 2 else c[1:] for c in chunks if c[0] == ()]
+        return _resolve(own) if own else None
     if all(isinstance(c, tuple) and len(c) == 2 for c in chunks):
         if all(isinstance(m, BaseMessage) and isinstance(metadata, Mapping) for m, metadata in chunks):
             return _joined([message for message, _ in chunks])

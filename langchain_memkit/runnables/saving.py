@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
@@ -41,8 +42,10 @@ class OpenTurn:
     native: bool  # has `view` and `append_turn`
     turn_id: str
     epoch: int | None
+    since: datetime | None
     new: list[BaseMessage]
     shown: list[BaseMessage]
+    asked: list[BaseMessage]
     input: Any
     config: RunnableConfig
 
@@ -78,9 +81,12 @@ class Policy:
     def save(self, turn: OpenTurn, output: Any) -> Flow[None]:
         """Stores the finished turn, and applies `on_save_error` if that fails."""
         try:
-            messages = [*turn.new, *without_echo(output_messages(output, self.output_key), turn.shown)]
+            answer = output_messages(output, self.output_key)
+            messages = [*turn.new, *without_echo(answer, turn.shown, turn.asked)]
             yield from self._store(turn, messages, turn.turn_id)
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
+            if self.on_dropped_turn == "raise" and isinstance(error, (StaleTurnError, IdempotencyConflictError)):
+                raise _write_error(error, turn, output) from error.__cause__
             yield from self._save_failed(turn, _write_error(error, turn, output))
 
     def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> Flow[None]:
@@ -89,7 +95,7 @@ class Policy:
             return
         output = streamed.value
         try:
-            partial = aborted(without_echo(output_messages(output, self.output_key), turn.shown))
+            partial = aborted(without_echo(output_messages(output, self.output_key), turn.shown, turn.asked))
             if partial:
                 # an id of its own, so that a retry of the turn is still stored
                 yield from self._store(turn, [*turn.new, *partial], _derived_id(turn.turn_id, "aborted"))
@@ -110,25 +116,27 @@ class Policy:
             yield _event(turn, "memkit_save_error", error)
 
     def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> Flow[None]:
-        if (before_save := self.before_save) is not None:
-            messages = list((yield user_code(before_save, messages, name="before_save")))
+        asked, given = len(turn.new), len(messages)
+        if self.before_save is not None:
+            # copies, so that redacting in place changes neither the caller's input nor the answer that is returned
+            copies = [m.model_copy() for m in messages]
+            messages = list((yield user_code(self.before_save, copies, name="before_save")))
         if not messages:
             return
-        history, epoch = turn.history, turn.epoch
+        history, at = turn.history, {"epoch": turn.epoch, "since": turn.since}
         if not turn.native:
             yield Step(lambda: history.add_messages(messages), lambda: history.aadd_messages(messages))
             return
         try:
             yield Step(
-                lambda: history.append_turn(messages, turn_id=turn_id, epoch=epoch),
-                lambda: history.aappend_turn(messages, turn_id=turn_id, epoch=epoch),
+                lambda: history.append_turn(messages, turn_id=turn_id, **at),
+                lambda: history.aappend_turn(messages, turn_id=turn_id, **at),
             )
         except StaleTurnError as error:
             yield from self._dropped(turn, error)
         except IdempotencyConflictError as error:
             # a retry around the chain: same question, and the model worded its answer anew. The first one stays.
-            asked = len(turn.new)
-            if before_save is not None or not same_messages(error.stored[:asked], messages[:asked]):
+            if len(messages) != given or not same_messages(error.stored[:asked], messages[:asked]):
                 raise
             yield from self._dropped(turn, error)
 

@@ -11,6 +11,11 @@ from langchain_core.runnables import ConfigurableFieldSpec, run_in_executor
 from langchain_memkit.base import GetSessionHistory, check_id
 from langchain_memkit.errors import ConfigurationError
 
+DROPPED_USER = (
+    "config['configurable'] has a user_id that get_session_history cannot take, so users would share conversations. "
+    "Give it a parameter `user_id=None`, or leave user_id out."
+)
+
 
 class Step(NamedTuple):
     """An operation of a flow in both call styles."""
@@ -94,11 +99,7 @@ def _standard_ids(
             raise _missing(["user_id"], ["session_id", "user_id"])
         return args, {}
     if wanted is None and inspect.Parameter.VAR_KEYWORD not in {p.kind for p in parameters.values()}:
-        msg = (
-            "config['configurable'] has a user_id that get_session_history cannot take. "
-            "Give it a parameter `user_id=None`, or leave user_id out."
-        )
-        raise ConfigurationError(msg)
+        raise ConfigurationError(DROPPED_USER)
     return args, {"user_id": check_id(user_id, "user_id")}
 
 
@@ -107,6 +108,12 @@ def _configured_ids(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Arguments for a factory with `history_factory_config`: its one id by place, several by name."""
     names = [spec.id for spec in specs]
+    extra: dict[str, Any] = {}
+    if configurable.get("user_id") is not None and "user_id" not in names:
+        if "user_id" not in parameters:
+            raise ConfigurationError(DROPPED_USER)
+        extra = {"user_id": check_id(configurable["user_id"], "user_id")}
+        parameters = [name for name in parameters if name != "user_id"]
     missing = sorted(set(names) - configurable.keys())
     if missing and parameters:
         raise _missing(missing, names)
@@ -114,11 +121,11 @@ def _configured_ids(
         if spec.annotation is str and spec.id in configurable:
             check_id(configurable[spec.id], spec.id)
     if len(names) == 1:
-        return ([configurable[names[0]]] if parameters else []), {}
+        return ([configurable[names[0]]] if parameters else []), extra
     if set(names) != set(parameters):
         msg = f"Expected keys {sorted(names)} do not match parameter names {sorted(parameters)} of get_session_history."
         raise ValueError(msg)
-    return [], {name: configurable[name] for name in names}
+    return [], {name: configurable[name] for name in names} | extra
 
 
 def _missing(missing: list[str], expected: list[str]) -> ValueError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -74,9 +74,9 @@ class HistoryTurn(Runnable[Any, Any]):
             try:
                 output = await self.runnable.ainvoke(turn.input, turn.config, **kwargs)
             except Exception:
-                await _shielded(adrive(self._policy.model_failed(turn), arun_step))
+                await _shielded(lambda: adrive(self._policy.model_failed(turn), arun_step))
                 raise
-            await _shielded(adrive(self._policy.save(turn, output), arun_step))
+            await _shielded(lambda: adrive(self._policy.save(turn, output), arun_step))
             return output
 
         return await self._acall_with_config(turn_of, input, config)
@@ -169,15 +169,15 @@ class HistoryTurn(Runnable[Any, Any]):
                 streamed.add(chunk)
                 yield chunk
         except Exception:
-            await _shielded(adrive(self._policy.model_failed(turn), arun_step))
+            await _shielded(lambda: adrive(self._policy.model_failed(turn), arun_step))
             raise
         except BaseException:  # closed by the consumer, collected, or cancelled
-            await _shielded(adrive(self._policy.abort(turn, streamed), arun_step))
+            await _shielded(lambda: adrive(self._policy.abort(turn, streamed), arun_step))
             raise
         finally:
             if hasattr(chunks, "aclose"):
                 await chunks.aclose()
-        await _shielded(adrive(self._policy.save(turn, streamed.value), arun_step))
+        await _shielded(lambda: adrive(self._policy.save(turn, streamed.value), arun_step))
 
     # -- the steps of a turn
 
@@ -192,7 +192,7 @@ class HistoryTurn(Runnable[Any, Any]):
         configurable = config.get("configurable") or {}
         turn_id = configurable.get("turn_id")
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
-        history = configurable.get("message_history")
+        history = configurable.get("message_history")  # given to `.bound`, as LangChain's class takes it
         if history is None:
             history = yield session_history(self._get_session_history, self._specs, configurable)
         native = hasattr(history, "append_turn") and hasattr(history, "view")
@@ -212,10 +212,11 @@ class HistoryTurn(Runnable[Any, Any]):
         if (chain := self._policy.preprocessor) is not None:
             past = yield Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))
         asked = given if self._history_key else (new or given[-1:])
-        past = [m for m in past if not m.id or m.id not in {a.id for a in asked}]
+        asked_ids = {m.id for m in asked if m.id}
+        past = [m for m in past if m.id not in asked_ids]
         composed = self._compose(value, past, asked)
-        epoch = view.epoch if native else None
-        return OpenTurn(history, native, turn_id, epoch, new, [*past, *asked], composed, config)
+        epoch, since = (view.epoch, view.read_at) if native else (None, None)
+        return OpenTurn(history, native, turn_id, epoch, since, new, [*past, *asked], asked, composed, config)
 
     def _compose(self, value: Any, past: list[BaseMessage], asked: list[BaseMessage]) -> Any:
         if self._history_key:
@@ -224,19 +225,21 @@ class HistoryTurn(Runnable[Any, Any]):
         return {**value, self._input_key: messages} if self._input_key else messages
 
 
-async def _shielded(work: Coroutine[Any, Any, T]) -> T:
+async def _shielded(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Awaits to the end even if cancelled meanwhile: a save that has begun is whole or nothing."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(work())
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
             cancelled = error
         except BaseException:  # noqa: BLE001  # the task's own error: raised or logged below
             break
+    if task.cancelled():
+        # the loop is shutting down and has cancelled every task, this one among them. Once: so it can be done now
+        await work()
+        raise cancelled or asyncio.CancelledError
     if cancelled is None:
         return task.result()
     if (failure := task.exception()) is not None:

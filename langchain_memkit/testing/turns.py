@@ -170,7 +170,7 @@ class HistoryTurnContract:
             list(chat.stream("hello", S1))
         assert texts(get_session_history("s1").messages) == ["hello", "so far "]
 
-    def test_task_cancelled_whilestreaming(self, get_session_history: Any) -> None:
+    def test_task_cancelled_while_streaming(self, get_session_history: Any) -> None:
         """A cancelled task has stored its partial answer when the cancellation arrives at its caller."""
 
         async def go() -> None:

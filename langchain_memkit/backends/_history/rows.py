@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from langchain_core.messages import BaseMessage
@@ -74,20 +74,37 @@ class Head(NamedTuple):
 
 
 EMPTY = Head(0, 0, 0)
+MARKER_TTL = timedelta(hours=1)
 
 
-def admits(head: Head | None, epoch: int | None, purged: int) -> bool:
-    """Whether a turn that loaded `epoch` may still be stored.
+class Origin(NamedTuple):
+    """What a turn saw when it began: the epoch (for an empty session `purged` of that moment), and when that was.
+
+    `epoch` None: the caller did not load first.
+    """
+
+    epoch: int | None = None
+    since: datetime | None = None
+
+
+def admits(head: Head | None, turn: Origin, purged: int, now: datetime) -> bool:
+    """Whether a turn may still be stored, or belongs to what was cleared or purged since it began.
 
     Args:
         head: The session now; None if it holds nothing.
-        epoch: What the turn saw when it began: the session's epoch, or `purged` of that moment for an empty session;
-            None for callers that did not load first.
-        purged: Changes whenever the user is purged; 0 if that never happened.
+        turn: What the turn saw when it began.
+        purged: Changes whenever the user is purged; 0 if that did not happen in the last hour.
+        now: The present.
     """
-    if epoch is None or (head is not None and head.epoch == epoch):
+    if turn.epoch is None or (head is not None and head.epoch == turn.epoch):
         return True
-    return (head is None or head.base == 0) and epoch == purged
+    if head is not None:
+        return head.base == 0 and turn.epoch == purged
+    if turn.epoch == purged:
+        return True
+    # what the turn saw is gone, and no marker says that it was cleared: it expired. Markers stay for an hour, so a
+    # turn that began less than that ago cannot have missed one
+    return turn.since is not None and not purged and now - turn.since < MARKER_TTL / 2
 
 
 def new_epoch() -> int:
@@ -117,7 +134,8 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None) -> Turn:
         turn.problems.append(f"{where}: no list of messages")
     else:
         tokens = row.get("tokens")
-        trusted = row.get("token_counter") == counter_name(counter) and _are_counts(tokens, len(stored))
+        named = counter_name(counter)
+        trusted = row.get("token_counter") == named and "<" not in named and _are_counts(tokens, len(stored))
         for i, data in enumerate(stored):
             try:
                 message = decode_message(data)
@@ -159,6 +177,7 @@ class Page(NamedTuple):
     turns: list[Turn]
     seq: int
     epoch: int
+    read_at: datetime | None
     older: Any | None
 
 
@@ -172,7 +191,7 @@ class TurnStore(Protocol):
 
     def run(self, flow: Flow[T]) -> T: ...
     async def arun(self, flow: Flow[T]) -> T: ...
-    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, epoch: int | None) -> Flow[int]: ...
+    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]: ...
     def page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]: ...
     def page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]: ...
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]: ...
@@ -198,6 +217,6 @@ def prepare(messages: Iterable[BaseMessage], turn_id: str | None, counter: Token
     op = batch_op(identified, None if turn_id is None else check_id(turn_id, "turn_id"))
     sizes = [len(str(data).encode("utf-8", "replace")) for data in encoded]
     ranges = split_batch(identified, sizes)
-    names = [op] if len(ranges) == 1 else [f"{op}#{i:06d}" for i in range(len(ranges))]
+    names = [op] if len(ranges) == 1 else [f"part:{i:06d}:{op}" for i in range(len(ranges))]
     rows = [Row(name, encoded[a:b], tokens[a:b]) for name, (a, b) in zip(names, ranges, strict=True)]
     return Batch(given, identified, rows, turn_id)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from datetime import datetime
+from functools import partial
 from typing import Any, Literal, Self
 
 from langchain_core.messages import BaseMessage, HumanMessage
 
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import Page, Scope, TurnStore, prepare
+from langchain_memkit.backends._history.rows import Origin, Page, Scope, TurnStore, prepare
 from langchain_memkit.base import HistoryView, TokenCounter, Turn, check_id
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError
 from langchain_memkit.messages.turns import cut_tail
@@ -23,6 +26,8 @@ FORWARD_PAGE = 200
 
 
 BACKWARD_PAGE = 64
+INLINE = 50
+MAX_SEQ = 2**63 - 1
 
 
 MAX_PAGE = 2000
@@ -138,7 +143,7 @@ class TurnHistory(BaseChatMessageHistory):
         Raises:
             HistoryReadError: The store cannot be reached or read.
         """
-        after: Any | None = after_seq
+        after: Any | None = _limit(after_seq, "after_seq")
         while True:
             turns, after = self._store.run(self._page_forward(after, before_seq))
             yield from turns
@@ -147,7 +152,7 @@ class TurnHistory(BaseChatMessageHistory):
 
     async def aiter_turns(self, *, after_seq: int | None = None, before_seq: int | None = None) -> AsyncIterator[Turn]:
         """Async twin of `iter_turns`."""
-        after: Any | None = after_seq
+        after: Any | None = _limit(after_seq, "after_seq")
         while True:
             turns, after = await self._store.arun(self._page_forward(after, before_seq))
             for turn in turns:
@@ -211,6 +216,7 @@ class TurnHistory(BaseChatMessageHistory):
         turn_id: str | None = None,
         expected_seq: int | None = None,
         epoch: int | None = None,
+        since: datetime | None = None,
     ) -> int:
         """Stores one turn, whole or not at all, once.
 
@@ -221,6 +227,7 @@ class TurnHistory(BaseChatMessageHistory):
             turn_id: Calling again with the same id stores nothing new. Default: derived from the messages' ids.
             expected_seq: Store only if this is the position of the last turn (`view().seq`).
             epoch: Store only if the session was not cleared since (`view().epoch`).
+            since: When that was (`view().read_at`), so that a session that only expired meanwhile is begun anew.
 
         Returns:
             The position of the turn; for an empty batch 0, and nothing is stored.
@@ -242,7 +249,9 @@ class TurnHistory(BaseChatMessageHistory):
             (1, 1)
         """
         batch = prepare(messages, turn_id, self.token_counter)
-        return self._store.run(self._store.append(self._scope, batch, expected_seq, epoch)) if batch.given else 0
+        if not batch.given:
+            return 0
+        return self._store.run(self._store.append(self._scope, batch, expected_seq, Origin(epoch, since)))
 
     async def aappend_turn(
         self,
@@ -251,12 +260,15 @@ class TurnHistory(BaseChatMessageHistory):
         turn_id: str | None = None,
         expected_seq: int | None = None,
         epoch: int | None = None,
+        since: datetime | None = None,
     ) -> int:
         """Async twin of `append_turn`."""
-        batch = prepare(messages, turn_id, self.token_counter)
+        work = partial(prepare, messages, turn_id, self.token_counter)
+        # encoding much, or counting with a counter that may do I/O, would hold up the event loop
+        batch = await asyncio.to_thread(work) if len(messages) > INLINE or self.token_counter else work()
         if not batch.given:
             return 0
-        return await self._store.arun(self._store.append(self._scope, batch, expected_seq, epoch))
+        return await self._store.arun(self._store.append(self._scope, batch, expected_seq, Origin(epoch, since)))
 
     def delete_turn(self, turn: int | str) -> bool:
         """Hides one turn (soft delete: it stays stored until cleared).
@@ -318,7 +330,7 @@ class TurnHistory(BaseChatMessageHistory):
         messages = [m for t in turns for m in t.messages]
         tokens = [n for t in turns for n in t.tokens]
         kept = cut_tail(messages, tokens, max_messages=max_messages, max_tokens=max_tokens)
-        return HistoryView(kept, head.seq, head.epoch, tuple(problems))
+        return HistoryView(kept, head.seq, head.epoch, head.read_at, tuple(problems))
 
     def _last_questions(self, n: int) -> Flow[list[str]]:
         limit = _limit(n, "n") or 0
@@ -355,7 +367,7 @@ class TurnHistory(BaseChatMessageHistory):
 def _limit(value: Any, name: str) -> int | None:
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SEQ:
         msg = f"{name} must be a whole number from 0, or None for no limit; got {value!r:.50}"
         raise ConfigurationError(msg)
     return value

@@ -18,14 +18,14 @@ from langchain_memkit.backends._history.rows import (
     EMPTY,
     Batch,
     Head,
+    Origin,
     Row,
     Scope,
     admits,
     new_epoch,
     stored_or_conflict,
 )
-from langchain_memkit.backends.mongodb.clients import redact
-from langchain_memkit.backends.mongodb.commands import Call, Pause, is_transient, jitter
+from langchain_memkit.backends.mongodb.commands import Call, Pause, is_transient, jitter, text_of
 from langchain_memkit.backends.mongodb.documents import MARKERS, Kind, head_of, native_turn, turn_document, turns_filter
 from langchain_memkit.backends.mongodb.indexes import ensure_indexes
 from langchain_memkit.backends.mongodb.reader import Reader
@@ -44,16 +44,15 @@ class Append:
         batch: Batch,
         kind: Kind,
         expected_seq: int | None,
-        epoch: int | None,
+        origin: Origin,
     ) -> None:
         self.store = store
         self.scope = scope
         self.batch = batch
         self.kind = kind
         self.expected_seq = expected_seq
-        self.epoch = epoch
+        self.origin = origin
         self.pending = list(enumerate(batch.rows))
-        self.head = store.recall(scope) if expected_seq is None else None
         self.last = EMPTY
         # an import may be the continuation of one that broke off, and a retry comes before a conflict of positions
         self.look_up = len(batch.rows) > 1 or expected_seq is not None
@@ -63,8 +62,7 @@ class Append:
         """Runs to the end; returns where the last row was stored."""
         store = self.store
         yield from ensure_indexes(store.clients, store.settings)
-        reached = store.reached
-        deadline = time.monotonic() + (store.settings.save_timeout if reached else store.settings.timeout)
+        deadline = time.monotonic() + store.patience
         while True:
             try:
                 if self.look_up:
@@ -78,7 +76,7 @@ class Append:
                 if not is_transient(error):
                     raise
                 self.unknown = self.unknown or not isinstance(error, ServerSelectionTimeoutError)
-                self.look_up, self.head, message = True, None, redact(str(error))[:500]
+                self.look_up, message = True, text_of(error)
                 cause: PyMongoError | None = error
             else:
                 cause = None
@@ -114,14 +112,16 @@ class Append:
         self.look_up = False
 
     def _insert(self, timeout: float) -> Flow[None]:
-        """One try: at the remembered position or the one just read."""
+        """One try, at the position after the last one. The read may be out of date at once: the index decides."""
         store, scope = self.store, self.scope
-        head = self.head or (yield from store.head(scope, "local"))
+        head = yield from store.head(scope, "local")
+        if head is None:  # a first turn: perhaps of a collection that was dropped and is new
+            yield from ensure_indexes(store.clients, store.settings, again=True)
         purged = 0
-        if self.epoch is not None and not (head and head.epoch == self.epoch) and scope.user_id:
+        if self.origin.epoch is not None and not (head and head.epoch == self.origin.epoch) and scope.user_id:
             purged = yield from store.purged(scope.user_id)
         self._check(head, purged)
-        documents = self._documents(head)
+        rows, documents = list(self.pending), self._documents(head)
         try:
             yield Call(lambda c: c.insert_many(documents), timeout)
         except BulkWriteError as error:
@@ -129,15 +129,19 @@ class Append:
             self._stored(documents[:done])
             if not duplicate:
                 raise
-            self.head, self.look_up = None, True
+            if done and self.kind == "turn":
+                yield from self._check_again(documents[:done], rows[:done])
+            self.look_up = True
             return
         self._stored(documents)
-        if head is None and self.epoch is not None and scope.user_id:
-            yield from self._recheck(purged)
+        if self.kind == "turn":
+            yield from self._check_again(documents, rows)
+            if head is None and self.origin.epoch is not None and scope.user_id:
+                yield from self._recheck_purge(purged)
 
     def _check(self, head: Head | None, purged: int) -> None:
         context = self.batch.error_context
-        if not admits(head, self.epoch, purged):
+        if not admits(head, self.origin, purged, self.store.settings.now()):
             msg = f"session {self.scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
             raise StaleTurnError(msg, **context)
         at = (head or EMPTY).seq
@@ -161,12 +165,22 @@ class Append:
     def _stored(self, documents: list[dict[str, Any]]) -> None:
         if documents:
             self.last = head_of(documents[-1:]) or EMPTY
-            self.store.remember(self.scope, self.last)
             del self.pending[: len(documents)]
             if self.expected_seq is not None:
                 self.expected_seq = self.last.seq
 
-    def _recheck(self, purged: int) -> Flow[None]:
+    def _check_again(self, documents: list[dict[str, Any]], rows: list[tuple[int, Row]]) -> Flow[None]:
+        """A clear frees the positions it deletes, so a turn could have gone in below its marker, and be void there."""
+        head = yield from self.store.head(self.scope, "local")
+        if head is None or head.base < documents[0]["seq"]:
+            return
+        yield from delete_older(self.store, self.scope, head._replace(seq=head.base))
+        if self.origin.epoch is not None:
+            msg = f"session {self.scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
+            raise StaleTurnError(msg, **self.batch.error_context)
+        self.pending = [*rows, *self.pending]
+
+    def _recheck_purge(self, purged: int) -> Flow[None]:
         """A purge that ran between our look and our insert did not see this new session: take it back."""
         if (yield from self.store.purged(self.scope.user_id)) != purged:
             marker = yield from mark(self.store, self.scope, "clear")
@@ -188,7 +202,7 @@ def _read_bulk_error(error: BulkWriteError) -> tuple[int, bool]:
 def mark(store: Reader, scope: Scope, kind: Kind) -> Flow[Head]:
     """Puts a contentless marker at the end of a session: whatever is before it is void from now on."""
     batch = Batch([], [], [Row(f"{kind}:{uuid4()}", [], [])], None)
-    return (yield from Append(store, scope, batch, kind, None, None).flow())
+    return (yield from Append(store, scope, batch, kind, None, Origin()).flow())
 
 
 def delete_older(store: Reader, scope: Scope, head: Head) -> Flow[int]:

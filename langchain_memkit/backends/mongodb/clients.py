@@ -34,12 +34,13 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 def redact(text: str) -> str:
     """The text without the user and password of any connection string in it."""
-    return re.sub(r"//[^@/\s]*@", "//", text)
+    return re.sub(r"//[^/?#]*@", "//", text)
 
 
 def hosts_of(uri: str) -> str:
     """The hosts of a connection string, for messages: no credentials, no options."""
-    return redact(uri).partition("//")[2].partition("/")[0].partition("?")[0] or "the server"
+    authority = re.split(r"[/?#]", uri.partition("//")[2], maxsplit=1)[0]
+    return authority.rpartition("@")[2] or "the server"
 
 
 class Clients:
@@ -85,8 +86,11 @@ class Clients:
 
     @property
     def async_runs_in_thread(self) -> bool:
-        """True if all there is is a sync client of the caller's."""
-        return not self._uri and self._async_client is None
+        """True if all there is is a sync client of the caller's, or if the running loop is shutting down."""
+        if self._async_client is not None:
+            return False
+        # the driver's async client is no use any more then, and a stream that is ended now must still be stored
+        return not self._uri or getattr(asyncio.get_running_loop(), "_asyncgens_shutdown_called", False)
 
     def sync(self) -> MongoClient[dict[str, Any]]:
         """The sync client for this process."""
@@ -104,18 +108,22 @@ class Clients:
                 client = _sync[key]
         return client
 
+    @property
+    def loop_key(self) -> tuple[int, int, str]:
+        """Names the async client of the running loop."""
+        return (os.getpid(), id(asyncio.get_running_loop()), self._uri)
+
     async def asynchronous(self) -> AsyncMongoClient[dict[str, Any]]:
         """The async client for this process and the running event loop."""
         if self._async_client is not None:
             return self._async_client
-        loop = asyncio.get_running_loop()
-        key = (os.getpid(), id(loop), self._uri)
+        loop, key = asyncio.get_running_loop(), self.loop_key
         entry = _async.get(key)
         if entry is None or entry[0] is not loop:
             for stale in [k for k, (other, _, _) in list(_async.items()) if other.is_closed()]:
                 _async.pop(stale, None)
             client = self._new(AsyncMongoClient)
-            keeper = _close_with_loop(client)
+            keeper = _close_with_loop(client, key)
             _async[key] = entry = (loop, client, keeper)
             await anext(keeper)
         return entry[1]
@@ -145,17 +153,22 @@ class Clients:
 
     async def arelease(self) -> None:
         """Async twin of `release`: closes the shared async client of the running loop as well."""
-        key = (os.getpid(), id(asyncio.get_running_loop()), self._uri)
         await asyncio.to_thread(self.release)
-        if not _users.get((os.getpid(), self._uri)) and (entry := _async.pop(key, None)):
+        if not _users.get((os.getpid(), self._uri)) and (entry := _async.get(self.loop_key)):
             await entry[2].aclose()
 
 
-async def _close_with_loop(client: AsyncMongoClient[dict[str, Any]]) -> AsyncGenerator[None, None]:
-    """Closes the client when its loop shuts down: `asyncio.run` ends every started async generator first."""
+async def _close_with_loop(
+    client: AsyncMongoClient[dict[str, Any]], key: tuple[int, int, str]
+) -> AsyncGenerator[None, None]:
+    """Closes the client when its loop shuts down: `asyncio.run` ends every started async generator first.
+
+    Streams that are ended in the same moment store what they had with the sync client: see `async_runs_in_thread`.
+    """
     try:
         yield
     finally:
+        _async.pop(key, None)  # whoever comes later gets a new client
         await client.close()
 
 

@@ -14,6 +14,7 @@ import pymongo
 from bson import CodecOptions, DatetimeConversion
 from bson.errors import InvalidDocument
 from pymongo.errors import (
+    BulkWriteError,
     ConnectionFailure,
     DocumentTooLarge,
     InvalidOperation,
@@ -96,6 +97,11 @@ class Commands:
         """Whether the server answered this process once: saves are then retried longer."""
         return self.clients.key in _reached
 
+    @property
+    def patience(self) -> float:
+        """Seconds for which a write is tried: long on a server that was reached before."""
+        return self.settings.save_timeout if self.reached else self.settings.timeout
+
     def collection(self, client: Any) -> Any:
         """The collection with the guarantees pinned, whatever the connection string says."""
         database, name = self.settings.names
@@ -147,7 +153,7 @@ class Commands:
 
     def retried(self, function: Callable[[Any], Any]) -> Flow[Any]:
         """A repeatable command, sent again until the deadline."""
-        deadline = time.monotonic() + self.settings.save_timeout
+        deadline = time.monotonic() + self.patience
         while True:
             try:
                 return (yield Call(function, max(deadline - time.monotonic(), 0.1)))
@@ -166,9 +172,7 @@ class Commands:
         try:
             return (yield from flow)
         except PyMongoError as error:
-            msg = (
-                f"cannot read from {self.clients.hosts} within {self.settings.timeout:g} s: {redact(str(error))[:500]}"
-            )
+            msg = f"cannot read from {self.clients.hosts} within {self.settings.timeout:g} s: {text_of(error)}"
             raise HistoryReadError(msg) from error
 
     def writing(self, flow: Flow[T], batch: Batch | None = None) -> Flow[T]:
@@ -187,8 +191,17 @@ class Commands:
                 raise MessageTooLargeError(msg, **context) from error
             unknown = is_transient(error) and not isinstance(error, ServerSelectionTimeoutError)
             state = "It may be stored" if unknown else "Nothing was stored"
-            msg = f"cannot write to {self.clients.hosts}: {redact(str(error))[:500]}. {state}."
+            msg = f"cannot write to {self.clients.hosts}: {text_of(error)}. {state}."
             raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
+
+
+def text_of(error: PyMongoError) -> str:
+    """A driver's error in words: no credentials, and no document, which a bulk error carries whole."""
+    if isinstance(error, BulkWriteError):
+        details = error.details or {}
+        failures = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
+        return "; ".join(f"{f.get('errmsg', 'failed')} (code {f.get('code')})" for f in failures[:3])[:500]
+    return redact(str(error))[:500]
 
 
 def codes_of(error: PyMongoError) -> set[int]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from bson import ObjectId
 from pymongo import ASCENDING, IndexModel
 
-from langchain_memkit.backends._history.rows import Head, Row, Scope, read_turn
+from langchain_memkit.backends._history.rows import MARKER_TTL, Head, Row, Scope, read_turn
 from langchain_memkit.base import TokenCounter, Turn
 from langchain_memkit.errors import MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
@@ -19,7 +19,6 @@ from langchain_memkit.messages.turns import count_tokens, counter_name
 Kind = Literal["turn", "clear", "purge"]
 MARKERS = ["clear", "purge"]
 
-MARKER_TTL = timedelta(hours=1)
 FIELDS = (
     "_id",
     "user_id",

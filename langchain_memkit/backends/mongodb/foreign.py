@@ -38,7 +38,7 @@ def ensure(store: Commands, models: list[IndexModel]) -> Flow[None]:
 
 def insert_once(store: Commands, documents: list[dict[str, Any]]) -> Flow[None]:
     """Inserts documents in order, with their ids, until all are there; what a broken connection hides is looked up."""
-    deadline = time.monotonic() + (store.settings.save_timeout if store.reached else store.settings.timeout)
+    deadline = time.monotonic() + store.patience
     pending = list(documents)
     while True:
         batch = list(pending)

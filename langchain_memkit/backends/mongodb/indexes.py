@@ -19,19 +19,20 @@ NOT_ALLOWED_CODES = (13, 8000)
 _known: set[Any] = set()
 
 
-def ensure_indexes(clients: Clients, settings: Settings, *, forced: bool = False) -> Flow[None]:
-    """Sees to it that the collection has its indexes; asks the server once per process.
+def ensure_indexes(clients: Clients, settings: Settings, *, forced: bool = False, again: bool = False) -> Flow[None]:
+    """Sees to it that the collection has its indexes; asks once per process, and at the first turn of a session.
 
     Args:
         clients: For the server's name.
         settings: Which collection, and whether indexes may be built.
         forced: Build them, however large the collection is.
+        again: Ask the server also if it was asked before.
 
     Raises:
         ConfigurationError: The unique indexes are missing and are not to be built, or the server refuses them.
     """
     key = (clients.key, settings.names, settings.legacy_keys[0])
-    if key in _known and not forced:
+    if key in _known and not (forced or again):
         return
     existing = yield Call(lambda c: c.index_information(), settings.timeout)
     missing = _missing(settings, existing)

@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage, message_to_dict
 from pymongo import ASCENDING, IndexModel
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import Batch, Scope
+from langchain_memkit.backends._history.rows import Batch, Origin, Scope
 from langchain_memkit.backends.mongodb.documents import legacy_filter
 from langchain_memkit.backends.mongodb.foreign import ensure, insert_once, refuse_positions
 from langchain_memkit.backends.mongodb.store import MongoTurnStore
@@ -41,7 +41,7 @@ class LangChainRowStore(MongoTurnStore):
         )
         yield from ensure(self, [order, ops])
 
-    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, epoch: int | None) -> Flow[int]:
+    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
         """Inserts a row per message; returns 0, because rows have no position."""
         refuse_positions("langchain", expected_seq)
         documents = self._documents(scope, batch)

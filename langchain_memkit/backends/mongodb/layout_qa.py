@@ -17,7 +17,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pymongo import ASCENDING, IndexModel
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import Batch, Page, Row, Scope, read_turn
+from langchain_memkit.backends._history.rows import Batch, Origin, Page, Row, Scope, read_turn
 from langchain_memkit.backends.mongodb.commands import Call, Commands
 from langchain_memkit.backends.mongodb.foreign import ensure, insert_once, is_shown, refuse_positions
 from langchain_memkit.base import SessionInfo, TokenCounter, Turn
@@ -67,7 +67,7 @@ class QAStore(Commands):
     def page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]:
         """Turns newest first."""
         turns, older = yield from self.reading(self._page(scope, older, -1, limit))
-        return Page(turns, 0, 0, older)
+        return Page(turns, 0, 0, None, older)
 
     def page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]:
         """Turns oldest first; positions mean nothing here, so `after` is only where the last page ended."""
@@ -128,7 +128,7 @@ class QAStore(Commands):
 
     # -- writing
 
-    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, epoch: int | None) -> Flow[int]:
+    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
         """Inserts a document per turn; returns 0, because documents have no position."""
         refuse_positions("qa", expected_seq)
         documents = [d for row, messages in batch.parts() for d in self._documents(scope, row, messages)]
@@ -192,9 +192,9 @@ class QAStore(Commands):
 
 
 def said(messages: Sequence[BaseMessage], kind: type[BaseMessage]) -> str | None:
-    """What was said on one side of a turn, as text; None if nothing was."""
+    """What was said on one side of a turn, as text that a database takes; None if nothing was."""
     texts = [m.text for m in messages if isinstance(m, kind) and m.text]
-    return "\n".join(texts) if texts else None
+    return "\n".join(texts).encode("utf-8", "replace").decode() if texts else None
 
 
 def qa_turn(document: Mapping[str, Any], counter: TokenCounter | None) -> Turn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -27,9 +26,6 @@ from langchain_memkit.base import SessionInfo, Turn
 
 logger = logging.getLogger("langchain_memkit")
 
-HINT_SECONDS = 30  # far below the shortest time in which positions can become free again (TTL >= 60 s, markers 1 h)
-MAX_HINTS = 10_000
-
 
 class LegacyPlace(NamedTuple):
     """A place among langchain-mongodb's rows, and since when native turns exist."""
@@ -39,11 +35,10 @@ class LegacyPlace(NamedTuple):
 
 
 class Reader(Commands):
-    """Flows that read, and what is remembered of where sessions stand."""
+    """Flows that read."""
 
     def __init__(self, clients: Clients, settings: Settings) -> None:
         super().__init__(clients, settings)
-        self._hints: dict[Scope, tuple[Head, float]] = {}
         self._warned = False
 
     def page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]:
@@ -53,14 +48,12 @@ class Reader(Commands):
     def _page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]:
         if isinstance(older, LegacyPlace):
             turns, older = yield from self._legacy_page(scope, older, -1, limit)
-            return Page(turns, 0, 0, older)
+            return Page(turns, 0, 0, None, older)
         before, base = older or (None, 0)
         seq = {"$gt": base} if before is None else {"$gt": base, "$lt": before}
         documents = yield self.find(turns_filter(*scope, seq=seq), -1, limit)
         head = head_of(documents) or EMPTY
         base = base if older else head.base
-        if older is None and documents:
-            self.remember(scope, head)
         epoch = head.epoch
         if not documents and older is None:
             epoch = (yield from self.purged(scope.user_id)) if scope.user_id else 0
@@ -68,9 +61,20 @@ class Reader(Commands):
         turns = [native_turn(d, self.settings.token_counter) for d in documents if is_live(d, base, now)]
         last = documents[-1]["seq"] if documents else 0
         if len(documents) == limit and last > base + 1:
-            return Page(turns, head.seq, epoch, (last, base))
+            return Page(turns, head.seq, epoch, now, (last, base))
+        if base and not scope.user_id and older is None:
+            yield from self._report_rows_after_clear(scope)
         legacy = LegacyPlace(None, documents[-1].get("createdAt") if documents else None)
-        return Page(turns, head.seq, epoch, None if scope.user_id or base else legacy)
+        return Page(turns, head.seq, epoch, now, None if scope.user_id or base else legacy)
+
+    def _report_rows_after_clear(self, scope: Scope) -> Flow[None]:
+        """Rows that an old app wrote after a clear cannot be told from those it was to delete: said, not shown."""
+        query = legacy_filter(*self.settings.legacy_keys, scope.session_id)
+        if not self._warned and (yield self.find(query, 1, 1, key="_id")):
+            self._warned = True
+            logger.warning(
+                "session %r: rows of langchain-mongodb written after a clear are not shown", scope.session_id
+            )
 
     def _legacy_page(self, scope: Scope, at: LegacyPlace, direction: int, limit: int) -> Flow[tuple[list[Turn], Any]]:
         query = legacy_filter(*self.settings.legacy_keys, scope.session_id)
@@ -121,7 +125,8 @@ class Reader(Commands):
         return (yield from self.reading(self._sessions(user_id)))
 
     def _sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
-        live = {"kind": {"$nin": ["clear", "purge"]}, "isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
+        live = {"kind": {"$nin": MARKERS}, "isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
+        live["expiresAt"] = {"$not": {"$lte": self.settings.now()}}
         group = {"_id": "$session_id", "n": {"$sum": 1}, "a": {"$min": "$createdAt"}, "z": {"$max": "$createdAt"}}
         found = yield from self.aggregate([{"$match": {**turns_filter(user_id), **live}}, {"$group": group}])
         merged = {row["_id"]: SessionInfo(row["_id"], row["n"], row["a"], row["z"]) for row in found}
@@ -164,16 +169,3 @@ class Reader(Commands):
         """The epoch of the user's last purge, kept under the session id that no caller can pass."""
         head = yield from self.head(Scope(user_id, ""), "local")
         return head.epoch if head else 0
-
-    # -- memory of positions: only a guess, the unique index decides
-
-    def remember(self, scope: Scope, head: Head) -> None:
-        """Notes where a session stands."""
-        if len(self._hints) >= MAX_HINTS:
-            self._hints.clear()
-        self._hints[scope] = (head, time.monotonic())
-
-    def recall(self, scope: Scope) -> Head | None:
-        """Where the session stood a moment ago, if known."""
-        head, since = self._hints.get(scope, (None, 0.0))
-        return head if time.monotonic() - since < HINT_SECONDS else None

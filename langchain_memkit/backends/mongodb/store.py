@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import Batch, Head, Scope
+from langchain_memkit.backends._history.rows import Batch, Head, Origin, Scope
 from langchain_memkit.backends.mongodb.append import Append, delete_older, mark
 from langchain_memkit.backends.mongodb.documents import MARKERS, Kind, legacy_filter, turns_filter
 from langchain_memkit.backends.mongodb.indexes import ensure_indexes
@@ -21,9 +21,9 @@ class MongoTurnStore(Reader):
         """Builds missing indexes, however large the collection is."""
         yield from self.reading(ensure_indexes(self.clients, self.settings, forced=True))
 
-    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, epoch: int | None) -> Flow[int]:
+    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
         """Stores a batch; returns the position of its last row."""
-        flow = Append(self, scope, batch, "turn", expected_seq, epoch).flow()
+        flow = Append(self, scope, batch, "turn", expected_seq, origin).flow()
         head = yield from self.writing(flow, batch)
         return head.seq
 

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from langchain_memkit.errors import ConfigurationError
@@ -49,12 +49,13 @@ class Database:
         self._forget()
 
     def _forget(self) -> None:
-        self._pid = os.getpid()
         self._idle: list[sqlite3.Connection] = []
-        weakref.finalize(self, _close_idle, self._pid, self._idle)
         self._lock = threading.Lock()
         self._turnstile = threading.Lock()  # an in-memory database has a single connection
         self._closed = False
+        self._file: tuple[int, int] | None = None  # which file the idle connections belong to
+        self._pid = os.getpid()
+        weakref.finalize(self, _close_idle, self._pid, self._idle)
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
@@ -63,35 +64,53 @@ class Database:
             # connections of the parent must be neither used nor closed after a fork: keep them, out of reach
             _INHERITED.append(self._idle)
             self._forget()
-        if self.in_memory:
-            with self._turnstile, self._lend() as connection:
-                yield connection
-        else:
-            with self._lend() as connection:
-                yield connection
+            self._closed = self.in_memory
+        with self._turnstile if self.in_memory else nullcontext(), self._lend() as connection:
+            yield connection
 
     @contextmanager
     def _lend(self) -> Iterator[sqlite3.Connection]:
+        file = self._identity()
         with self._lock:
+            if file != self._file:  # deleted or replaced behind our back: the old connections lead nowhere
+                _close_idle(self._pid, self._idle)
+                self._file = file
             connection = self._idle.pop() if self._idle else None
-        connection = connection or self._open()
+        if connection is None:
+            connection = self._open()
+            file = self._identity()
+            with self._lock:
+                self._file = file
         try:
             yield connection
         finally:
+            if connection.in_transaction:  # interrupted: whatever was under way did not happen
+                connection.rollback()
             with self._lock:
-                keep = not self._closed and len(self._idle) < MAX_IDLE
+                keep = not self._closed and file == self._file and len(self._idle) < MAX_IDLE
                 if keep:
                     self._idle.append(connection)
             if not keep:
                 connection.close()
 
+    def _identity(self) -> tuple[int, int] | None:
+        """Device and inode of the file; None if there is none."""
+        if self.in_memory:
+            return (0, 0)
+        try:
+            found = Path(self.path).stat()
+        except OSError:
+            return None
+        return (found.st_dev, found.st_ino)
+
     def _open(self) -> sqlite3.Connection:
         if self.in_memory and self._closed:
-            msg = "this in-memory database was closed, and its content went with it"
+            msg = "this in-memory database was closed (or left behind by a fork), and its content went with it"
             raise sqlite3.ProgrammingError(msg)
         connection = sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False)
         try:
             connection.row_factory = sqlite3.Row
+            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one damaged cell hides no session
             deadline = time.monotonic() + self.timeout
             while True:
                 try:
@@ -146,7 +165,8 @@ def _close_idle(pid: int, idle: list[sqlite3.Connection]) -> None:
 _INHERITED: list[list[sqlite3.Connection]] = []
 
 
-_databases: dict[tuple[str, float], Database] = {}
+_databases: weakref.WeakValueDictionary[tuple[str, float], Database] = weakref.WeakValueDictionary()
+_databases_lock = threading.Lock()
 
 
 def _statements(script: str) -> Iterator[str]:
@@ -167,7 +187,10 @@ def shared_database(path: str | os.PathLike[str], timeout: float) -> Database:
     if str(path) == ":memory:":
         return Database(":memory:", timeout)
     name = os.path.abspath(path)
-    return _databases.setdefault((name, timeout), Database(name, timeout))
+    with _databases_lock:
+        database = _databases.get((name, timeout)) or Database(name, timeout)
+        _databases[name, timeout] = database
+    return database
 
 
 def explained(error: sqlite3.Error) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
@@ -14,8 +14,10 @@ from uuid import uuid4
 from langchain_memkit._flow import Flow, drive
 from langchain_memkit.backends._history.rows import (
     EMPTY,
+    MARKER_TTL,
     Batch,
     Head,
+    Origin,
     Page,
     Row,
     Scope,
@@ -38,9 +40,6 @@ from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.turns import counter_name
 
 T = TypeVar("T")
-
-
-MARKER_TTL = timedelta(hours=1)
 
 
 HERE = "user_id = :user AND session_id = :session"
@@ -120,9 +119,9 @@ class SQLiteTurnStore:
 
         return (yield from self._read(distinct))
 
-    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, epoch: int | None) -> Flow[int]:
+    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
         """Stores a batch in one transaction; returns the position of its last row."""
-        work = partial(self._append, scope, batch, expected_seq, epoch)
+        work = partial(self._append, scope, batch, expected_seq, origin)
         return (yield from self._write(work, batch))
 
     def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
@@ -149,8 +148,9 @@ class SQLiteTurnStore:
 
     def _write(self, work: Callable[[sqlite3.Connection], T], batch: Batch | None = None) -> Flow[T]:
         def transaction(connection: sqlite3.Connection) -> T:
-            connection.execute("BEGIN IMMEDIATE")
             try:
+                # inside, because Ctrl-C may arrive between the lock and the next line
+                connection.execute("BEGIN IMMEDIATE")
                 result = work(connection)
                 connection.execute("COMMIT")
             except BaseException:
@@ -201,7 +201,7 @@ class SQLiteTurnStore:
         epoch = head.epoch or self._purged(connection, scope.user_id)
         more = len(rows) == limit and rows[-1]["seq"] > base + 1
         turns = [self._turn(row) for row in rows if row["seq"] > base and not row["is_deleted"]]
-        return Page(turns, head.seq, epoch, (rows[-1]["seq"], base) if more else None)
+        return Page(turns, head.seq, epoch, self._now(), (rows[-1]["seq"], base) if more else None)
 
     def _page_forward(
         self, scope: Scope, after: int | None, limit: int, connection: sqlite3.Connection
@@ -221,10 +221,7 @@ class SQLiteTurnStore:
                 data[name] = json.loads(data[name])
             except (TypeError, ValueError, RecursionError):
                 data[name] = None
-        try:
-            data["createdAt"] = datetime.fromisoformat(data["created_at"])
-        except (TypeError, ValueError):
-            data["createdAt"] = None
+        data["createdAt"] = _date(data["created_at"])
         return read_turn(data, self._counter)
 
     def _stored_ids(self, scope: Scope, ids: Sequence[str], connection: sqlite3.Connection) -> set[str]:
@@ -243,15 +240,14 @@ class SQLiteTurnStore:
             f" AND kind = 'turn' AND NOT is_deleted AND {LIVE} GROUP BY session_id ORDER BY MAX(created_at) DESC",
             self._parameters(Scope(user_id, "")),
         )
-        parse = datetime.fromisoformat
-        return [SessionInfo(session, count, parse(first), parse(last)) for session, count, first, last in rows]
+        return [SessionInfo(session, count, _date(first), _date(last)) for session, count, first, last in rows]
 
     def _append(
         self,
         scope: Scope,
         batch: Batch,
         expected_seq: int | None,
-        epoch: int | None,
+        origin: Origin,
         connection: sqlite3.Connection,
     ) -> int:
         self._expire(connection, scope)
@@ -263,7 +259,7 @@ class SQLiteTurnStore:
                 last = stored_or_conflict(batch, index, stored[row.op])
         if len(stored) == len(batch.rows):
             return last
-        if not admits(head, epoch, self._purged(connection, scope.user_id)):
+        if not admits(head, origin, self._purged(connection, scope.user_id), self._now()):
             msg = f"session {scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
             raise StaleTurnError(msg, **batch.error_context)
         if expected_seq is not None and expected_seq != (head or EMPTY).seq:
@@ -358,6 +354,17 @@ class SQLiteTurnStore:
     def _erase(self, connection: sqlite3.Connection) -> None:
         """Empties the write-ahead log, which still holds deleted text; a reader may delay that to the next time."""
         try:
+            connection.execute("PRAGMA busy_timeout = 200")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.OperationalError:
             return
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")
+
+
+def _date(text: object) -> datetime | None:
+    """A stored date; None if it is damaged."""
+    try:
+        return datetime.fromisoformat(str(text))
+    except ValueError:
+        return None

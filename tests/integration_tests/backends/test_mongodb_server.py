@@ -18,7 +18,7 @@ from bson.raw_bson import RawBSONDocument
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage, message_to_dict
 from pymongo import AsyncMongoClient, MongoClient, monitoring
 
-from langchain_memkit import MongoDBChatMessageHistory, purge_user
+from langchain_memkit import MongoDBChatMessageHistory, create_runnable_with_message_history, purge_user
 from langchain_memkit.backends.mongodb import clients, indexes
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -28,7 +28,7 @@ from langchain_memkit.errors import (
     MessageTooLargeError,
     StaleTurnError,
 )
-from langchain_memkit.testing import local_mongodb
+from langchain_memkit.testing import FakeChatModel, local_mongodb
 
 TURN = [HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")]
 
@@ -364,8 +364,13 @@ def test_server_down(style: str) -> None:
 
 
 @UNCLOSED
-async def test_server_down_leaves_the_loop_free() -> None:
+def test_server_down_leaves_the_loop_free() -> None:
     """While a read waits for a server that is down, the event loop goes on."""
+    asyncio.run(_beats_while_reading())
+    gc.collect()  # here, where the warning is expected
+
+
+async def _beats_while_reading() -> None:
     history = MongoDBChatMessageHistory(f"mongodb://127.0.0.1:{closed_port()}", "s1", timeout=0.5)
     beats = 0
 
@@ -608,3 +613,129 @@ def test_failover() -> None:
                 assert [t.messages[0].text for t in turns if t.messages[0].text.startswith(f"{w}-")] == acknowledged[w]
         assert all(len(turns) == 30 for turns in acknowledged.values())
         factory.close()
+
+
+def two_workers(standalone: Any, database: str) -> tuple[Any, Any]:
+    """Two factories that share nothing but the collection, as two processes would."""
+    return tuple(MongoDBChatMessageHistory.factory(standalone.uri, database) for _ in range(2))  # type: ignore[return-value]  # two
+
+
+def test_remembered_position_and_a_clear_elsewhere(standalone: Any, database: str, collection: Any) -> None:
+    """A clear frees positions: a worker that remembers an older one is not led below the marker."""
+    ours, theirs = two_workers(standalone, database)
+    ours("s1").add_messages([HumanMessage("1")])
+    for text in "234":
+        theirs("s1").add_messages([HumanMessage(text)])
+    theirs("s1").clear()
+    seq = ours("s1").append_turn([HumanMessage("after")])
+    assert texts(theirs("s1")) == texts(ours("s1")) == ["after"]
+    assert [t.seq for t in theirs("s1").iter_turns()] == [seq]
+    assert collection.count_documents({"kind": "turn"}) == 1
+
+
+def test_turn_over_a_clear_elsewhere(standalone: Any, database: str, collection: Any) -> None:
+    """A turn that began before another worker's clear is refused, although that freed the position it remembers."""
+    ours, theirs = two_workers(standalone, database)
+    ours("s1").add_messages([HumanMessage("1")])
+    view = ours("s1").view()
+    theirs("s1").add_messages([HumanMessage("2")])
+    theirs("s1").clear()
+    with pytest.raises(StaleTurnError):
+        ours("s1").append_turn([HumanMessage("about 1")], epoch=view.epoch, since=view.read_at)
+    assert collection.count_documents({"kind": "turn"}) == 0
+
+
+def test_import_over_a_clear_elsewhere(standalone: Any, database: str) -> None:
+    """An import that starts below another worker's marker arrives whole."""
+    ours, theirs = two_workers(standalone, database)
+    ours("s1").add_messages([HumanMessage("1")])
+    for text in "234":
+        theirs("s1").add_messages([HumanMessage(text)])
+    theirs("s1").clear()
+    given = [m for i in range(300) for m in (HumanMessage(str(i)), AIMessage("a"))]
+    ours("s1").add_messages(given)
+    assert [m.text for m in theirs("s1").messages] == [m.text for m in given]
+
+
+def test_marker_that_expires(standalone: Any, database: str, collection: Any) -> None:
+    """A marker that the server removes after its hour is not remembered: nobody's turn becomes invisible."""
+    ours, theirs = two_workers(standalone, database)
+    for _ in range(3):
+        ours("s1").add_messages(TURN)
+    ours("s1").clear()
+    ours("s1").view()
+    collection.delete_many({"kind": "clear"})
+    theirs("s1").add_messages([HumanMessage("first")])
+    ours("s1").add_messages([HumanMessage("second")])
+    assert texts(ours("s1")) == texts(theirs("s1")) == ["first", "second"]
+
+
+def test_dropped_collection(history: Any, collection: Any) -> None:
+    """A collection that is dropped while the process lives gets its indexes back before anything is stored."""
+    history.add_user_message("old")
+    collection.drop()
+    threads = [threading.Thread(target=history.add_user_message, args=(str(i),)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [t.seq for t in history.iter_turns()] == list(range(1, 9))
+    assert "memkit_seq" in collection.index_information()
+
+
+def test_errors_show_no_content(history: Any, collection: Any, database: str) -> None:
+    """Neither a password with odd characters nor what was said gets into an error."""
+    down = MongoDBChatMessageHistory(f"mongodb://nemo:pa ss@127.0.0.1:{closed_port()}", "s1", timeout=0.2)
+    with pytest.raises(HistoryReadError) as read:
+        down.messages  # noqa: B018  # reading is the test
+    assert "pa ss" not in str(read.value)
+    assert "nemo" not in str(read.value)
+    history.add_messages(TURN)
+    rules = {"$jsonSchema": {"required": ["never"]}}
+    collection.database.command("collMod", "message_store", validator=rules)
+    with pytest.raises(HistoryWriteError, match="validation") as write:
+        history.add_messages([HumanMessage("my diagnosis")])
+    assert "diagnosis" not in str(write.value)
+    assert not write.value.maybe_stored
+
+
+def test_expired_turns_are_not_listed(standalone: Any, database: str, collection: Any) -> None:
+    """A session whose turns have expired is not listed, also before the server has removed them."""
+    factory = MongoDBChatMessageHistory.factory(standalone.uri, database, ttl=60)
+    factory("s1", "u1").add_messages(TURN)
+    assert len(factory.list_sessions("u1")) == 1
+    collection.update_many({}, {"$set": {"expiresAt": datetime(2020, 1, 1, tzinfo=UTC)}})
+    assert factory.list_sessions("u1") == []
+
+
+def test_peer_rows_after_a_clear_are_reported(history: Any, collection: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Rows that an old app writes after a clear are not shown, and there is a warning."""
+    history.add_messages(TURN)
+    history.clear()
+    collection.insert_one({"SessionId": "s1", "History": json.dumps(message_to_dict(HumanMessage("late")))})
+    assert texts(history) == []
+    assert "after a clear are not shown" in caplog.text
+
+
+def test_streams_that_end_with_their_loop(standalone: Any, database: str) -> None:
+    """A stream that is still open somewhere inside a sequence when the loop ends stores what it had."""
+    from langchain_core.output_parsers import StrOutputParser
+
+    factory = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    chain: Any = create_runnable_with_message_history(FakeChatModel(), factory) | StrOutputParser()
+
+    async def stop_early(session: str) -> None:
+        stream = chain.astream("What is my name?", {"configurable": {"session_id": session}})
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    for i in range(5):
+        asyncio.run(stop_early(f"s{i}"))
+    assert [[m.type for m in factory(f"s{i}").messages] for i in range(5)] == [["human", "ai"]] * 5
+
+
+def test_retry_comes_before_a_conflict(history: Any) -> None:
+    """A turn that is stored already is returned, also if expected_seq has moved on since."""
+    assert history.append_turn(TURN, turn_id="t1", expected_seq=0) == 1
+    assert history.append_turn(TURN, turn_id="t1", expected_seq=0) == 1

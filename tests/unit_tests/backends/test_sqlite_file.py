@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
-from langchain_memkit import SQLiteChatMessageHistory, purge_user
+from langchain_memkit import SQLiteChatMessageHistory, create_runnable_with_message_history, purge_user
 from langchain_memkit.backends.sqlite import database
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -375,3 +375,108 @@ def test_repr_and_factory_arguments(path: Path) -> None:
     for bad in (None, 5, ""):
         with pytest.raises((TypeError, ValueError)):
             SQLiteChatMessageHistory(bad, "s1")  # type: ignore[arg-type]  # wrong on purpose
+
+
+INTERRUPTED = """
+import os, signal, sqlite3, sys, threading
+from langchain_memkit import SQLiteChatMessageHistory
+history = SQLiteChatMessageHistory(sys.argv[1], "s1", timeout=20)
+history.add_user_message("x")
+other = sqlite3.connect(sys.argv[1], isolation_level=None, check_same_thread=False)
+other.execute("BEGIN IMMEDIATE")
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+threading.Timer(0.6, lambda: other.execute("ROLLBACK")).start()
+try:
+    history.add_user_message("y")
+except KeyboardInterrupt:
+    print("interrupted")
+history.add_user_message("z")
+other.execute("BEGIN IMMEDIATE")
+print([m.text for m in history.messages][-1])
+"""
+
+
+def test_interrupted_while_waiting_for_the_lock(path: Path) -> None:
+    """Ctrl-C while another process writes leaves no transaction open: this process and others go on writing."""
+    command = [sys.executable, "-c", INTERRUPTED, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.split() == ["interrupted", "z"], done.stderr
+
+
+def test_expiry_during_a_turn(path: Path) -> None:
+    """A turn whose session expired meanwhile is stored, as the first of a new one; likewise after a marker's hour."""
+    clock = FrozenClock()
+    for ttl, wait in ((3600, 3595), (None, 3595)):
+        histories = SQLiteChatMessageHistory.factory(path, ttl=ttl, now=clock)
+        session = f"s{ttl}"
+
+        def model(messages: Any) -> str:
+            clock.tick(10)
+            return "answer"
+
+        chat = create_runnable_with_message_history(model, histories)
+        config: Any = {"configurable": {"session_id": session, "user_id": "u1"}}
+        chat.invoke("one", config)
+        if ttl is None:
+            histories(session, "u1").clear()
+        clock.tick(wait)
+        chat.invoke("two", config)
+        assert texts(histories(session, "u1")) == ["two", "answer"]
+        histories.close()
+
+
+def test_file_removed_or_replaced(path: Path) -> None:
+    """A file that is deleted behind our back is begun anew at its path, not written on in the void."""
+    history = SQLiteChatMessageHistory(path, "s1")
+    history.add_user_message("old")
+    for file in path.parent.iterdir():
+        file.unlink()
+    history.add_user_message("new")
+    assert texts(history) == ["new"]
+    assert execute(path, "SELECT COUNT(*) FROM turns") == [(1,)]
+
+
+def test_many_files_few_descriptors(tmp_path: Path) -> None:
+    """A file per user does not use up descriptors: what nobody holds is closed."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for i in range(60):
+        SQLiteChatMessageHistory(tmp_path / f"{i}.db", "s1").add_messages(TURN)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 10
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # forking is the test
+def test_memory_is_not_shared_with_a_fork() -> None:
+    """A forked child is told that an in-memory history stayed behind, instead of finding it empty."""
+    history = SQLiteChatMessageHistory(":memory:", "s1")
+    history.add_messages(TURN)
+    child = os.fork()
+    if child == 0:
+        try:
+            history.messages  # noqa: B018  # reading is the test
+        except HistoryReadError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_damage_outside_the_messages(path: Path) -> None:
+    """Damaged dates and text that is no UTF-8 hide nothing."""
+    histories = SQLiteChatMessageHistory.factory(path)
+    for text in "abc":
+        histories("s1").add_user_message(text)
+    execute(path, "UPDATE turns SET created_at = 'never' WHERE seq = 1")
+    execute(path, "UPDATE turns SET messages = CAST(x'ff' AS TEXT), op = CAST(x'fe' AS TEXT) WHERE seq = 2")
+    assert texts(histories("s1")) == ["a", "c"]
+    assert histories.list_sessions()[0].turns == 3
+    for bad in (2**70, -1, 1.5):
+        with pytest.raises(ConfigurationError):
+            list(histories("s1").iter_turns(after_seq=bad))  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_token_counters_without_a_name_are_not_trusted(path: Path) -> None:
+    """Counts of one lambda are not taken for those of another."""
+    SQLiteChatMessageHistory(path, "s1", token_counter=lambda messages: 1).add_messages(TURN)
+    other = SQLiteChatMessageHistory(path, "s1", token_counter=lambda messages: 100)
+    assert other.tail(max_tokens=99) == []
+    assert len(other.tail(max_tokens=200)) == 2

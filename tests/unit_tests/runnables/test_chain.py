@@ -12,7 +12,7 @@ from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage, trim_messages
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
-from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.runnables.base import RunnableGenerator
 from langchain_core.runnables.history import RunnableWithMessageHistory as CoreClass
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -23,7 +23,7 @@ from langchain_memkit import (
     SQLiteChatMessageHistory,
     create_runnable_with_message_history,
 )
-from langchain_memkit.errors import ConfigurationError, HistoryWriteError, UnsupportedOutputError
+from langchain_memkit.errors import ConfigurationError, HistoryWriteError, StaleTurnError, UnsupportedOutputError
 from langchain_memkit.testing import FakeChatModel
 
 S1: Any = {"configurable": {"session_id": "s1"}}
@@ -204,6 +204,73 @@ def test_user_id_is_never_dropped(core_history: Any) -> None:
     chat = create_runnable_with_message_history(FakeChatModel(), lambda session_id: core_history)
     with pytest.raises(ConfigurationError, match="user_id"):
         chat.invoke("hi", {"configurable": {"session_id": "s1", "user_id": "u1"}})
+
+
+def test_user_id_beside_configured_keys(histories: Any) -> None:
+    """With history_factory_config a user_id is passed on where the callable takes it, else it is an error."""
+    specs = [ConfigurableFieldSpec(id="conversation_id", annotation=str)]
+    config: Any = {"configurable": {"conversation_id": "c", "user_id": "u1"}}
+    careless = create_runnable_with_message_history(FakeChatModel(), histories.__call__, history_factory_config=specs)
+    careless.invoke("hi", config)
+    assert len(histories("c", "u1").messages) == 2
+    dropping = create_runnable_with_message_history(
+        FakeChatModel(), lambda conversation_id: histories(conversation_id), history_factory_config=specs
+    )
+    with pytest.raises(ConfigurationError, match="user_id"):
+        dropping.invoke("hi", config)
+
+
+def test_retry_with_before_save(histories: Any) -> None:
+    """Redaction does not stand in the way of a retry; done in place, it changes neither answer nor input."""
+    answers = iter(["my pin", "your pin"])
+
+    def redact(messages: list[BaseMessage]) -> list[BaseMessage]:
+        for message in messages:
+            message.content = message.text.replace("pin", "***")
+        return messages
+
+    chat = create_runnable_with_message_history(
+        lambda _: AIMessage(next(answers)), histories, before_save=redact, on_dropped_turn="report"
+    )
+    config: Any = {"configurable": {"session_id": "s1", "turn_id": "t1"}}
+    asked = HumanMessage("a pin?")
+    assert chat.invoke([asked], config).text == "my pin"
+    assert chat.invoke([asked], config).text == "your pin"
+    assert asked.text == "a pin?"
+    assert texts(histories("s1").messages) == ["a ***?", "my ***"]
+
+
+def test_dropped_turn_raises_beside_log(histories: Any) -> None:
+    """on_dropped_turn="raise" is not silenced by on_save_error="log"."""
+
+    def model(_: Any) -> str:
+        histories("s1").clear()
+        return "answer"
+
+    chat = create_runnable_with_message_history(model, histories, on_dropped_turn="raise", on_save_error="log")
+    with pytest.raises(StaleTurnError) as raised:
+        chat.invoke("hi", S1)
+    assert raised.value.output == "answer"
+
+
+def test_answers_that_look_like_an_echo(histories: Any) -> None:
+    """Lists of answers whose ids or words were there before are new answers, unless the question came back as well."""
+    chat = create_runnable_with_message_history(lambda _: [AIMessage("same", id="1")], histories)
+    for text in ("one", "two"):
+        chat.invoke(text, S1)
+    assert texts(histories("s1").messages) == ["one", "same", "two", "same"]
+    echo = create_runnable_with_message_history(lambda messages: {"messages": messages}, histories)
+    echo.invoke("please", {"configurable": {"session_id": "s2"}})
+    assert texts(histories("s2").messages) == ["please"]
+
+
+def test_errors_hold_no_words(histories: Any) -> None:
+    """What was said does not get into errors about its shape."""
+    for output in ([("my diagnosis",)], {"a": {"b": object()}, "c": "my diagnosis"}):
+        chat = create_runnable_with_message_history(lambda _, output=output: output, histories)
+        with pytest.raises(UnsupportedOutputError) as raised:
+            chat.invoke("hi", S1)
+        assert "diagnosis" not in str(raised.value)
 
 
 def test_required_user_id_is_asked_for(core_history: Any) -> None:
@@ -505,7 +572,9 @@ def graph(model: Any) -> Any:
     return builder.compile()
 
 
-@pytest.mark.parametrize("mode", ["invoke", "ainvoke", "updates", "values", "messages", "updates messages"])
+@pytest.mark.parametrize(
+    "mode", ["invoke", "ainvoke", "updates", "values", "messages", "updates messages", "subgraphs"]
+)
 def test_langgraph_stores_each_message_once(histories: Any, mode: str) -> None:
     """A compiled graph over `messages` hands back the whole state: only what is new is stored, however it is run."""
     model = FakeChatModel()
@@ -518,7 +587,8 @@ def test_langgraph_stores_each_message_once(histories: Any, mode: str) -> None:
         elif mode == "ainvoke":
             asyncio.run(chat.ainvoke(value, S1))
         else:
-            list(chat.stream(value, S1, stream_mode=mode.split() if " " in mode else mode))
+            chosen: Any = {"stream_mode": mode.split() if " " in mode else mode}
+            list(chat.stream(value, S1, **({"subgraphs": True} if mode == "subgraphs" else chosen)))
 
     turn("My name is Nemo.")
     turn("What is my name?")
