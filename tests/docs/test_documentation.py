@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pymongo import MongoClient
 
 import langchain_memkit
 from langchain_memkit import errors, testing
@@ -48,6 +49,8 @@ def blocks(page: Path, language: str = "python") -> list[str]:
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standalone: Any) -> None:
     """The Python blocks of a page run in order, and print what the comments below `print` say."""
     monkeypatch.chdir(tmp_path)
+    with MongoClient(standalone.uri) as client:
+        client.drop_database("chat_history")  # each page begins with an empty server
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
         printed = StringIO()
