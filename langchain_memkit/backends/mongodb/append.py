@@ -32,6 +32,7 @@ from langchain_memkit.backends.mongodb.reader import Reader
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
 
 DUPLICATE_KEY = 11000
+MAX_SEQ = 2**63 - 1
 
 
 class Append:
@@ -54,6 +55,9 @@ class Append:
         self.origin = origin
         self.pending = list(enumerate(batch.rows))
         self.last = EMPTY
+        self.unchecked: list[tuple[int, Row]] = []  # stored, but perhaps below a marker
+        self.lowest = MAX_SEQ
+        self.first_of: int | None = None  # began a user's session: the purge that was seen before
         # an import may be the continuation of one that broke off, and a retry comes before a conflict of positions
         self.look_up = len(batch.rows) > 1 or expected_seq is not None
         self.unknown = False
@@ -69,6 +73,8 @@ class Append:
                     yield from self._look_up()
                 if self.pending:
                     yield from self._insert(max(min(deadline - time.monotonic(), store.settings.save_timeout), 0.1))
+                if self.unchecked:
+                    yield from self._check_again()
                 if not self.pending:
                     return self.last
                 message = "other writers were faster every time"
@@ -121,7 +127,7 @@ class Append:
         if self.origin.epoch is not None and not (head and head.epoch == self.origin.epoch) and scope.user_id:
             purged = yield from store.purged(scope.user_id)
         self._check(head, purged)
-        rows, documents = list(self.pending), self._documents(head)
+        documents = self._documents(head)
         try:
             yield Call(lambda c: c.insert_many(documents), timeout)
         except BulkWriteError as error:
@@ -129,15 +135,11 @@ class Append:
             self._stored(documents[:done])
             if not duplicate:
                 raise
-            if done and self.kind == "turn":
-                yield from self._check_again(documents[:done], rows[:done])
             self.look_up = True
             return
         self._stored(documents)
-        if self.kind == "turn":
-            yield from self._check_again(documents, rows)
-            if head is None and self.origin.epoch is not None and scope.user_id:
-                yield from self._recheck_purge(purged)
+        if head is None and self.origin.epoch is not None and scope.user_id:
+            self.first_of = purged
 
     def _check(self, head: Head | None, purged: int) -> None:
         context = self.batch.error_context
@@ -165,28 +167,35 @@ class Append:
     def _stored(self, documents: list[dict[str, Any]]) -> None:
         if documents:
             self.last = head_of(documents[-1:]) or EMPTY
+            if self.kind == "turn":
+                self.unchecked += self.pending[: len(documents)]
+                self.lowest = min(self.lowest, documents[0]["seq"])
             del self.pending[: len(documents)]
             if self.expected_seq is not None:
                 self.expected_seq = self.last.seq
 
-    def _check_again(self, documents: list[dict[str, Any]], rows: list[tuple[int, Row]]) -> Flow[None]:
-        """A clear frees the positions it deletes, so a turn could have gone in below its marker, and be void there."""
-        head = yield from self.store.head(self.scope, "local")
-        if head is None or head.base < documents[0]["seq"]:
-            return
-        yield from delete_older(self.store, self.scope, head._replace(seq=head.base))
-        if self.origin.epoch is not None:
-            msg = f"session {self.scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
-            raise StaleTurnError(msg, **self.batch.error_context)
-        self.pending = [*rows, *self.pending]
+    def _check_again(self) -> Flow[None]:
+        """Looks once more behind an insert, because a clear or purge may have slipped in between look and insert.
 
-    def _recheck_purge(self, purged: int) -> Flow[None]:
-        """A purge that ran between our look and our insert did not see this new session: take it back."""
-        if (yield from self.store.purged(self.scope.user_id)) != purged:
-            marker = yield from mark(self.store, self.scope, "clear")
-            yield from delete_older(self.store, self.scope, marker)
-            msg = f"user of session {self.scope.session_id!r} was purged while this turn ran, so it was not stored"
+        A clear frees the positions that it deletes, so a turn can go in below the marker, where it is void. And a purge
+        does not see a session that begins beside it.
+        """
+        store, scope = self.store, self.scope
+        head = (yield from store.head(scope, "local")) or EMPTY
+        void = head.base >= self.lowest
+        if void:
+            yield from delete_older(store, scope, head._replace(seq=head.base))
+        elif self.first_of is not None and (yield from store.purged(scope.user_id)) != self.first_of:
+            yield from delete_older(store, scope, (yield from mark(store, scope, "clear")))
+            void = True
+        rows, self.unchecked, self.lowest, self.first_of = self.unchecked, [], MAX_SEQ, None
+        if void and self.origin.epoch is not None:
+            msg = (
+                f"session {scope.session_id!r} was cleared or its user purged while this turn ran, so it was not stored"
+            )
             raise StaleTurnError(msg, **self.batch.error_context)
+        if void:
+            self.pending = [*rows, *self.pending]
 
 
 def _read_bulk_error(error: BulkWriteError) -> tuple[int, bool]:
