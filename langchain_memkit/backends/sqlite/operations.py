@@ -1,0 +1,248 @@
+"""What is done inside one transaction: SQL on a borrowed connection."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+from uuid import uuid4
+
+from langchain_memkit.backends._history.rows import (
+    EMPTY,
+    MARKER_TTL,
+    Batch,
+    Head,
+    Origin,
+    Page,
+    Row,
+    Scope,
+    admits,
+    new_epoch,
+    read_turn,
+    stored_or_conflict,
+)
+from langchain_memkit.backends.sqlite.database import Database
+from langchain_memkit.base import Now, SessionInfo, TokenCounter, Turn
+from langchain_memkit.errors import (
+    ConfigurationError,
+    HistoryConflictError,
+    StaleTurnError,
+)
+from langchain_memkit.messages.codec import FORMAT_VERSION
+from langchain_memkit.messages.turns import counter_name
+
+HERE = "user_id = :user AND session_id = :session"
+LIVE = "(expires_at IS NULL OR expires_at > :now)"
+
+
+class Operations:
+    """Each takes the connection last, so that the store can bind everything else."""
+
+    def __init__(self, database: Database, ttl: float | None, token_counter: TokenCounter | None, now: Now) -> None:
+        if ttl is not None and not ttl > 0:
+            msg = f"ttl is in seconds and must be above 0, or None to keep turns; got {ttl!r:.50}"
+            raise ConfigurationError(msg)
+        self._database = database
+        self._ttl = ttl
+        self._counter = token_counter
+        self._now = now
+
+    def _parameters(self, scope: Scope, **more: Any) -> dict[str, Any]:
+        return {"user": scope.user_id, "session": scope.session_id, "now": self._now().timestamp(), **more}
+
+    def _head(self, connection: sqlite3.Connection, scope: Scope) -> Head | None:
+        row = connection.execute(
+            f"SELECT seq, epoch, base FROM turns WHERE {HERE} AND {LIVE} ORDER BY seq DESC LIMIT 1",
+            self._parameters(scope),
+        ).fetchone()
+        return Head(*row) if row else None
+
+    def _purged(self, connection: sqlite3.Connection, user_id: str) -> int:
+        """The epoch of the user's last purge, kept under the session id that no caller can pass."""
+        head = self._head(connection, Scope(user_id, "")) if user_id else None
+        return head.epoch if head else 0
+
+    def _page_back(
+        self, scope: Scope, older: tuple[int, int] | None, limit: int, connection: sqlite3.Connection
+    ) -> Page:
+        before, base = older or (2**63 - 1, 0)
+        rows = connection.execute(
+            f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
+            " ORDER BY seq DESC LIMIT :limit",
+            self._parameters(scope, before=before, base=base, limit=limit),
+        ).fetchall()
+        if older is None:
+            base = rows[0]["base"] if rows else 0
+        head = Head(rows[0]["seq"], rows[0]["epoch"], base) if rows else EMPTY
+        epoch = head.epoch or self._purged(connection, scope.user_id)
+        more = len(rows) == limit and rows[-1]["seq"] > base + 1
+        turns = [self._turn(row) for row in rows if row["seq"] > base and not row["is_deleted"]]
+        return Page(turns, head.seq, epoch, self._now(), (rows[-1]["seq"], base) if more else None)
+
+    def _page_forward(
+        self, scope: Scope, after: int | None, limit: int, connection: sqlite3.Connection
+    ) -> tuple[list[Turn], int | None]:
+        head = self._head(connection, scope) or EMPTY
+        rows = connection.execute(
+            f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after ORDER BY seq LIMIT :limit",
+            self._parameters(scope, after=max(after or 0, head.base), limit=limit),
+        ).fetchall()
+        turns = [self._turn(row) for row in rows if not row["is_deleted"]]
+        return turns, rows[-1]["seq"] if len(rows) == limit else None
+
+    def _turn(self, row: sqlite3.Row) -> Turn:
+        data = dict(row)
+        for name in ("messages", "tokens"):
+            try:
+                data[name] = json.loads(data[name])
+            except (TypeError, ValueError, RecursionError):
+                data[name] = None
+        data["createdAt"] = _date(data["created_at"])
+        return read_turn(data, self._counter)
+
+    def _stored_ids(self, scope: Scope, ids: Sequence[str], connection: sqlite3.Connection) -> set[str]:
+        known = connection.execute(
+            "SELECT DISTINCT m.message_id FROM message_ids m JOIN turns t USING (user_id, session_id, seq)"
+            " WHERE m.user_id = :user AND m.session_id = :session"
+            " AND m.message_id IN (SELECT value FROM json_each(:ids))"
+            " AND (t.expires_at IS NULL OR t.expires_at > :now) AND NOT t.is_deleted",
+            self._parameters(scope, ids=json.dumps(list(ids))),
+        )
+        return {row[0] for row in known} & set(ids)
+
+    def _sessions(self, user_id: str, connection: sqlite3.Connection) -> list[SessionInfo]:
+        rows = connection.execute(
+            "SELECT session_id, COUNT(*), MIN(created_at), MAX(created_at) FROM turns WHERE user_id = :user"
+            f" AND kind = 'turn' AND NOT is_deleted AND {LIVE} GROUP BY session_id ORDER BY MAX(created_at) DESC",
+            self._parameters(Scope(user_id, "")),
+        )
+        return [SessionInfo(session, count, _date(first), _date(last)) for session, count, first, last in rows]
+
+    def _append(
+        self,
+        scope: Scope,
+        batch: Batch,
+        expected_seq: int | None,
+        origin: Origin,
+        connection: sqlite3.Connection,
+    ) -> int:
+        self._expire(connection, scope)
+        head = self._head(connection, scope)
+        stored = self._stored_rows(connection, scope, [row.op for row in batch.rows])
+        last = 0
+        for index, row in enumerate(batch.rows):
+            if row.op in stored:
+                last = stored_or_conflict(batch, index, stored[row.op])
+        if len(stored) == len(batch.rows):
+            return last
+        if not admits(head, origin, self._purged(connection, scope.user_id), self._now()):
+            msg = f"session {scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
+            raise StaleTurnError(msg, **batch.error_context)
+        if expected_seq is not None and expected_seq != (head or EMPTY).seq:
+            msg = f"expected the session at position {expected_seq}, it is at {(head or EMPTY).seq}; read it again"
+            raise HistoryConflictError(msg, **batch.error_context)
+        head = head or Head(0, new_epoch(), 0)
+        for row in batch.rows:
+            if row.op not in stored:
+                head = head._replace(seq=head.seq + 1)
+                self._insert(connection, scope, head, "turn", row)
+        return head.seq
+
+    def _stored_rows(self, connection: sqlite3.Connection, scope: Scope, ops: list[str]) -> dict[str, Turn]:
+        rows = connection.execute(
+            f"SELECT * FROM turns WHERE {HERE} AND op IN (SELECT value FROM json_each(:ops))",
+            self._parameters(scope, ops=json.dumps(ops)),
+        )
+        return {row["op"]: self._turn(row) for row in rows}
+
+    def _insert(
+        self,
+        connection: sqlite3.Connection,
+        scope: Scope,
+        head: Head,
+        kind: Literal["turn", "clear", "purge"],
+        row: Row,
+    ) -> None:
+        now = row.created_at or self._now()
+        expires: float | None = None
+        if kind != "turn":
+            expires = (now + MARKER_TTL).timestamp()
+        elif self._ttl is not None:
+            expires = now.timestamp() + self._ttl
+        connection.execute(
+            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+            (
+                *scope,
+                head.seq,
+                row.op,
+                kind,
+                FORMAT_VERSION,
+                head.epoch,
+                head.base,
+                now.isoformat(),
+                expires,
+                json.dumps(row.messages, ensure_ascii=False),
+                json.dumps(row.tokens),
+                counter_name(self._counter),
+            ),
+        )
+        ids = {data.get("id") for data in row.messages}
+        connection.executemany(
+            "INSERT INTO message_ids VALUES (?, ?, ?, ?)", [(*scope, i, head.seq) for i in ids if isinstance(i, str)]
+        )
+
+    def _expire(self, connection: sqlite3.Connection, scope: Scope) -> None:
+        """Removes what has expired: all of this session, so that positions are free, and some of the rest."""
+        parameters = self._parameters(scope)
+        connection.execute(f"DELETE FROM turns WHERE {HERE} AND expires_at <= :now", parameters)
+        connection.execute(
+            "DELETE FROM turns WHERE rowid IN (SELECT rowid FROM turns WHERE expires_at <= :now LIMIT 100)", parameters
+        )
+
+    def _flag(self, scope: Scope, turn: int | str, deleted: bool, connection: sqlite3.Connection) -> bool:
+        column = "op" if isinstance(turn, str) else "seq"
+        cursor = connection.execute(
+            f"UPDATE turns SET is_deleted = :deleted WHERE {HERE} AND {column} = :turn AND kind = 'turn'",
+            self._parameters(scope, turn=turn, deleted=int(deleted)),
+        )
+        return cursor.rowcount > 0
+
+    def _void(self, connection: sqlite3.Connection, scope: Scope, kind: Literal["clear", "purge"] = "clear") -> int:
+        """Puts a contentless marker at the end of the session and deletes what is older; returns turns deleted."""
+        self._expire(connection, scope)
+        seq = (self._head(connection, scope) or EMPTY).seq + 1
+        self._insert(connection, scope, Head(seq, new_epoch(), seq), kind, Row(f"{kind}:{uuid4()}", [], []))
+        parameters = self._parameters(scope, seq=seq)
+        (turns,) = connection.execute(
+            f"SELECT COUNT(*) FROM turns WHERE {HERE} AND seq < :seq AND kind = 'turn'", parameters
+        ).fetchone()
+        connection.execute(f"DELETE FROM turns WHERE {HERE} AND seq < :seq", parameters)
+        return int(turns)
+
+    def _purge(self, user_id: str, connection: sqlite3.Connection) -> dict[str, int]:
+        self._void(connection, Scope(user_id, ""), "purge")
+        names = connection.execute(
+            "SELECT DISTINCT session_id FROM turns WHERE user_id = ? AND session_id <> '' ORDER BY 1", (user_id,)
+        ).fetchall()
+        deleted = [self._void(connection, Scope(user_id, name)) for (name,) in names]
+        return {"sessions": sum(1 for n in deleted if n), "turns": sum(deleted)}
+
+    def _erase(self, connection: sqlite3.Connection) -> None:
+        """Empties the write-ahead log, which still holds deleted text; a reader may delay that to the next time."""
+        try:
+            connection.execute("PRAGMA busy_timeout = 200")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.OperationalError:
+            return
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")
+
+
+def _date(text: object) -> datetime | None:
+    """A stored date; None if it is damaged."""
+    try:
+        return datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
