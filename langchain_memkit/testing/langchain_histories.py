@@ -89,7 +89,7 @@ class LangChainHistoryContract:
     @pytest.fixture
     def make_history(self) -> MakeHistory:
         """Override: a function of (session_id, user_id=None)."""
-        raise NotImplementedError("give the contract a `make_history` fixture")
+        raise RuntimeError("give the contract a `make_history` fixture")
 
     @pytest.fixture(params=["sync", "async"])
     def call(self, request: pytest.FixtureRequest) -> Iterator[Call]:

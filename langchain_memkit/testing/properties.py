@@ -109,7 +109,7 @@ class HistoryPropertiesContract:
     @pytest.fixture
     def make_history(self) -> MakeHistory:
         """Override: a function of (session_id, user_id=None)."""
-        raise NotImplementedError("give the contract a `make_history` fixture")
+        raise RuntimeError("give the contract a `make_history` fixture")
 
     def test_what_is_accepted_comes_back_equal(self, make_history: MakeHistory) -> None:
         """500 random batches: equal on return, ids apart, or refused with nothing stored."""

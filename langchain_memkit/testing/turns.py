@@ -36,7 +36,7 @@ class HistoryTurnContract:
     @pytest.fixture
     def get_session_history(self) -> Any:
         """Override: what the factory is given, over one store per test."""
-        raise NotImplementedError("give the contract a `get_session_history` fixture")
+        raise RuntimeError("give the contract a `get_session_history` fixture")
 
     @pytest.fixture(params=["invoke", "ainvoke", "stream", "astream"])
     def run(self, request: pytest.FixtureRequest) -> Styles:
