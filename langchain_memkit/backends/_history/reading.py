@@ -38,13 +38,13 @@ class ReadingFlows:
         head: Page | None = None
         older: Any | None = None
         while True:
-            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE))
+            wanted = None if max_messages is None else max_messages - sum(len(t.messages) for t in turns)
+            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE), wanted)
             head, older, limit = head or page, page.older, limit * 2
             turns += page.turns
-            count = sum(len(t.messages) for t in turns)
             if (
                 older is None
-                or (max_messages is not None and count > max_messages)
+                or (max_messages is not None and _is_full(turns, max_messages))
                 or (max_tokens is not None and sum(sum(t.tokens) for t in turns) > max_tokens)
             ):
                 break
@@ -60,7 +60,7 @@ class ReadingFlows:
         questions: list[str] = []
         older: Any | None = None
         while len(questions) < limit:
-            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE))
+            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE), None)
             for turn in page.turns:
                 questions += [m.text for m in reversed(turn.messages) if isinstance(m, HumanMessage)]
             older = page.older
@@ -85,6 +85,15 @@ class ReadingFlows:
             shown = "; ".join(problems[:3])
             logger.warning("%d unreadable in session %r, left out: %s", len(problems), self.session_id, shown)
         return problems
+
+
+def _is_full(turns: list[Turn], max_messages: int) -> bool:
+    """Whether these turns, newest first, settle what the newest messages are, cut at a turn."""
+    count = sum(len(turn.messages) for turn in turns)
+    if count != max_messages:
+        return count > max_messages
+    # full to the message: nothing older is needed if the oldest row begins a turn, as rows of chains do
+    return max_messages > 0 and isinstance(turns[-1].messages[0] if turns[-1].messages else None, HumanMessage)
 
 
 def check_limit(value: Any, name: str) -> int | None:

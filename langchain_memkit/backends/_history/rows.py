@@ -168,6 +168,21 @@ def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
     return stored.seq
 
 
+def until_enough(turns: Iterable[Turn], enough: int | None) -> tuple[list[Turn], bool]:
+    """Turns until they hold more than `enough` messages, and whether that was before the end.
+
+    Rows of an import hold up to 100 messages: decoding a page of them for the newest twenty would be most of the cost.
+    """
+    taken: list[Turn] = []
+    count = 0
+    for turn in turns:
+        if enough is not None and count > enough:
+            return taken, True
+        taken.append(turn)
+        count += len(turn.messages)
+    return taken, False
+
+
 class Page(NamedTuple):
     """Turns newest first, the session's `seq` and `epoch` as seen by this read, and where to go on.
 
@@ -192,7 +207,7 @@ class TurnStore(Protocol):
     def run(self, flow: Flow[T]) -> T: ...
     async def arun(self, flow: Flow[T]) -> T: ...
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]: ...
-    def page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]: ...
+    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None) -> Flow[Page]: ...
     def page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]: ...
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]: ...
     def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]: ...

@@ -64,7 +64,7 @@ class QAStore(Commands):
 
     # -- reading
 
-    def page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]:
+    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None) -> Flow[Page]:
         """Turns newest first."""
         turns, older = yield from self.reading(self._page(scope, older, -1, limit))
         return Page(turns, 0, 0, None, older)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pymongo.read_concern import ReadConcern
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import EMPTY, Head, Page, Scope
+from langchain_memkit.backends._history.rows import EMPTY, Head, Page, Scope, until_enough
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Call, Commands, Settings
 from langchain_memkit.backends.mongodb.documents import (
@@ -41,11 +41,11 @@ class Reader(Commands):
         super().__init__(clients, settings)
         self._warned = False
 
-    def page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]:
+    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None) -> Flow[Page]:
         """Turns newest first; below our own lie the rows of langchain-mongodb, for histories without a user."""
-        return (yield from self.reading(self._page_back(scope, older, limit)))
+        return (yield from self.reading(self._page_back(scope, older, limit, enough)))
 
-    def _page_back(self, scope: Scope, older: Any | None, limit: int) -> Flow[Page]:
+    def _page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None) -> Flow[Page]:
         if isinstance(older, LegacyPlace):
             turns, older = yield from self._legacy_page(scope, older, -1, limit)
             return Page(turns, 0, 0, None, older)
@@ -58,9 +58,10 @@ class Reader(Commands):
         if not documents and older is None:
             epoch = (yield from self.purged(scope.user_id)) if scope.user_id else 0
         now = self.settings.now()
-        turns = [native_turn(d, self.settings.token_counter) for d in documents if is_live(d, base, now)]
-        last = documents[-1]["seq"] if documents else 0
-        if len(documents) == limit and last > base + 1:
+        live = (native_turn(d, self.settings.token_counter) for d in documents if is_live(d, base, now))
+        turns, stopped = until_enough(live, enough)
+        last = turns[-1].seq if stopped else documents[-1]["seq"] if documents else 0
+        if stopped or (len(documents) == limit and last > base + 1):
             return Page(turns, head.seq, epoch, now, (last, base))
         if base and not scope.user_id and older is None:
             yield from self._report_rows_after_clear(scope)

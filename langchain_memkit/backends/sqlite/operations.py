@@ -22,6 +22,7 @@ from langchain_memkit.backends._history.rows import (
     new_epoch,
     read_turn,
     stored_or_conflict,
+    until_enough,
 )
 from langchain_memkit.backends.sqlite.database import Database
 from langchain_memkit.base import Now, SessionInfo, TokenCounter, Turn
@@ -65,7 +66,12 @@ class Operations:
         return head.epoch if head else 0
 
     def _page_back(
-        self, scope: Scope, older: tuple[int, int] | None, limit: int, connection: sqlite3.Connection
+        self,
+        scope: Scope,
+        older: tuple[int, int] | None,
+        limit: int,
+        enough: int | None,
+        connection: sqlite3.Connection,
     ) -> Page:
         before, base = older or (2**63 - 1, 0)
         rows = connection.execute(
@@ -77,9 +83,10 @@ class Operations:
             base = rows[0]["base"] if rows else 0
         head = Head(rows[0]["seq"], rows[0]["epoch"], base) if rows else EMPTY
         epoch = head.epoch or self._purged(connection, scope.user_id)
-        more = len(rows) == limit and rows[-1]["seq"] > base + 1
-        turns = [self._turn(row) for row in rows if row["seq"] > base and not row["is_deleted"]]
-        return Page(turns, head.seq, epoch, self._now(), (rows[-1]["seq"], base) if more else None)
+        shown = (row for row in rows if row["seq"] > base and not row["is_deleted"])
+        turns, stopped = until_enough((self._turn(row) for row in shown), enough)
+        last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
+        return Page(turns, head.seq, epoch, self._now(), (last, base) if last > base + 1 else None)
 
     def _page_forward(
         self, scope: Scope, after: int | None, limit: int, connection: sqlite3.Connection
@@ -196,7 +203,9 @@ class Operations:
     def _expire(self, connection: sqlite3.Connection, scope: Scope) -> None:
         """Removes what has expired: all of this session, so that positions are free, and some of the rest."""
         parameters = self._parameters(scope)
-        connection.execute(f"DELETE FROM turns WHERE {HERE} AND expires_at <= :now", parameters)
+        # the plus signs keep SQLite from walking the whole session: few rows expire, and they have an index
+        here = "+user_id = :user AND +session_id = :session"
+        connection.execute(f"DELETE FROM turns WHERE expires_at <= :now AND {here}", parameters)
         connection.execute(
             "DELETE FROM turns WHERE rowid IN (SELECT rowid FROM turns WHERE expires_at <= :now LIMIT 100)", parameters
         )
