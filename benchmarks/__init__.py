@@ -1,0 +1,1 @@
+"""Benchmarks: what the package costs, beside what its peers cost."""
