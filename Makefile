@@ -38,13 +38,13 @@ SHELL       := /bin/sh
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test lint types e2e notebooks wheel floor clean
+.PHONY: help env demo test gate gate-peer lint types e2e notebooks bench wheel floor clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 env: $(DEV) ## the whole development environment in .venv
 
@@ -58,13 +58,23 @@ test: $(DEV) ## unit, integration (real MongoDB) and documentation tests
 	@$(say) "unit, integration and documentation tests, $(WORKERS) at a time"
 	@$(PYTEST) -n $(WORKERS) --dist loadfile tests/unit_tests tests/integration_tests tests/docs
 
+gate: $(DEV) ## the reliability gate: bounds on real servers, in 4 minutes; one at a time, since it measures
+	@$(PY) tools/parts.py openssl11
+	@$(say) "reliability gate"
+	@$(PYTEST) tests/gate
+
+gate-peer: $(DEV) ## the same tests on langchain-mongodb and LangChain's own class: good if every row fails there
+	@$(PY) tools/parts.py openssl11
+	@$(say) "reliability gate, pointed at the peer"
+	@$(PYTEST) -q -rN --tb=no tests/gate --gate-system=peer
+
 lint: $(DEV) ## ruff: rules and format
 	@$(say) "ruff check"
 	@$(PY) -m ruff check .
 	@$(say) "ruff format --check"
 	@$(PY) -m ruff format --check .
 
-types: $(DEV) ## mypy, strict, for the package and the examples
+types: $(DEV) ## mypy, strict, for the package, the examples and the benchmarks
 	@$(say) "mypy"
 	@$(PY) -m mypy
 
@@ -77,6 +87,11 @@ notebooks: $(DEV) ## runs every notebook from top to bottom
 	@$(PY) tools/parts.py openssl11
 	@$(say) "notebooks"
 	@$(PYTEST) --nbmake --nbmake-timeout=300 notebooks
+
+bench: $(DEV) ## memkit beside langchain-mongodb on a real MongoDB, 8 minutes; make bench ARGS=--quick for a look
+	@$(PY) tools/parts.py openssl11
+	@$(say) "benchmarks/history.py"
+	@$(PY) -m benchmarks.history $(ARGS)
 
 wheel: $(BASE) ## the wheel in an empty environment, with langchain-core only
 	@$(wheel_in_new_venv) \
@@ -120,7 +135,7 @@ endef
 export AT_FLOOR
 
 clean: ## removes .venv, fetched parts, caches and builds
-	rm -rf $(VENV) .parts dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .parts .gate dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment that is there already and fits is kept.

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import pymongo
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.driver_info import DriverInfo
 from pymongo.errors import ConfigurationError as DriverConfigurationError
@@ -20,6 +21,8 @@ from pymongo.errors import InvalidURI
 from langchain_memkit.errors import ConfigurationError
 
 __all__ = ["Clients", "hosts_of", "redact"]
+
+GOODBYE_SECONDS = 1.0  # closing tells the server, which may be down
 
 _lock = threading.RLock()
 _sync: dict[tuple[int, str], MongoClient[dict[str, Any]]] = {}
@@ -149,7 +152,8 @@ class Clients:
             holders.discard(self)
             client = None if holders else _sync.pop(key, None)
         if client is not None:
-            client.close()
+            with pymongo.timeout(GOODBYE_SECONDS):
+                client.close()
 
     async def arelease(self) -> None:
         """Async twin of `release`: closes the shared async client of the running loop as well."""
@@ -169,11 +173,13 @@ async def _close_with_loop(
         yield
     finally:
         _async.pop(key, None)  # whoever comes later gets a new client
-        await client.close()
+        with pymongo.timeout(GOODBYE_SECONDS):
+            await client.close()
 
 
 @atexit.register
 def _close_all() -> None:
     for (pid, _), client in list(_sync.items()):
         if pid == os.getpid():
-            client.close()
+            with pymongo.timeout(GOODBYE_SECONDS):
+                client.close()
