@@ -1,0 +1,157 @@
+"""R10: a server that is down is an error soon, and never a standstill."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from gatekit.systems import Place
+from langchain_core.messages import HumanMessage
+
+from langchain_memkit.errors import HistoryReadError, HistoryWriteError
+
+TIMEOUT = 1.0  # seconds: the `timeout` that memkit is given; the peer has no such argument
+DEFAULT = 5.0  # without one
+SLACK = 0.7  # for noise
+GIVE_UP = 6.5  # how long a test waits for the peer, which takes 30 s
+
+pytestmark = pytest.mark.filterwarnings(  # pymongo's monitor is cancelled while it connects
+    "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture(params=["refuses", "silent"])
+def gone(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """An address where nobody listens, and one where somebody listens but never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        if request.param == "refuses":
+            listener.close()
+        yield Place("standalone", f"mongodb://nemo:s3cr3t@127.0.0.1:{port}/?authSource=admin", "gate")
+    gc.collect()  # here, where the warnings are expected
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, BaseException | None]:
+    """How long an action takes, in a thread of its own that is given up after a while, and what it raised."""
+    outcome: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            outcome.append(error)
+        else:
+            outcome.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    started = time.monotonic()
+    thread.start()
+    thread.join(GIVE_UP)
+    return time.monotonic() - started, (outcome or [None])[0]
+
+
+@pytest.mark.gate("R10")
+def test_constructing(gone: Place, system: Any, figure: Any) -> None:
+    """Making a history does nothing that waits."""
+    seconds, _ = timed(lambda: system.history(gone, "s1"))
+    figure("construct", seconds * 1000, at_most=50, unit=" ms")
+
+
+def use(system: Any, place: Place, verb: str) -> None:
+    """One use of a history in one of the four ways; the fifth has no `timeout`."""
+    history = system.history(place, "s1", **({} if verb == "read, default" else {"timeout": TIMEOUT}))
+    if verb.startswith("read"):
+        history.messages  # noqa: B018  # reading is the test
+    elif verb == "write":
+        history.add_messages([HumanMessage("x")])
+    elif verb == "aread":
+        asyncio.run(history.aget_messages())
+    else:
+        asyncio.run(history.aadd_messages([HumanMessage("x")]))
+
+
+@pytest.mark.gate("R10")
+def test_failing(gone: Place, system: Any, figure: Any, request: pytest.FixtureRequest) -> None:
+    """Reads and writes fail within `timeout`, typed, with the host and without the password in the text."""
+    verbs = ["read", "write", "aread", "awrite", *(["read, default"] if "silent" in request.node.name else [])]
+    with ThreadPoolExecutor(len(verbs)) as pool:
+        outcomes = list(pool.map(lambda verb: timed(lambda: use(system, gone, verb)), verbs))
+    for verb, (seconds, error) in zip(verbs, outcomes, strict=True):
+        limit = DEFAULT if verb == "read, default" else TIMEOUT
+        figure(f"{verb} fails, timeout {limit:g} s", seconds, at_most=limit + SLACK, unit=" s")
+        assert error is not None, "no error"
+        assert "s3cr3t" not in f"{error} {error!r} {error.__cause__!r}"
+        assert "127.0.0.1" in str(error)
+        if system.name == "memkit":
+            assert isinstance(error, HistoryReadError if "read" in verb else HistoryWriteError)
+
+
+def longest_pause(system: Any, place: Place) -> float:
+    """Seconds for which the event loop did nothing else while an async read waited for the server."""
+    beats: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            beats.append(time.monotonic())
+            await asyncio.sleep(0.005)
+
+    async def go() -> None:
+        task = asyncio.create_task(beat())
+        await asyncio.sleep(0.05)
+        try:
+            await system.history(place, "s1", timeout=0.25).aget_messages()
+        finally:
+            task.cancel()
+
+    place = place.with_options("heartbeatFrequencyMS=500")  # else pymongo's monitor may delay the end of asyncio.run
+    seconds, _ = timed(lambda: asyncio.run(go()))
+    if seconds > GIVE_UP - 0.5:
+        beats.append(time.monotonic())
+    return max(b - a for a, b in itertools.pairwise(beats))
+
+
+@pytest.mark.gate("R10")
+def test_event_loop_goes_on(gone: Place, system: Any, figure: Any) -> None:
+    """While an async read waits for the server the event loop is never held up for long (median of three)."""
+    tries = 3 if system.name == "memkit" else 1
+    lag = statistics.median(longest_pause(system, gone) for _ in range(tries))
+    figure("event loop lag", lag * 1000, at_most=100, unit=" ms")
+
+
+LEAVER = """
+import sys
+from langchain_memkit import MongoDBChatMessageHistory
+MongoDBChatMessageHistory(sys.argv[1], "s1", sys.argv[2]).add_user_message("hello")
+print("stored", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.gate("R10", memkit_only=True)
+@pytest.mark.parametrize("place", ["standalone"], indirect=True)
+def test_exit_does_not_wait(place: Place, wire: Any, figure: Any) -> None:
+    """A process whose server has gone ends within `timeout`."""
+    command = [sys.executable, "-c", LEAVER, wire.place.uri, place.database]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "stored\n"
+        wire.go_down()
+        started = time.monotonic()
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        try:
+            process.wait(GIVE_UP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        seconds = time.monotonic() - started
+    figure("exit of a process", seconds, at_most=DEFAULT + SLACK, unit=" s")

@@ -1,0 +1,90 @@
+"""R6: a damaged row in the middle of a session costs itself and nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from gatekit.systems import Place
+
+MISSING = object()
+DAMAGE: dict[str, Any] = {
+    "missing": MISSING,
+    "null": None,
+    "number": 7,
+    "empty text": "",
+    "no JSON": "not json",
+    "cut JSON": '[{"role": "human", "content": "x"',
+    "bytes": b"\xff\xfe\x00",
+    "date": datetime(2026, 1, 1, tzinfo=UTC),
+    "list of numbers": [1],
+    "list of lists": [[[]]],
+    "wrong document": {"a": {"b": 1}},
+    "unknown type": [{"role": "martian", "content": "x"}],
+    "no type": [{"content": "x"}],
+    "content is a number": [{"role": "human", "content": 7}],
+    "id is a document": [{"role": "human", "content": "x", "id": {"$ne": 1}}],
+    "unknown tag": [{"role": "human", "content": {"_memkit": "code", "value": "import os"}}],
+}
+
+
+def damage(collection: Any, payload: str, value: Any) -> None:
+    """Spoils the middle one of the three rows written last, behind the system's back."""
+    _, middle, _ = collection.find({payload: {"$exists": True}}).sort("_id", -1).limit(3)
+    if value is MISSING:
+        del middle[payload]
+    elif payload == "History" and isinstance(value, list):  # the peer's rows hold a message each, as JSON
+        said = value[0]
+        kind = said.get("role") if isinstance(said, dict) else said
+        middle[payload] = json.dumps({"type": kind, "data": said} if isinstance(said, dict) else value)
+    else:
+        middle[payload] = value
+    collection.replace_one({"_id": middle["_id"]}, middle)
+
+
+def damage_file(path: str, session: str, value: Any) -> None:
+    """The same for a file; what SQL cannot hold is written as text."""
+    if value is MISSING or isinstance(value, datetime):
+        value = "[null]" if value is MISSING else str(value)
+    stored = json.dumps(value) if isinstance(value, (list, dict)) or value is None else value
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE turns SET messages = ? WHERE seq = 2 AND session_id = ?", (stored, session))
+    connection.close()
+
+
+def read(history: Any) -> list[str]:
+    """The session; that it cannot be read is a failure of data, not of the test."""
+    try:
+        return [message.text for message in history.messages]
+    except Exception as error:
+        raise AssertionError(f"the session is unreadable: {error!r:.120}") from error
+
+
+@pytest.mark.gate("R6")
+@pytest.mark.parametrize("place", ["standalone", "sqlite"], indirect=True)
+def test_damaged_rows(
+    place: Place, system: Any, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest, figure: Any
+) -> None:
+    """Good messages come back in order, the damaged row is counted and reported, and the session goes on."""
+    for kind, value in DAMAGE.items():
+        history = system.history(place, kind)
+        for text in "abc":
+            history.add_user_message(text)
+        if place.kind == "sqlite":
+            damage_file(place.uri, kind, value)
+        else:
+            damage(request.getfixturevalue("collection"), system.payload, value)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert read(history) == ["a", "c"], kind
+        assert [r for r in caplog.records if r.levelno >= logging.WARNING], f"{kind}: nothing was reported"
+        history.add_user_message("d")
+        assert read(history) == ["a", "c", "d"], kind
+        if system.name == "memkit":
+            assert len(history.view().problems) == 1, kind
+            assert [message.text for message in history.iter_messages()] == ["a", "c", "d"], kind
+    figure(f"{place.kind}: kinds of damage", len(DAMAGE), at_least=12)
