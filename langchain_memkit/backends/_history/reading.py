@@ -104,3 +104,11 @@ def check_limit(value: Any, name: str) -> int | None:
         msg = f"{name} must be a whole number from 0, or None for no limit; got {value!r:.50}"
         raise ConfigurationError(msg)
     return value
+
+
+def check_texts(ids: Iterable[Any]) -> None:
+    """Message ids are texts: anything else could be an operator by the time it reaches a filter."""
+    for value in ids:
+        if not isinstance(value, str):
+            msg = f"message ids must be str, not {type(value).__name__}"
+            raise TypeError(msg)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit._compat import BaseChatMessageHistory
-from langchain_memkit.backends._history.reading import ReadingFlows, check_limit
+from langchain_memkit.backends._history.reading import ReadingFlows, check_limit, check_texts
 from langchain_memkit.backends._history.rows import Origin, Scope, TurnStore, prepare
 from langchain_memkit.base import HistoryView, TokenCounter, Turn, check_id
 from langchain_memkit.errors import ConfigurationError
@@ -165,11 +165,13 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
                 yield message
 
     def stored_ids(self, ids: Sequence[str]) -> set[str]:
-        """Which of these message ids the session holds: one indexed query."""
+        """Which of these message ids the session holds: one indexed query; ids that are no text are a TypeError."""
+        check_texts(ids)
         return self._store.run(self._store.stored_ids(self._scope, ids)) if ids else set()
 
     async def astored_ids(self, ids: Sequence[str]) -> set[str]:
         """Async twin of `stored_ids`."""
+        check_texts(ids)
         return await self._store.arun(self._store.stored_ids(self._scope, ids)) if ids else set()
 
     def last_questions(self, n: int = 3) -> list[str]:

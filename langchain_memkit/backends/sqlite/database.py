@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from langchain_memkit.backends.sqlite.forks import databases, operation
 from langchain_memkit.errors import ConfigurationError
 
 MAX_IDLE = 8  # connections kept open per file
@@ -47,6 +48,8 @@ class Database:
         self.timeout = timeout
         self.in_memory = path == ":memory:"
         self._forget()
+        if not self.in_memory:
+            databases.add(self)
 
     def _forget(self) -> None:
         self._idle: list[sqlite3.Connection] = []
@@ -65,7 +68,7 @@ class Database:
             _INHERITED.append(self._idle)
             self._forget()
             self._closed = self.in_memory
-        with self._turnstile if self.in_memory else nullcontext(), self._lend() as connection:
+        with operation(), self._turnstile if self.in_memory else nullcontext(), self._lend() as connection:
             yield connection
 
     @contextmanager
@@ -153,6 +156,11 @@ class Database:
         """Closes the idle connections; using the database again opens new ones (a file's, not an in-memory one's)."""
         with self._lock:
             self._closed = True
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Closes the connections that nobody uses; the next use opens new ones."""
+        with self._lock:
             _close_idle(self._pid, self._idle)
 
 
