@@ -61,18 +61,19 @@ class Append:
         # an import may be the continuation of one that broke off, and a retry comes before a conflict of positions
         self.look_up = len(batch.rows) > 1 or expected_seq is not None
         self.unknown = False
+        self.deadline = 0.0
 
     def flow(self) -> Flow[Head]:
         """Runs to the end; returns where the last row was stored."""
         store = self.store
         yield from ensure_indexes(store.clients, store.settings)
-        deadline = time.monotonic() + store.patience
+        self.deadline = time.monotonic() + store.patience
         while True:
             try:
                 if self.look_up:
                     yield from self._look_up()
                 if self.pending:
-                    yield from self._insert(max(min(deadline - time.monotonic(), store.settings.save_timeout), 0.1))
+                    yield from self._insert()
                 if self.unchecked:
                     yield from self._check_again()
                 if not self.pending:
@@ -86,9 +87,19 @@ class Append:
                 cause: PyMongoError | None = error
             else:
                 cause = None
-            if time.monotonic() > deadline:
+            if time.monotonic() > self.deadline:
                 raise self._failed(message) from cause
             yield Pause(jitter(0.25 if cause else 0.02))
+
+    @property
+    def _remaining(self) -> float:
+        """Seconds that are left for one command."""
+        return max(self.deadline - time.monotonic(), 0.1)
+
+    @property
+    def _look(self) -> float:
+        """Seconds for a look at the session."""
+        return min(self._remaining, self.store.settings.timeout)
 
     def _failed(self, reason: str) -> HistoryWriteError:
         hosts = self.store.clients.hosts
@@ -103,8 +114,8 @@ class Append:
         """Finds out which rows are stored already. Counts only what a majority has: the rest may still vanish."""
         ops = [row.op for _, row in self.pending]
         query = turns_filter(*self.scope, op={"$in": ops})
-        documents = yield Call(lambda c: c.find(query).to_list(), self.store.settings.timeout)
-        current = (yield from self.store.head(self.scope, "local")) or EMPTY
+        documents = yield Call(lambda c: c.find(query).to_list(), self._look)
+        current = (yield from self.store.head(self.scope, "local", self._look)) or EMPTY
         stored = {d["op"]: d for d in documents if not (isinstance(d.get("seq"), int) and d["seq"] < current.base)}
         for index, row in list(self.pending):
             if row.op in stored:
@@ -117,19 +128,19 @@ class Append:
             yield from delete_older(self.store, self.scope, current._replace(seq=current.base))
         self.look_up = False
 
-    def _insert(self, timeout: float) -> Flow[None]:
+    def _insert(self) -> Flow[None]:
         """One try, at the position after the last one. The read may be out of date at once: the index decides."""
         store, scope = self.store, self.scope
-        head = yield from store.head(scope, "local")
+        head = yield from store.head(scope, "local", self._look)
         if head is None:  # a first turn: perhaps of a collection that was dropped and is new
             yield from ensure_indexes(store.clients, store.settings, again=True)
         purged = 0
         if self.origin.epoch is not None and not (head and head.epoch == self.origin.epoch) and scope.user_id:
-            purged = yield from store.purged(scope.user_id)
+            purged = yield from store.purged(scope.user_id, self._look)
         self._check(head, purged)
         documents = self._documents(head)
         try:
-            yield Call(lambda c: c.insert_many(documents), timeout)
+            yield Call(lambda c: c.insert_many(documents), self._remaining)
         except BulkWriteError as error:
             done, duplicate = _read_bulk_error(error)
             self._stored(documents[:done])
@@ -181,11 +192,11 @@ class Append:
         does not see a session that begins beside it.
         """
         store, scope = self.store, self.scope
-        head = (yield from store.head(scope, "local")) or EMPTY
+        head = (yield from store.head(scope, "local", self._look)) or EMPTY
         void = head.base >= self.lowest
         if void:
             yield from delete_older(store, scope, head._replace(seq=head.base))
-        elif self.first_of is not None and (yield from store.purged(scope.user_id)) != self.first_of:
+        elif self.first_of is not None and (yield from store.purged(scope.user_id, self._look)) != self.first_of:
             yield from delete_older(store, scope, (yield from mark(store, scope, "clear")))
             void = True
         rows, self.unchecked, self.lowest, self.first_of = self.unchecked, [], MAX_SEQ, None

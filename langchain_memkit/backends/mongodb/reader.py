@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ from langchain_memkit.backends.mongodb.documents import (
 from langchain_memkit.base import SessionInfo, Turn
 
 logger = logging.getLogger("langchain_memkit")
+
+MAX_SLICE = 1_000_000
 
 
 class LegacyPlace(NamedTuple):
@@ -51,15 +53,18 @@ class Reader(Commands):
             return Page(turns, 0, 0, None, older)
         before, base = older or (None, 0)
         seq = {"$gt": base} if before is None else {"$gt": base, "$lt": before}
-        documents = yield self.find(turns_filter(*scope, seq=seq), -1, limit)
+        query = turns_filter(*scope, seq=seq)
+        documents = yield self.find(query, -1, limit, newest=enough)
         head = head_of(documents) or EMPTY
         base = base if older else head.base
         epoch = head.epoch
         if not documents and older is None:
             epoch = (yield from self.purged(scope.user_id)) if scope.user_id else 0
         now = self.settings.now()
-        live = (native_turn(d, self.settings.token_counter) for d in documents if is_live(d, base, now))
-        turns, stopped = until_enough(live, enough)
+        turns, stopped = until_enough(self._live_turns(documents, base, now), enough)
+        if enough is not None and any(turn.problems for turn in turns):
+            documents = yield self.find(query, -1, limit)  # what cannot be read does not count: whole rows are needed
+            turns, stopped = until_enough(self._live_turns(documents, base, now), enough)
         last = turns[-1].seq if stopped else documents[-1]["seq"] if documents else 0
         if stopped or (len(documents) == limit and last > base + 1):
             return Page(turns, head.seq, epoch, now, (last, base))
@@ -67,6 +72,9 @@ class Reader(Commands):
             yield from self._report_rows_after_clear(scope)
         legacy = LegacyPlace(None, documents[-1].get("createdAt") if documents else None)
         return Page(turns, head.seq, epoch, now, None if scope.user_id or base else legacy)
+
+    def _live_turns(self, documents: list[dict[str, Any]], base: int, now: datetime) -> Iterator[Turn]:
+        return (native_turn(d, self.settings.token_counter) for d in documents if is_live(d, base, now))
 
     def _report_rows_after_clear(self, scope: Scope) -> Flow[None]:
         """Rows that an old app wrote after a clear cannot be told from those it was to delete: said, not shown."""
@@ -105,7 +113,7 @@ class Reader(Commands):
         after = max(after or 0, head.base)
         documents = yield self.find(turns_filter(*scope, seq={"$gt": after}), 1, limit)
         now = self.settings.now()
-        turns = [native_turn(d, self.settings.token_counter) for d in documents if is_live(d, head.base, now)]
+        turns = list(self._live_turns(documents, head.base, now))
         return turns, documents[-1]["seq"] if len(documents) == limit else None
 
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
@@ -152,11 +160,16 @@ class Reader(Commands):
         old = yield from self.reading(self.retried(lambda c: c.find_one(legacy, {"_id": 1})))
         return sorted({row["_id"] for row in rows} | ({""} if old else set()))
 
-    def find(self, query: dict[str, Any], direction: int, limit: int, key: str = "seq") -> Call:
-        """A bounded, sorted find."""
-        return Call(lambda c: c.find(query).sort(key, direction).limit(limit).to_list(), self.settings.timeout)
+    def find(
+        self, query: dict[str, Any], direction: int, limit: int, key: str = "seq", newest: int | None = None
+    ) -> Call:
+        """A bounded, sorted find; `newest`: one message more than this of each row, since rows of imports are long."""
+        fields: dict[str, Any] | None = None
+        if newest is not None and newest < MAX_SLICE:
+            fields = dict.fromkeys(("messages", "tokens"), {"$slice": -(newest + 1)})
+        return Call(lambda c: c.find(query, fields).sort(key, direction).limit(limit).to_list(), self.settings.timeout)
 
-    def head(self, scope: Scope, level: str) -> Flow[Head | None]:
+    def head(self, scope: Scope, level: str, timeout: float | None = None) -> Flow[Head | None]:
         """Where the session stands; `level` local sees what writers compete for, majority what is certain."""
         query, fields = turns_filter(*scope), {"_id": 0, "seq": 1, "epoch": 1, "base": 1}
 
@@ -164,9 +177,9 @@ class Reader(Commands):
             chosen = collection.with_options(read_concern=ReadConcern(level))
             return chosen.find(query, fields).sort("seq", -1).limit(4).to_list()
 
-        return head_of((yield Call(newest, self.settings.timeout)))
+        return head_of((yield Call(newest, timeout or self.settings.timeout)))
 
-    def purged(self, user_id: str) -> Flow[int]:
+    def purged(self, user_id: str, timeout: float | None = None) -> Flow[int]:
         """The epoch of the user's last purge, kept under the session id that no caller can pass."""
-        head = yield from self.head(Scope(user_id, ""), "local")
+        head = yield from self.head(Scope(user_id, ""), "local", timeout)
         return head.epoch if head else 0

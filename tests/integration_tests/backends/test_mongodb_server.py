@@ -739,3 +739,26 @@ def test_retry_comes_before_a_conflict(history: Any) -> None:
     """A turn that is stored already is returned, also if expected_seq has moved on since."""
     assert history.append_turn(TURN, turn_id="t1", expected_seq=0) == 1
     assert history.append_turn(TURN, turn_id="t1", expected_seq=0) == 1
+
+
+@pytest.mark.parametrize("damage", ["none", "newest", "middle"])
+def test_tail_over_rows_of_an_import(history: Any, collection: Any, damage: str) -> None:
+    """Long rows are read in part; no message goes missing between two rows, unreadable ones or not."""
+    talk: list[BaseMessage] = []
+    for i in range(175):
+        talk += [HumanMessage(f"q{i}", id=f"q{i}"), AIMessage(f"a{i}", id=f"a{i}")]
+    history.add_messages(talk)
+    history.add_messages([HumanMessage("last", id="x"), AIMessage("LAST", id="y")])
+    gone = {"none": set(), "newest": {"a174", "q173"}, "middle": {f"a{i}" for i in range(135, 145)}}[damage]
+    for identity in gone:
+        position = int(identity[1:]) % 50 * 2 + (identity[0] == "a")
+        row = collection.find_one({"messages.id": identity})
+        assert row["messages"][position]["id"] == identity
+        collection.update_one({"_id": row["_id"]}, {"$set": {f"messages.{position}": {"id": identity}}})
+    whole = [m.id for m in history.messages]
+    assert len(whole) == 352 - len(gone)
+    for size in [0, 1, 2, 3, 4, 19, 20, 21, 51, 99, 100, 101, 102, 103, 151, 152, 200, 201, 352, 2**40]:
+        tail = [m.id for m in history.tail(max_messages=size)]
+        assert len(tail) <= size
+        assert tail == whole[len(whole) - len(tail) :]
+        assert len(tail) >= min(size, len(whole)) - 2
