@@ -112,8 +112,11 @@ def new_epoch() -> int:
     return secrets.randbits(63) or 1
 
 
-def read_turn(row: Mapping[str, Any], counter: TokenCounter | None) -> Turn:
-    """A stored row as a `Turn`; what is damaged or newer than this version becomes a line in `problems`."""
+def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int | None = None) -> Turn:
+    """A stored row as a `Turn`; what is damaged or newer than this version becomes a line in `problems`.
+
+    With `newest`, decoding ends after one more message than this, counted from the end.
+    """
     seq = row.get("seq")
     where = f"turn {seq!r:.20}"
     created_at = row.get("createdAt")
@@ -136,14 +139,18 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None) -> Turn:
         tokens = row.get("tokens")
         named = counter_name(counter)
         trusted = row.get("token_counter") == named and "<" not in named and _are_counts(tokens, len(stored))
-        for i, data in enumerate(stored):
+        for i in reversed(range(len(stored))):
+            if newest is not None and len(turn.messages) > newest:
+                break
             try:
-                message = decode_message(data)
+                message = decode_message(stored[i])
             except MessageDecodeError as error:
                 turn.problems.append(f"{where} message {i}: {error}")
                 continue
             turn.messages.append(message)
             turn.tokens.append(tokens[i] if trusted and tokens else count_tokens([message], counter)[0])
+        for newest_first in (turn.messages, turn.tokens, turn.problems):
+            newest_first.reverse()
     return turn
 
 

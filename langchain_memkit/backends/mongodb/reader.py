@@ -166,7 +166,7 @@ class Reader(Commands):
         """A bounded, sorted find; `newest`: one message more than this of each row, since rows of imports are long."""
         fields: dict[str, Any] | None = None
         if newest is not None and newest < MAX_SLICE:
-            fields = dict.fromkeys(("messages", "tokens"), {"$slice": -(newest + 1)})
+            fields = {name: {"$slice": -(newest + 1)} for name in ("messages", "tokens")}
         return Call(lambda c: c.find(query, fields).sort(key, direction).limit(limit).to_list(), self.settings.timeout)
 
     def head(self, scope: Scope, level: str, timeout: float | None = None) -> Flow[Head | None]:

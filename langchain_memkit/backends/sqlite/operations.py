@@ -84,7 +84,7 @@ class Operations:
         head = Head(rows[0]["seq"], rows[0]["epoch"], base) if rows else EMPTY
         epoch = head.epoch or self._purged(connection, scope.user_id)
         shown = (row for row in rows if row["seq"] > base and not row["is_deleted"])
-        turns, stopped = until_enough((self._turn(row) for row in shown), enough)
+        turns, stopped = until_enough((self._turn(row, enough) for row in shown), enough)
         last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
         return Page(turns, head.seq, epoch, self._now(), (last, base) if last > base + 1 else None)
 
@@ -99,7 +99,7 @@ class Operations:
         turns = [self._turn(row) for row in rows if not row["is_deleted"]]
         return turns, rows[-1]["seq"] if len(rows) == limit else None
 
-    def _turn(self, row: sqlite3.Row) -> Turn:
+    def _turn(self, row: sqlite3.Row, newest: int | None = None) -> Turn:
         data = dict(row)
         for name in ("messages", "tokens"):
             try:
@@ -107,7 +107,7 @@ class Operations:
             except (TypeError, ValueError, RecursionError):
                 data[name] = None
         data["createdAt"] = _date(data["created_at"])
-        return read_turn(data, self._counter)
+        return read_turn(data, self._counter, newest)
 
     def _stored_ids(self, scope: Scope, ids: Sequence[str], connection: sqlite3.Connection) -> set[str]:
         known = connection.execute(
