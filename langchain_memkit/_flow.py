@@ -1,13 +1,13 @@
 """Logic written once for both call styles.
 
 A *flow* is a generator that yields operations and receives their results; `drive` runs it by calling, `adrive` by
-awaiting. What an operation is, the runner of each module says.
+awaiting. What an operation is, the runner of each module says; the plainest is `Step`, run by `run_step`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -42,3 +42,20 @@ async def adrive(flow: Flow[T], run: Callable[[Any], Awaitable[Any]]) -> T:
                 operation = flow.send(result)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]  # the generator's return value
+
+
+class Step(NamedTuple):
+    """An operation of a flow in both call styles."""
+
+    sync: Callable[[], Any]
+    asynchronous: Callable[[], Awaitable[Any]]
+
+
+def run_step(step: Step) -> Any:
+    """Runs a step by calling."""
+    return step.sync()
+
+
+async def arun_step(step: Step) -> Any:
+    """Runs a step by awaiting."""
+    return await step.asynchronous()

@@ -9,20 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseLanguageModel
+
 __all__ = [
     "GetSessionHistory",
+    "HistoryMessages",
     "HistoryView",
     "Now",
+    "Position",
     "Preprocessor",
     "Purgeable",
     "SessionInfo",
     "TokenCounter",
+    "TokenCounterLike",
     "Turn",
+    "Window",
     "apurge_user",
     "check_id",
     "purge_user",
@@ -37,6 +44,9 @@ GetSessionHistory: TypeAlias = Callable[..., Any]
 
 TokenCounter: TypeAlias = Callable[[Sequence[BaseMessage]], int]
 """Messages in, tokens out."""
+
+TokenCounterLike: TypeAlias = "TokenCounter | Callable[[BaseMessage], int] | BaseLanguageModel[Any] | str | None"
+"""What a `token_counter` argument takes; `messages.counting.resolve_counter` says what each of them means."""
 
 Now: TypeAlias = Callable[[], datetime]
 """A clock: returns the present as an aware datetime in UTC."""
@@ -99,6 +109,7 @@ class Turn:
         messages: Its messages in order. Damaged ones are left out.
         tokens: Tokens of each message, as counted when it was stored.
         problems: What could not be read of this row, a line each; empty for a sound row.
+        expires_at: When it goes of itself; None for never.
     """
 
     seq: int
@@ -108,6 +119,80 @@ class Turn:
     messages: list[BaseMessage]
     tokens: list[int]
     problems: list[str] = field(default_factory=list)
+    expires_at: datetime | None = None
+
+
+class Position(NamedTuple):
+    """A message of a session, as the place up to which something is known: a summary covers everything up to it.
+
+    Attributes:
+        epoch: Of the session.
+        seq: Of its turn; 0 in rows of other packages, which have no positions.
+        op: The turn's id in the store.
+        message_id: The message in the turn; None where it has no id.
+    """
+
+    epoch: int
+    seq: int
+    op: str
+    message_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What of a history a preprocessor needs, so that no more than that is read.
+
+    Attributes:
+        after: Only what comes after this position, all of it; the limits do not count then.
+        max_messages: The newest turns that hold at least so many messages; None for no limit.
+        max_tokens: The newest turns that hold at least so many tokens; None for no limit.
+        summary: What is known of everything up to `after`; handed back with the messages.
+    """
+
+    after: Position | None = None
+    max_messages: int | None = None
+    max_tokens: int | None = None
+    summary: Any = None
+
+
+class HistoryMessages(list[BaseMessage]):
+    """Messages as our histories give them: a list that also knows what was stored about each message.
+
+    Changing the list makes that knowledge void, not wrong.
+
+    Attributes:
+        tokens: Tokens of each message, as counted when stored.
+        counter: Name of the counter that counted them.
+        turns: The turn of each message.
+        epoch: Of the session.
+        window: The window that was asked for, if what was read begins where it says.
+    """
+
+    def __init__(
+        self,
+        messages: Sequence[BaseMessage],
+        tokens: Sequence[int],
+        counter: str,
+        turns: Sequence[Turn],
+        epoch: int,
+        window: Window | None = None,
+    ) -> None:
+        super().__init__(messages)
+        self.tokens = tokens
+        self.counter = counter
+        self.turns = turns
+        self.epoch = epoch
+        self.window = window
+        self._read = tuple(messages)
+
+    def knows(self, i: int) -> bool:
+        """Whether message `i` is the one that was read, so that what is known of it holds."""
+        return len(self) == len(self._read) and self[i] is self._read[i]
+
+    def position(self, i: int) -> Position:
+        """Where message `i` stands."""
+        turn = self.turns[i]
+        return Position(turn.epoch if turn.seq else self.epoch, turn.seq, turn.op, self._read[i].id)
 
 
 class HistoryView(NamedTuple):

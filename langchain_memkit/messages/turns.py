@@ -8,7 +8,6 @@ turns or between tool groups, never inside one, because model providers refuse h
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from itertools import pairwise
 from uuid import uuid4
@@ -17,17 +16,11 @@ from langchain_core.messages import (
     AIMessage,
     BaseMessage,
     HumanMessage,
-    RemoveMessage,
     SystemMessage,
     ToolMessage,
 )
-from langchain_core.messages.utils import count_tokens_approximately
-
-from langchain_memkit.base import TokenCounter
 
 __all__ = ["cut_tail", "drop_open_tool_calls", "group_starts", "turn_starts", "with_ids"]
-
-logger = logging.getLogger("langchain_memkit")
 
 MAX_BATCH_MESSAGES = 100
 MAX_BATCH_BYTES = 4_000_000
@@ -156,32 +149,6 @@ def same_messages(stored: Sequence[BaseMessage], given: Sequence[BaseMessage]) -
     return len(stored) == len(given) and all(
         s == (g if g.id else g.model_copy(update={"id": s.id})) for s, g in zip(stored, given, strict=True)
     )
-
-
-def count_tokens(messages: Sequence[BaseMessage], counter: TokenCounter | None) -> list[int]:
-    """Tokens of each message by itself; `None` counts with LangChain's `count_tokens_approximately`.
-
-    A counter that fails (some know not every message type, some need a network) must not cost a turn: its message is
-    then estimated at four characters a token.
-    """
-    count = counter or count_tokens_approximately
-    counts: list[int] = []
-    for message in messages:
-        try:
-            counts.append(max(0, int(count([message]))))
-        except Exception as error:  # noqa: BLE001  # any counter, any error
-            if not isinstance(message, RemoveMessage):
-                name = counter_name(counter)
-                logger.warning("token counter %s failed on a %s message: %s", name, message.type, type(error).__name__)
-            counts.append(len(str(message.content)) // 4)
-    return counts
-
-
-def counter_name(counter: TokenCounter | None) -> str:
-    """Which counter made the stored numbers, so that another one does not trust them."""
-    if counter is None or counter is count_tokens_approximately:
-        return "approximate"
-    return str(getattr(counter, "__qualname__", type(counter).__qualname__))[:80]
 
 
 def drop_open_tool_calls(messages: Sequence[BaseMessage]) -> list[BaseMessage]:

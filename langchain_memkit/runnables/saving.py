@@ -13,7 +13,7 @@ from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_eve
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow
+from langchain_memkit._flow import Flow, Step
 from langchain_memkit.base import MAX_ID_BYTES, Preprocessor
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -23,7 +23,7 @@ from langchain_memkit.errors import (
 )
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
 from langchain_memkit.messages.turns import same_messages
-from langchain_memkit.runnables.session import Step, user_code
+from langchain_memkit.runnables.session import user_code
 
 __all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "Policy"]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from langchain_core.runnables import ConfigurableFieldSpec, run_in_executor
 
+from langchain_memkit._flow import Step
 from langchain_memkit.base import GetSessionHistory, check_id
 from langchain_memkit.errors import ConfigurationError
 
@@ -15,23 +16,6 @@ DROPPED_USER = (
     "config['configurable'] has a user_id that get_session_history cannot take, so users would share conversations. "
     "Give it a parameter `user_id=None`, or leave user_id out."
 )
-
-
-class Step(NamedTuple):
-    """An operation of a flow in both call styles."""
-
-    sync: Callable[[], Any]
-    asynchronous: Callable[[], Awaitable[Any]]
-
-
-def run_step(step: Step) -> Any:
-    """Runs a step by calling."""
-    return step.sync()
-
-
-async def arun_step(step: Step) -> Any:
-    """Runs a step by awaiting."""
-    return await step.asynchronous()
 
 
 def user_code(function: Callable[..., Any], *args: Any, name: str) -> Step:

@@ -16,11 +16,11 @@ from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, Ca
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 
-from langchain_memkit._flow import Flow, adrive, drive
+from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import GetSessionHistory, HistoryView, check_id
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
 from langchain_memkit.runnables.saving import OpenTurn, Policy
-from langchain_memkit.runnables.session import Step, arun_step, run_step, session_history
+from langchain_memkit.runnables.session import session_history
 
 __all__ = ["HistoryTurn"]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Page, Scope, TurnStore
-from langchain_memkit.base import HistoryView, Turn
+from langchain_memkit.base import HistoryMessages, HistoryView, Position, TokenCounter, Turn, Window
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError
+from langchain_memkit.messages.counting import counter_name
 from langchain_memkit.messages.turns import cut_tail
 
 logger = logging.getLogger("langchain_memkit")
@@ -26,34 +28,77 @@ class ReadingFlows:
     """The flows of `TurnHistory` that read; what it knows of its session is declared here."""
 
     session_id: str
+    token_counter: TokenCounter | None
     _store: TurnStore
     _scope: Scope
     _on_corrupt: Literal["report", "raise"]
 
-    def _view(self, max_messages: int | None, max_tokens: int | None) -> Flow[HistoryView]:
+    def _view(self, max_messages: int | None, max_tokens: int | None, window: Window | None) -> Flow[HistoryView]:
         max_messages, max_tokens = check_limit(max_messages, "max_messages"), check_limit(max_tokens, "max_tokens")
+        if window is not None:
+            return (yield from self._window(window))
+        head, turns = yield from self._newest(max_messages, max_tokens, sliced=True)
+        tokens = [n for t in turns for n in t.tokens]
+        kept = cut_tail(
+            [m for t in turns for m in t.messages], tokens, max_messages=max_messages, max_tokens=max_tokens
+        )
+        owners = [t for t in turns for _ in t.messages]
+        begin = len(tokens) - len(kept)
+        return self._as_view(head, turns, kept, tokens[begin:], owners[begin:], None)
+
+    def _window(self, window: Window) -> Flow[HistoryView]:
+        """The rows that a preprocessor asked for. It cuts them itself, so none is cut here, but at `after`."""
+        after = window.after
+        if after is None:
+            head, turns = yield from self._newest(window.max_messages, window.max_tokens, sliced=False)
+            begin: int | None = 0
+        else:
+            head, turns = yield from self._newest(None, None, after=after)
+            begin = _place_after(turns, after) if after.seq == 0 or after.epoch == head.epoch else None
+        if begin is None:  # cleared or expired since: what was known of it is void
+            return (yield from self._window(replace(window, after=None, summary=None)))
+        messages = [m for t in turns for m in t.messages][begin:]
+        tokens = [n for t in turns for n in t.tokens][begin:]
+        owners = [t for t in turns for _ in t.messages][begin:]
+        return self._as_view(head, turns, messages, tokens, owners, window)
+
+    def _newest(
+        self, max_messages: int | None, max_tokens: int | None, *, sliced: bool = False, after: Position | None = None
+    ) -> Flow[tuple[Page, list[Turn]]]:
+        """The newest turns that hold at least so much, or all that come after a position; oldest first."""
         # a turn is rarely less than two messages, so half the limit is usually one page and all of it
         limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2
         turns: list[Turn] = []
         head: Page | None = None
         older: Any | None = None
         while True:
-            wanted = None if max_messages is None else max_messages - sum(len(t.messages) for t in turns)
-            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE), wanted)
+            wanted = max_messages - sum(len(t.messages) for t in turns) if sliced and max_messages is not None else None
+            floor = after.seq if after else 0
+            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE), wanted, floor)
             head, older, limit = head or page, page.older, limit * 2
             turns += page.turns
             if (
                 older is None
                 or (max_messages is not None and _is_full(turns, max_messages))
                 or (max_tokens is not None and sum(sum(t.tokens) for t in turns) > max_tokens)
+                or (after is not None and any(_is_at(turn, after) for turn in page.turns))
             ):
                 break
         turns.reverse()
+        return head, turns
+
+    def _as_view(
+        self,
+        head: Page,
+        turns: list[Turn],
+        messages: list[BaseMessage],
+        tokens: list[int],
+        owners: list[Turn],
+        window: Window | None,
+    ) -> HistoryView:
         problems = self._report(turns)
-        messages = [m for t in turns for m in t.messages]
-        tokens = [n for t in turns for n in t.tokens]
-        kept = cut_tail(messages, tokens, max_messages=max_messages, max_tokens=max_tokens)
-        return HistoryView(kept, head.seq, head.epoch, head.read_at, tuple(problems))
+        known = HistoryMessages(messages, tokens, counter_name(self.token_counter), owners, head.epoch, window)
+        return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems))
 
     def _last_questions(self, n: int) -> Flow[list[str]]:
         limit = check_limit(n, "n") or 0
@@ -85,6 +130,26 @@ class ReadingFlows:
             shown = "; ".join(problems[:3])
             logger.warning("%d unreadable in session %r, left out: %s", len(problems), self.session_id, shown)
         return problems
+
+
+def _is_at(turn: Turn, position: Position) -> bool:
+    return turn.op == position.op if position.seq == 0 else turn.seq <= position.seq
+
+
+def _place_after(turns: list[Turn], position: Position) -> int | None:
+    """How many messages of these turns, oldest first, are up to the position; None if it is not among them."""
+    begin = found = 0
+    for turn in turns:
+        ids = [m.id for m in turn.messages]
+        if turn.op == position.op and turn.seq == position.seq:
+            place = ids.index(position.message_id) + 1 if position.message_id in ids else 0
+            found = begin + place
+            if position.seq == 0:
+                return found
+        elif 0 < turn.seq < position.seq:
+            found = begin + len(ids)
+        begin += len(ids)
+    return found if position.seq else None
 
 
 def _is_full(turns: list[Turn], max_messages: int) -> bool:

@@ -14,14 +14,8 @@ from langchain_memkit._flow import Flow
 from langchain_memkit.base import SessionInfo, TokenCounter, Turn, check_id
 from langchain_memkit.errors import IdempotencyConflictError, MessageDecodeError, MessageEncodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_message, encode_messages
-from langchain_memkit.messages.turns import (
-    batch_op,
-    count_tokens,
-    counter_name,
-    same_messages,
-    split_batch,
-    with_ids,
-)
+from langchain_memkit.messages.counting import count_tokens, counter_name
+from langchain_memkit.messages.turns import batch_op, same_messages, split_batch, with_ids
 
 T = TypeVar("T")
 
@@ -127,6 +121,7 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int 
         created_at if isinstance(created_at, datetime) else None,
         [],
         [],
+        expires_at=expires_at if isinstance(expires_at := row.get("expiresAt"), datetime) else None,
     )
     version, stored = row.get("v"), row.get("messages")
     if version != FORMAT_VERSION:
@@ -214,7 +209,9 @@ class TurnStore(Protocol):
     def run(self, flow: Flow[T]) -> T: ...
     async def arun(self, flow: Flow[T]) -> T: ...
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]: ...
-    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None) -> Flow[Page]: ...
+    def page_back(
+        self, scope: Scope, older: Any | None, limit: int, enough: int | None, floor: int = 0
+    ) -> Flow[Page]: ...
     def page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]: ...
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]: ...
     def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]: ...

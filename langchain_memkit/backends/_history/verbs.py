@@ -15,7 +15,7 @@ from langchain_core.messages import BaseMessage
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit.backends._history.reading import ReadingFlows, check_limit, check_texts
 from langchain_memkit.backends._history.rows import Origin, Scope, TurnStore, prepare
-from langchain_memkit.base import HistoryView, TokenCounter, Turn, check_id
+from langchain_memkit.base import HistoryView, TokenCounter, Turn, Window, check_id
 from langchain_memkit.errors import ConfigurationError
 
 logger = logging.getLogger("langchain_memkit")
@@ -102,24 +102,29 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         """Async twin of `tail`."""
         return (await self.aview(max_messages=max_messages, max_tokens=max_tokens)).messages
 
-    def view(self, *, max_messages: int | None = None, max_tokens: int | None = None) -> HistoryView:
+    def view(
+        self, *, max_messages: int | None = None, max_tokens: int | None = None, window: Window | None = None
+    ) -> HistoryView:
         """`tail` together with the position it was read at: what a turn loads, and is later saved against.
 
         Args:
             max_messages: As in `tail`.
             max_tokens: As in `tail`.
+            window: What a preprocessor asked for, instead of limits: whole rows, for it to cut.
 
         Returns:
-            Messages, the session's `seq` and `epoch`, and a line for everything that could not be read.
+            Messages (a `HistoryMessages`), the session's `seq` and `epoch`, and a line for what could not be read.
 
         Raises:
             HistoryReadError: The store cannot be reached or read.
         """
-        return self._store.run(self._view(max_messages, max_tokens))
+        return self._store.run(self._view(max_messages, max_tokens, window))
 
-    async def aview(self, *, max_messages: int | None = None, max_tokens: int | None = None) -> HistoryView:
+    async def aview(
+        self, *, max_messages: int | None = None, max_tokens: int | None = None, window: Window | None = None
+    ) -> HistoryView:
         """Async twin of `view`."""
-        return await self._store.arun(self._view(max_messages, max_tokens))
+        return await self._store.arun(self._view(max_messages, max_tokens, window))
 
     def iter_turns(self, *, after_seq: int | None = None, before_seq: int | None = None) -> Iterator[Turn]:
         """Every stored turn, oldest first, a page at a time, so that any length fits in memory.

@@ -14,7 +14,7 @@ from langchain_memkit.backends._history.rows import MARKER_TTL, Head, Row, Scope
 from langchain_memkit.base import TokenCounter, Turn
 from langchain_memkit.errors import MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
-from langchain_memkit.messages.turns import count_tokens, counter_name
+from langchain_memkit.messages.counting import count_tokens, counter_name
 
 Kind = Literal["turn", "clear", "purge"]
 MARKERS = ["clear", "purge"]

@@ -22,7 +22,8 @@ from langchain_memkit.backends.mongodb.commands import Call, Commands
 from langchain_memkit.backends.mongodb.foreign import ensure, insert_once, is_shown, refuse_positions
 from langchain_memkit.base import SessionInfo, TokenCounter, Turn
 from langchain_memkit.messages.codec import FORMAT_VERSION
-from langchain_memkit.messages.turns import count_tokens, counter_name, turn_starts
+from langchain_memkit.messages.counting import count_tokens, counter_name
+from langchain_memkit.messages.turns import turn_starts
 
 EARLIEST, LATEST = (moment.replace(tzinfo=UTC) for moment in (datetime.min, datetime.max))  # noqa: DTZ901  # made aware
 
@@ -64,7 +65,7 @@ class QAStore(Commands):
 
     # -- reading
 
-    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None) -> Flow[Page]:
+    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None, floor: int = 0) -> Flow[Page]:
         """Turns newest first."""
         turns, older = yield from self.reading(self._page(scope, older, -1, limit))
         return Page(turns, 0, 0, None, older)

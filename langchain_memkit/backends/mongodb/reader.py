@@ -43,20 +43,21 @@ class Reader(Commands):
         super().__init__(clients, settings)
         self._warned = False
 
-    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None) -> Flow[Page]:
+    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None, floor: int = 0) -> Flow[Page]:
         """Turns newest first; below our own lie the rows of langchain-mongodb, for histories without a user."""
-        return (yield from self.reading(self._page_back(scope, older, limit, enough)))
+        return (yield from self.reading(self._page_back(scope, older, limit, enough, floor)))
 
-    def _page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None) -> Flow[Page]:
+    def _page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None, floor: int = 0) -> Flow[Page]:
         if isinstance(older, LegacyPlace):
             turns, older = yield from self._legacy_page(scope, older, -1, limit)
             return Page(turns, 0, 0, None, older)
         before, base = older or (None, 0)
+        base = max(base, floor - 1)
         seq = {"$gt": base} if before is None else {"$gt": base, "$lt": before}
         query = turns_filter(*scope, seq=seq)
         documents = yield self.find(query, -1, limit, newest=enough)
         head = head_of(documents) or EMPTY
-        base = base if older else head.base
+        base = base if older else max(base, head.base)
         epoch = head.epoch
         if not documents and older is None:
             epoch = (yield from self.purged(scope.user_id)) if scope.user_id else 0
@@ -68,7 +69,7 @@ class Reader(Commands):
         last = turns[-1].seq if stopped else documents[-1]["seq"] if documents else 0
         if stopped or (len(documents) == limit and last > base + 1):
             return Page(turns, head.seq, epoch, now, (last, base))
-        if base and not scope.user_id and older is None:
+        if head.base and not scope.user_id and older is None:
             yield from self._report_rows_after_clear(scope)
         legacy = LegacyPlace(None, documents[-1].get("createdAt") if documents else None)
         return Page(turns, head.seq, epoch, now, None if scope.user_id or base else legacy)

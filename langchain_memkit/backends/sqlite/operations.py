@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -32,7 +32,7 @@ from langchain_memkit.errors import (
     StaleTurnError,
 )
 from langchain_memkit.messages.codec import FORMAT_VERSION
-from langchain_memkit.messages.turns import counter_name
+from langchain_memkit.messages.counting import counter_name
 
 HERE = "user_id = :user AND session_id = :session"
 LIVE = "(expires_at IS NULL OR expires_at > :now)"
@@ -71,16 +71,18 @@ class Operations:
         older: tuple[int, int] | None,
         limit: int,
         enough: int | None,
+        floor: int,
         connection: sqlite3.Connection,
     ) -> Page:
         before, base = older or (2**63 - 1, 0)
+        base = max(base, floor - 1)
         rows = connection.execute(
             f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
             " ORDER BY seq DESC LIMIT :limit",
             self._parameters(scope, before=before, base=base, limit=limit),
         ).fetchall()
         if older is None:
-            base = rows[0]["base"] if rows else 0
+            base = max(base, rows[0]["base"]) if rows else 0
         head = Head(rows[0]["seq"], rows[0]["epoch"], base) if rows else EMPTY
         epoch = head.epoch or self._purged(connection, scope.user_id)
         shown = (row for row in rows if row["seq"] > base and not row["is_deleted"])
@@ -107,6 +109,7 @@ class Operations:
             except (TypeError, ValueError, RecursionError):
                 data[name] = None
         data["createdAt"] = _date(data["created_at"])
+        data["expiresAt"] = datetime.fromtimestamp(row["expires_at"], UTC) if row["expires_at"] else None
         return read_turn(data, self._counter, newest)
 
     def _stored_ids(self, scope: Scope, ids: Sequence[str], connection: sqlite3.Connection) -> set[str]:

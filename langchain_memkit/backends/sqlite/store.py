@@ -64,9 +64,11 @@ class SQLiteTurnStore(Operations):
         """Opens the file, which creates the tables."""
         yield from self._read(lambda connection: None)
 
-    def page_back(self, scope: Scope, older: tuple[int, int] | None, limit: int, enough: int | None) -> Flow[Page]:
+    def page_back(
+        self, scope: Scope, older: tuple[int, int] | None, limit: int, enough: int | None, floor: int = 0
+    ) -> Flow[Page]:
         """Turns before `older` = (seq, base), newest first."""
-        return (yield from self._read(partial(self._page_back, scope, older, limit, enough)))
+        return (yield from self._read(partial(self._page_back, scope, older, limit, enough, floor)))
 
     def page_forward(self, scope: Scope, after: int | None, limit: int) -> Flow[tuple[list[Turn], int | None]]:
         """Turns after a position, oldest first, and the position to go on from."""
