@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, get_buffer_string
 from langchain_core.runnables.base import RunnableBindingBase
 
-__all__ = ["BaseChatMessageHistory", "CoreRunnableWithMessageHistory"]
+__all__ = ["BaseChatMessageHistory", "ContextOverflowError", "CoreRunnableWithMessageHistory"]
 
 if TYPE_CHECKING:
     CoreRunnableWithMessageHistory = RunnableBindingBase[Any, Any]

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from urllib.parse import quote
 
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
-if TYPE_CHECKING:
-    from langchain_core.language_models import BaseLanguageModel
-
 __all__ = [
+    "CONTEXT",
     "GetSessionHistory",
     "HistoryMessages",
     "HistoryView",
@@ -29,10 +29,13 @@ __all__ = [
     "TokenCounter",
     "TokenCounterLike",
     "Turn",
+    "TurnContext",
     "Window",
     "apurge_user",
     "check_id",
+    "check_text",
     "purge_user",
+    "user_prefix",
     "utc_now",
 ]
 
@@ -45,7 +48,7 @@ GetSessionHistory: TypeAlias = Callable[..., Any]
 TokenCounter: TypeAlias = Callable[[Sequence[BaseMessage]], int]
 """Messages in, tokens out."""
 
-TokenCounterLike: TypeAlias = "TokenCounter | Callable[[BaseMessage], int] | BaseLanguageModel[Any] | str | None"
+TokenCounterLike: TypeAlias = TokenCounter | Callable[[BaseMessage], int] | BaseLanguageModel[Any] | str | None
 """What a `token_counter` argument takes; `messages.counting.resolve_counter` says what each of them means."""
 
 Now: TypeAlias = Callable[[], datetime]
@@ -83,6 +86,29 @@ def check_id(value: object, name: str) -> str:
         ...
         TypeError: session_id must be a str, not dict. If yours are numbers or UUIDs, pass str(...).
     """
+    return check_text(value, name, MAX_ID_BYTES)
+
+
+def check_text(value: object, name: str, most: int, least: int = 1) -> str:
+    """`check_id` for text of another size: keys, for one.
+
+    Args:
+        value: What the caller passed.
+        name: The argument's name, for the error.
+        most: The greatest size, in bytes of UTF-8.
+        least: The smallest size, in bytes of UTF-8.
+
+    Returns:
+        The same value, now known to be plain text of that size without NUL.
+
+    Raises:
+        TypeError: It is not a `str`.
+        ValueError: It is too short or too long, or holds NUL or a lone surrogate.
+
+    Example:
+        >>> check_text("", "prefix", most=4096, least=0)
+        ''
+    """
     if not isinstance(value, str):
         msg = f"{name} must be a str, not {type(value).__name__}. If yours are numbers or UUIDs, pass str(...)."
         raise TypeError(msg)
@@ -91,10 +117,32 @@ def check_id(value: object, name: str) -> str:
     except UnicodeEncodeError:
         msg = f"{name} holds a lone surrogate, which is not valid text."
         raise ValueError(msg) from None
-    if not 1 <= size <= MAX_ID_BYTES or "\x00" in value:
-        msg = f"{name} must be 1 to {MAX_ID_BYTES} bytes of UTF-8 without NUL; got {size} bytes."
+    if not least <= size <= most or "\x00" in value:
+        msg = f"{name} must be {least} to {most} bytes of UTF-8 without NUL; got {size} bytes."
         raise ValueError(msg)
     return value if type(value) is str else str.__str__(value)
+
+
+def user_prefix(user_id: str) -> str:
+    """What every key of a user begins with in a key-value store; `purge(user_id)` deletes all that lies under it.
+
+    The id is percent-quoted, so that no user's prefix begins another's, whatever the ids are made of.
+
+    Args:
+        user_id: Whose; an empty string for what belongs to nobody.
+
+    Returns:
+        The quoted id and a slash: put the rest of the key behind it.
+
+    Raises:
+        TypeError: It is not a `str`.
+        ValueError: It is no valid id.
+
+    Example:
+        >>> user_prefix("a/b") + "profile", user_prefix("")
+        ('a%2Fb/profile', '/')
+    """
+    return quote(check_text(user_id, "user_id", MAX_ID_BYTES, least=0), safe="") + "/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +194,34 @@ class Window:
         after: Only what comes after this position, all of it; the limits do not count then.
         max_messages: The newest turns that hold at least so many messages; None for no limit.
         max_tokens: The newest turns that hold at least so many tokens; None for no limit.
+        counter: Name of the counter in which these are meant.
         summary: What is known of everything up to `after`; handed back with the messages.
     """
 
     after: Position | None = None
     max_messages: int | None = None
     max_tokens: int | None = None
+    counter: str = "approximate"
     summary: Any = None
+
+
+CONTEXT = "memkit_context"
+"""The key of `config["configurable"]` under which a `TurnContext` travels."""
+
+
+@dataclass(slots=True)
+class TurnContext:
+    """What a turn tells the preprocessors in it.
+
+    Attributes:
+        asked: The new input, which shares the budget with the history.
+        scale: Share of every budget that may be used: less than 1 after the model said that it was too much.
+        used: Set by preprocessors: whether a smaller scale would change anything.
+    """
+
+    asked: Sequence[BaseMessage] = ()
+    scale: float = 1.0
+    used: bool = False
 
 
 class HistoryMessages(list[BaseMessage]):

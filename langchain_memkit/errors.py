@@ -4,6 +4,7 @@
 MemkitError
 ├── ConfigurationError (ValueError)          wrong or missing arguments, ids, indexes
 ├── MissingExtraError (ImportError)          an optional dependency is not installed
+├── ContextTooLargeError (ValueError)        what a model must be given does not fit its budget
 ├── HistoryReadError                         the stored conversation could not be read
 │   └── MessageDecodeError (ValueError)      a stored row is damaged (only with on_corrupt="raise")
 └── HistoryWriteError                        a turn was not (or perhaps not) stored; has .output
@@ -28,6 +29,7 @@ from langchain_core.messages import BaseMessage
 
 __all__ = [
     "ConfigurationError",
+    "ContextTooLargeError",
     "HistoryConflictError",
     "HistoryReadError",
     "HistoryWriteError",
@@ -52,6 +54,10 @@ class ConfigurationError(MemkitError, ValueError):
 
 class MissingExtraError(MemkitError, ImportError):
     """An optional dependency is missing; the text names the `pip install` that brings it."""
+
+
+class ContextTooLargeError(MemkitError, ValueError):
+    """What has to be kept does not fit into the budget (only with `on_overflow="raise"`)."""
 
 
 class HistoryReadError(MemkitError):

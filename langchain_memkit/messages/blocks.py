@@ -6,8 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, InvalidToolCall, SystemMessage, ToolCall
-from langchain_core.messages import BaseMessage, ChatMessage, FunctionMessage, HumanMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 
 __all__ = ["PAYLOAD_TOKENS", "block_cost", "loose_tool_calls", "role_of"]
 
@@ -64,18 +71,18 @@ def block_cost(block: Any) -> tuple[str, int]:
             return "", 1
         if kind == "text" and isinstance(text := block.get("text", ""), str):
             return text, 0
-    payloads: list[int] = []
+    payloads: list[str | bytes] = []
     return repr(_without_payloads(block, "", payloads)), len(payloads)
 
 
-def _without_payloads(value: Any, key: object, found: list[int]) -> Any:
-    """The value with each payload replaced by nothing; its size is appended to `found`."""
-    if isinstance(value, Mapping):
+def _without_payloads(value: Any, key: object, found: list[str | bytes]) -> Any:
+    """The value with each payload replaced by an empty string; the payloads are appended to `found`."""
+    if isinstance(value, dict):
         return {k: _without_payloads(v, k, found) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return [_without_payloads(item, key, found) for item in value]
     if isinstance(value, (str, bytes)) and _is_payload(value, key):
-        found.append(len(value))
+        found.append(value)
         return ""
     return value
 
@@ -90,16 +97,15 @@ def _is_payload(value: str | bytes, key: object) -> bool:
     return named_or_long and BASE64.fullmatch(value[:HEAD]) is not None
 
 
-def loose_tool_calls(message: AIMessage) -> Sequence[ToolCall | InvalidToolCall]:
+def loose_tool_calls(message: AIMessage) -> Sequence[Mapping[str, Any]]:
     """The tool calls of a message that no block of its content repeats.
 
     Anthropic's and OpenAI's newer formats carry calls in the content as well; a message put together by hand, or by
     another provider, may not.
     """
-    calls = [*message.tool_calls, *message.invalid_tool_calls]
+    calls: list[Mapping[str, Any]] = [*message.tool_calls, *message.invalid_tool_calls]
     if not calls or isinstance(message.content, str):
         return calls
     blocks = [block for block in message.content if isinstance(block, dict)]
-    carried = {block[key] for block in blocks for key in ("id", "call_id") if isinstance(block.get(key), str)}
-    nameless = {block.get("name") for block in blocks if not carried & {block.get("id"), block.get("call_id")}}
-    return [call for call in calls if call["id"] not in carried and (call["id"] or call["name"] not in nameless)]
+    carried = {str(block.get("call_id") or block.get("id") or block.get("name")) for block in blocks}
+    return [call for call in calls if str(call["id"] or call["name"]) not in carried]

@@ -18,11 +18,9 @@ from langchain_core.messages import (
 from pydantic import BaseModel
 
 from langchain_memkit.errors import UnsupportedOutputError
-from langchain_memkit.messages.turns import drop_open_tool_calls
+from langchain_memkit.messages.cuts import STATUS, whole_tool_groups
 
 __all__ = ["StreamedOutput", "aborted", "input_messages", "output_messages", "without_echo"]
-
-STATUS = "memkit_status"
 
 
 def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
@@ -177,7 +175,7 @@ def aborted(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         The messages with the last AI message marked `response_metadata["memkit_status"] = "aborted"`; `[]` if
         nothing readable had come.
     """
-    kept = [m for m in drop_open_tool_calls(messages) if m.content or not isinstance(m, AIMessage) or m.tool_calls]
+    kept = [m for m in whole_tool_groups(messages) if m.content or not isinstance(m, AIMessage) or m.tool_calls]
     for i in reversed(range(len(kept))):
         if isinstance(kept[i], AIMessage):
             mark = {**kept[i].response_metadata, STATUS: "aborted"}

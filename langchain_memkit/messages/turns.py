@@ -12,19 +12,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from uuid import uuid4
 
-from langchain_core.messages import (
-    AIMessage,
-    BaseMessage,
-    HumanMessage,
-    SystemMessage,
-    ToolMessage,
-)
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
-__all__ = ["cut_tail", "drop_open_tool_calls", "group_starts", "turn_starts", "with_ids"]
+from langchain_memkit.messages.cuts import RESULTS
+
+__all__ = ["cut_tail", "group_starts", "turn_starts", "with_ids"]
 
 MAX_BATCH_MESSAGES = 100
 MAX_BATCH_BYTES = 4_000_000
-TOOL_BLOCKS = ("tool_use", "tool_call", "function_call", "input_json_delta")
 
 
 def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
@@ -61,7 +56,7 @@ def group_starts(messages: Sequence[BaseMessage]) -> list[int]:
         >>> group_starts([AIMessage("", tool_calls=calls), ToolMessage("r", tool_call_id="1"), AIMessage("done")])
         [0, 2]
     """
-    return [i for i, message in enumerate(messages) if i == 0 or not isinstance(message, ToolMessage)]
+    return [i for i, message in enumerate(messages) if i == 0 or not isinstance(message, RESULTS)]
 
 
 def cut_tail(
@@ -149,43 +144,3 @@ def same_messages(stored: Sequence[BaseMessage], given: Sequence[BaseMessage]) -
     return len(stored) == len(given) and all(
         s == (g if g.id else g.model_copy(update={"id": s.id})) for s, g in zip(stored, given, strict=True)
     )
-
-
-def drop_open_tool_calls(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Removes tool calls that were never answered, as a stopped answer leaves them behind.
-
-    Args:
-        messages: The messages of a turn, oldest first.
-
-    Returns:
-        The same messages, copies where a call was removed; an AI message that holds nothing else is left out.
-
-    Example:
-        >>> calls = [{"name": "f", "args": {}, "id": "1"}]
-        >>> drop_open_tool_calls([HumanMessage("go"), AIMessage("", tool_calls=calls)])
-        [HumanMessage(content='go', additional_kwargs={}, response_metadata={})]
-    """
-    answered = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
-    kept: list[BaseMessage] = []
-    for message in messages:
-        if not isinstance(message, AIMessage) or not (message.tool_calls or message.invalid_tool_calls):
-            kept.append(message)
-            continue
-        calls = [call for call in message.tool_calls if call["id"] in answered]
-        if len(calls) == len(message.tool_calls) and not message.invalid_tool_calls:
-            kept.append(message)
-            continue
-        rest = {k: v for k, v in message.additional_kwargs.items() if k not in ("tool_calls", "function_call")}
-        content = message.content
-        if isinstance(content, list):
-            content = [
-                block
-                for block in content
-                if not (
-                    isinstance(block, dict) and block.get("type") in TOOL_BLOCKS and block.get("id") not in answered
-                )
-            ]
-        if content or calls:
-            update = {"content": content, "tool_calls": calls, "invalid_tool_calls": [], "additional_kwargs": rest}
-            kept.append(message.model_copy(update=update))
-    return kept

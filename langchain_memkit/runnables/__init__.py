@@ -60,6 +60,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         on_model_error: Literal["discard", "save_input"] = "discard",
         on_abort: Literal["save_partial", "discard"] = "save_partial",
         on_dropped_turn: OnDroppedTurn = "report",
+        on_context_overflow: Literal["retry", "raise"] = "retry",
         **kwargs: Any,
     ) -> None:
         given: object = get_session_history
@@ -68,7 +69,14 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
             raise ConfigurationError(msg)
         chain = None if preprocessor is None else coerce_to_runnable(preprocessor)
         policy = Policy(
-            output_messages_key, chain, before_save, on_save_error, on_model_error, on_abort, on_dropped_turn
+            output_messages_key,
+            chain,
+            before_save,
+            on_save_error,
+            on_model_error,
+            on_abort,
+            on_dropped_turn,
+            on_context_overflow,
         )
         policy.check()
         session_id = ConfigurableFieldSpec(
@@ -173,6 +181,7 @@ def create_runnable_with_message_history(
     on_model_error: Literal["discard", "save_input"] = "discard",
     on_abort: Literal["save_partial", "discard"] = "save_partial",
     on_dropped_turn: OnDroppedTurn = "report",
+    on_context_overflow: Literal["retry", "raise"] = "retry",
 ) -> RunnableWithMessageHistory:
     """Puts a durable conversation around any chain, model or graph.
 
@@ -190,8 +199,9 @@ def create_runnable_with_message_history(
         output_messages_key: For dict output: the key of the answer.
         history_messages_key: For dict input: the key for the history; without it, history is put before the input.
         history_factory_config: Further config keys for `get_session_history`, as in LangChain's class.
-        preprocessor: Messages in, messages out, applied to the loaded history: `trim_messages(...)`, for example. It
-            changes what the model sees, never what is stored.
+        preprocessor: Messages in, messages out, applied to the loaded history: `create_history_preprocessor(...)`,
+            `create_trim_preprocessor(...)`, `trim_messages(...)`. It changes what the model sees, never what is
+            stored. Ours say what they need, and of our histories no more than that is read.
         before_save: Takes the messages of the turn and returns those to store (redaction, say).
         on_save_error: `"raise"` (a `HistoryWriteError` whose `.output` holds the answer), `"log"`, or a callable.
         on_model_error: The runnable raised: `"discard"` stores nothing, `"save_input"` keeps the question.
@@ -199,6 +209,9 @@ def create_runnable_with_message_history(
             `response_metadata["memkit_status"] = "aborted"`; `"discard"` stores nothing.
         on_dropped_turn: The session was cleared while the turn ran, so it is not stored: `"report"` logs and sends the
             event `memkit_dropped_turn` to callbacks, `"raise"` raises, or a callable.
+        on_context_overflow: The model was given more than its context holds (core's `ContextOverflowError`) and a
+            preprocessor of ours is there to give it less: `"retry"` does so once, with 70% of the budget, logs it and
+            sends the event `memkit_context_overflow`; `"raise"` leaves the error to you.
 
     Returns:
         A runnable that takes the new input alone; an instance of LangChain's `RunnableWithMessageHistory` while core
@@ -229,4 +242,5 @@ def create_runnable_with_message_history(
         on_model_error=on_model_error,
         on_abort=on_abort,
         on_dropped_turn=on_dropped_turn,
+        on_context_overflow=on_context_overflow,
     )

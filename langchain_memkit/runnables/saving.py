@@ -61,6 +61,7 @@ class Policy:
     on_model_error: Literal["discard", "save_input"]
     on_abort: Literal["save_partial", "discard"]
     on_dropped_turn: OnDroppedTurn
+    on_context_overflow: Literal["retry", "raise"]
 
     def check(self) -> None:
         """Refuses misspelt policies now rather than at the first failure."""
@@ -69,6 +70,7 @@ class Policy:
             "on_model_error": ("discard", "save_input"),
             "on_abort": ("save_partial", "discard"),
             "on_dropped_turn": ("report", "raise"),
+            "on_context_overflow": ("retry", "raise"),
         }
         for name, words in allowed.items():
             value = getattr(self, name)
@@ -175,14 +177,17 @@ def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteE
 
 
 def _event(turn: OpenTurn, name: str, error: BaseException) -> Step:
+    return event(turn.config, name, {"error": type(error).__name__, "message": str(error), "turn_id": turn.turn_id})
+
+
+def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step:
     """Tells callback handlers (`on_custom_event`); data without message content."""
-    data = {"error": type(error).__name__, "message": str(error), "turn_id": turn.turn_id}
 
     def sync() -> None:
-        dispatch_custom_event(name, data, config=turn.config)
+        dispatch_custom_event(name, data, config=config)
 
     async def asynchronous() -> None:
-        await adispatch_custom_event(name, data, config=turn.config)
+        await adispatch_custom_event(name, data, config=config)
 
     return Step(sync, asynchronous)
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -16,10 +17,12 @@ from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, Ca
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 
+from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
-from langchain_memkit.base import GetSessionHistory, HistoryView, check_id
+from langchain_memkit.base import CONTEXT, GetSessionHistory, TurnContext, check_id
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
-from langchain_memkit.runnables.saving import OpenTurn, Policy
+from langchain_memkit.runnables.loading import load
+from langchain_memkit.runnables.saving import OpenTurn, Policy, event
 from langchain_memkit.runnables.session import session_history
 
 __all__ = ["HistoryTurn"]
@@ -27,6 +30,8 @@ __all__ = ["HistoryTurn"]
 logger = logging.getLogger("langchain_memkit")
 
 T = TypeVar("T")
+
+SMALLER = 0.7  # of the budget, after the model said that it was too much
 
 
 class HistoryTurn(Runnable[Any, Any]):
@@ -57,7 +62,11 @@ class HistoryTurn(Runnable[Any, Any]):
         def turn_of(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Any:
             turn = drive(self._open(value, config), run_step)
             try:
-                output = self.runnable.invoke(turn.input, turn.config, **kwargs)
+                try:
+                    output = self.runnable.invoke(turn.input, turn.config, **kwargs)
+                except ContextOverflowError as error:
+                    turn = drive(self._smaller(turn, value, config, error), run_step)
+                    output = self.runnable.invoke(turn.input, turn.config, **kwargs)
             except Exception:
                 drive(self._policy.model_failed(turn), run_step)
                 raise
@@ -72,7 +81,11 @@ class HistoryTurn(Runnable[Any, Any]):
         async def turn_of(value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> Any:
             turn = await adrive(self._open(value, config), arun_step)
             try:
-                output = await self.runnable.ainvoke(turn.input, turn.config, **kwargs)
+                try:
+                    output = await self.runnable.ainvoke(turn.input, turn.config, **kwargs)
+                except ContextOverflowError as error:
+                    turn = await adrive(self._smaller(turn, value, config, error), arun_step)
+                    output = await self.runnable.ainvoke(turn.input, turn.config, **kwargs)
             except Exception:
                 await _shielded(lambda: adrive(self._policy.model_failed(turn), arun_step))
                 raise
@@ -138,9 +151,17 @@ class HistoryTurn(Runnable[Any, Any]):
             gathered.add(value)
         turn = drive(self._open(gathered.value, config), run_step)
         streamed = StreamedOutput()
-        chunks = self.runnable.stream(turn.input, turn.config, **kwargs)
+        chunks = iter(self.runnable.stream(turn.input, turn.config, **kwargs))
         try:
-            for chunk in chunks:
+            while True:
+                try:
+                    chunk = next(chunks)
+                except StopIteration:
+                    break
+                except ContextOverflowError as error:
+                    turn = drive(self._smaller(turn, gathered.value, config, error, streamed), run_step)
+                    chunks = iter(self.runnable.stream(turn.input, turn.config, **kwargs))
+                    continue
                 streamed.add(chunk)
                 yield chunk
         except Exception:
@@ -163,9 +184,17 @@ class HistoryTurn(Runnable[Any, Any]):
             gathered.add(value)
         turn = await adrive(self._open(gathered.value, config), arun_step)
         streamed = StreamedOutput()
-        chunks = self.runnable.astream(turn.input, turn.config, **kwargs)
+        chunks = aiter(self.runnable.astream(turn.input, turn.config, **kwargs))
         try:
-            async for chunk in chunks:
+            while True:
+                try:
+                    chunk = await anext(chunks)
+                except StopAsyncIteration:
+                    break
+                except ContextOverflowError as error:
+                    turn = await adrive(self._smaller(turn, gathered.value, config, error, streamed), arun_step)
+                    chunks = aiter(self.runnable.astream(turn.input, turn.config, **kwargs))
+                    continue
                 streamed.add(chunk)
                 yield chunk
         except Exception:
@@ -181,7 +210,7 @@ class HistoryTurn(Runnable[Any, Any]):
 
     # -- the steps of a turn
 
-    def _open(self, value: Any, config: RunnableConfig) -> Flow[OpenTurn]:
+    def _open(self, value: Any, config: RunnableConfig, scale: float = 1.0) -> Flow[OpenTurn]:
         """Checks, captures the input, loads, composes. Nothing is stored yet."""
         if (self._input_key or self._history_key) and not isinstance(value, dict):
             msg = (
@@ -196,13 +225,10 @@ class HistoryTurn(Runnable[Any, Any]):
         if history is None:
             history = yield session_history(self._get_session_history, self._specs, configurable)
         native = hasattr(history, "append_turn") and hasattr(history, "view")
-        if native:
-            size = getattr(history, "history_size", None)
-            view = yield Step(lambda: history.view(max_messages=size), lambda: history.aview(max_messages=size))
-        else:
-            view = HistoryView(list((yield Step(lambda: history.messages, history.aget_messages))))
         # the next runnable finds the history where LangChain's class puts it
-        config = {**config, "configurable": {**configurable, "message_history": history}}
+        context = TurnContext(given, scale)
+        config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
+        view = yield from load(history, self._policy.preprocessor, config, native=native)
         ids = [m.id for m in given if m.id]
         known = {m.id for m in view.messages} & set(ids)
         if native and set(ids) - known:
@@ -217,6 +243,24 @@ class HistoryTurn(Runnable[Any, Any]):
         composed = self._compose(value, past, asked)
         epoch, since = (view.epoch, view.read_at) if native else (None, None)
         return OpenTurn(history, native, turn_id, epoch, since, new, [*past, *asked], asked, composed, config)
+
+    def _smaller(
+        self,
+        turn: OpenTurn,
+        value: Any,
+        config: RunnableConfig,
+        error: ContextOverflowError,
+        streamed: StreamedOutput | None = None,
+    ) -> Flow[OpenTurn]:
+        """The turn once more with less of the past, after the model said that it was too much; else its error."""
+        context: TurnContext = turn.config["configurable"][CONTEXT]
+        tried = context.scale < 1 or not context.used or (streamed is not None and not streamed.empty)
+        if tried or self._policy.on_context_overflow == "raise":
+            raise error
+        logger.warning("the model was given more than its context holds; trying once with %d%%", 100 * SMALLER)
+        yield event(turn.config, "memkit_context_overflow", {"error": type(error).__name__, "scale": SMALLER})
+        again = yield from self._open(value, config, SMALLER)
+        return replace(turn, shown=again.shown, asked=again.asked, input=again.input, config=again.config)
 
     def _compose(self, value: Any, past: list[BaseMessage], asked: list[BaseMessage]) -> Any:
         if self._history_key:

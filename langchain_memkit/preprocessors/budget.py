@@ -1,0 +1,107 @@
+"""How much a model may be given, and how large what there is to give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.runnables import RunnableConfig
+
+from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenCounterLike, TurnContext, Window
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.counting import count_tokens, count_tool_tokens, counter_name, resolve_counter
+
+__all__ = ["Budget", "Sizes", "as_messages", "checked_size"]
+
+
+def checked_size(value: Any, name: str, least: int) -> int:
+    """A whole number that makes sense, or an error that names the argument."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        msg = f"{name} must be a whole number from {least}; got {value!r:.50}"
+        raise ConfigurationError(msg)
+    return value
+
+
+def as_messages(value: Any) -> list[BaseMessage]:
+    """What `trim_messages` takes: messages, what LangChain converts to messages, or a prompt's value."""
+    if hasattr(value, "to_messages"):
+        value = value.to_messages()
+    if not isinstance(value, (list, tuple)):
+        msg = f"a preprocessor takes a list of messages, not {type(value).__name__}"
+        raise TypeError(msg)
+    given = value if isinstance(value, list) else list(value)
+    # a list is of one kind, and looking at each of 50,000 messages would cost more than trimming them
+    if given and not (isinstance(given[0], BaseMessage) and isinstance(given[-1], BaseMessage)):
+        return convert_to_messages(given)
+    return given
+
+
+class Sizes:
+    """Tokens of the message at a position: those stored with it, else counted."""
+
+    def __init__(self, messages: Sequence[BaseMessage], counter: TokenCounter) -> None:
+        self._messages = messages
+        self._counter = counter
+        name = counter_name(counter)
+        trusted = isinstance(messages, HistoryMessages) and messages.counter == name and "<" not in name
+        self._stored = messages if trusted and isinstance(messages, HistoryMessages) else None
+
+    def __call__(self, i: int) -> int:
+        """Tokens of message `i`."""
+        if self._stored is not None and self._stored.knows(i):
+            return self._stored.tokens[i]
+        return count_tokens([self._messages[i]], self._counter)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Tokens that a model may be given, less what is spoken for.
+
+    Attributes:
+        max_tokens: In all, as `counter` counts; messages if it is `len`.
+        taken: By the answer and by the schemas of tools.
+        counter: A resolved counter.
+    """
+
+    max_tokens: int
+    taken: int
+    counter: TokenCounter
+
+    @classmethod
+    def of(cls, max_tokens: int, counter: TokenCounterLike, reserve_tokens: int, tools: Sequence[Any] | None) -> Budget:
+        """Checks the arguments of a preprocessor."""
+        resolved = resolve_counter(counter)
+        taken = checked_size(reserve_tokens, "reserve_tokens", 0) + count_tool_tokens(tools or (), resolved)
+        if checked_size(max_tokens, "max_tokens", 1) <= taken:
+            msg = f"max_tokens={max_tokens} leaves nothing: reserve_tokens and the schemas of tools take {taken}"
+            raise ConfigurationError(msg)
+        return cls(max_tokens, taken, resolved)
+
+    @property
+    def counts_messages(self) -> bool:
+        """Whether a token is a message."""
+        return self.counter is len
+
+    def room(self, config: RunnableConfig | None) -> int:
+        """Tokens for what is known before the new input; less than 0 if that takes everything."""
+        context = turn_context(config)
+        if context is None:
+            return self.max_tokens - self.taken
+        context.used = True
+        asked = sum(count_tokens(context.asked, self.counter))
+        return int((self.max_tokens - self.taken) * context.scale) - asked
+
+    def window(self, config: RunnableConfig | None) -> Window:
+        """The newest rows that fill the budget."""
+        room = max(self.room(config), 0)
+        if self.counts_messages:
+            return Window(max_messages=room)
+        return Window(max_tokens=room, counter=counter_name(self.counter))
+
+
+def turn_context(config: RunnableConfig | None) -> TurnContext | None:
+    """What the factory says about the turn; None where a preprocessor is piped by hand."""
+    context = ((config or {}).get("configurable") or {}).get(CONTEXT)
+    return context if isinstance(context, TurnContext) else None

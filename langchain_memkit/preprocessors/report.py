@@ -1,0 +1,77 @@
+"""What a preprocessor did with the messages that it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.runnables import RunnableConfig
+
+from langchain_memkit.base import TokenCounter
+from langchain_memkit.messages.counting import count_tokens
+from langchain_memkit.messages.cuts import is_summary
+
+__all__ = ["EVENT", "ContextReport", "has_listeners"]
+
+EVENT = "memkit_context"
+
+
+@dataclass(slots=True)
+class ContextReport:
+    """One preprocessor's work in one turn.
+
+    Attributes:
+        preprocessor: Its name.
+        max_tokens: Its budget.
+        room: What of that was left for the history.
+        given: What it was given.
+        kept: What it returned.
+        summarized: How many messages a summary stands for, those of earlier turns included.
+        counter: What counted.
+        notes: What did not go as wished.
+    """
+
+    preprocessor: str
+    max_tokens: int
+    room: int
+    given: Sequence[BaseMessage]
+    kept: Sequence[BaseMessage]
+    counter: TokenCounter
+    summarized: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def event(self) -> dict[str, Any]:
+        """Plain data without content: what the event `memkit_context` carries."""
+        kept_ids = {id(m) for m in self.kept}
+        known = {m.id for m in self.kept if m.id}
+        tokens = {"system": 0, "summary": 0, "history": 0}
+        for message, count in zip(self.kept, count_tokens(self.kept, self.counter), strict=True):
+            tokens[part_of(message)] += count
+        dropped = [m for m in self.given if id(m) not in kept_ids and m.id not in known]
+        return {
+            "preprocessor": self.preprocessor,
+            "max_tokens": self.max_tokens,
+            "room": self.room,
+            "tokens": tokens,
+            "kept": len(self.kept),
+            "dropped": len(dropped),
+            "summarized": self.summarized,
+            "kept_ids": [m.id for m in self.kept],
+            "dropped_ids": [m.id for m in dropped],
+            "notes": list(self.notes),
+        }
+
+
+def part_of(message: BaseMessage) -> str:
+    """Which part of the budget a message belongs to."""
+    if is_summary(message):
+        return "summary"
+    return "system" if isinstance(message, SystemMessage) else "history"
+
+
+def has_listeners(config: RunnableConfig) -> bool:
+    """Whether anybody would hear an event: gathering one costs more than trimming."""
+    callbacks = config.get("callbacks")
+    return bool(getattr(callbacks, "handlers", callbacks))

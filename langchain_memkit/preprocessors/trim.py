@@ -1,0 +1,219 @@
+"""Trimming: the newest whole turns that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
+from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
+from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage, convert_to_messages
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from langchain_memkit.base import TokenCounter, TokenCounterLike, Window
+from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
+from langchain_memkit.messages.counting import approximate_tokens, count_tokens
+from langchain_memkit.messages.cuts import (
+    STATUS,
+    MessageType,
+    find_cut,
+    lead_length,
+    message_types,
+    trailing_results,
+    whole_tool_groups,
+)
+from langchain_memkit.preprocessors.budget import Budget, Sizes, as_messages, turn_context
+from langchain_memkit.preprocessors.report import EVENT, ContextReport, has_listeners
+
+__all__ = ["OnOverflow", "Trimmer", "create_trim_preprocessor"]
+
+OnOverflow: TypeAlias = Literal["keep", "truncate_tool_results", "raise"]
+MARK = "\n[... {} characters cut off ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmer:
+    """The rules of a trim, without its budget."""
+
+    counter: TokenCounter
+    include_system: bool = True
+    start_on: Sequence[MessageType] | None = None
+    on_overflow: OnOverflow = "keep"
+
+    def trim(self, messages: Sequence[BaseMessage], room: int, *, asked: bool = False) -> list[BaseMessage]:
+        """The newest messages within `room` tokens; see `create_trim_preprocessor`.
+
+        Args:
+            messages: Oldest first.
+            room: Tokens in sum.
+            asked: Whether a new input follows, so that nothing in `messages` has to survive.
+        """
+        size = Sizes(messages, self.counter)
+        lead = lead_length(messages) if self.include_system else 0
+        fixed = sum(size(i) for i in range(lead))
+        start, task, fits = find_cut(messages, size, room - fixed, lead=lead, start_on=self.start_on)
+        kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *messages[start:]]
+        if not all(isinstance(m, BaseMessage) for m in kept):
+            return self.trim(convert_to_messages(messages), room, asked=asked)
+        return whole_tool_groups(kept if fits else self._overflow(kept, lead, room, asked=asked))
+
+    def _overflow(self, kept: list[BaseMessage], lead: int, room: int, *, asked: bool) -> list[BaseMessage]:
+        """What has to be kept is too much."""
+        if self.on_overflow == "truncate_tool_results":
+            kept = truncate_results(kept, room, self.counter)
+        total = sum(count_tokens(kept, self.counter))
+        if total > room and asked:
+            return kept[:lead]
+        if total > room and self.on_overflow == "raise":
+            msg = (
+                f"the system lines, the newest question and the results it waits for take {total} tokens, and there is "
+                f"room for {max(room, 0)}: raise max_tokens, or use on_overflow='truncate_tool_results'"
+            )
+            raise ContextTooLargeError(msg)
+        return kept
+
+
+def truncate_results(messages: list[BaseMessage], room: int, counter: TokenCounter) -> list[BaseMessage]:
+    """Shortens the results of tools at the end until everything fits, the longest first, and says so in them."""
+    first = trailing_results(messages, 0)
+    counts = count_tokens(messages, counter)
+    left = room - sum(counts[:first])
+    kept = list(messages)
+    order = sorted(range(first, len(messages)), key=lambda i: counts[i])
+    for n, i in enumerate(order):  # what the short ones leave over goes to the long ones
+        share = left // (len(order) - n)
+        if counts[i] > share and isinstance(messages[i], ToolMessage):
+            kept[i] = _shortened(messages[i], share, counter)
+            counts[i] = count_tokens([kept[i]], counter)[0]
+        left -= counts[i]
+    return kept
+
+
+def _shortened(message: BaseMessage, share: int, counter: TokenCounter) -> BaseMessage:
+    """The longest beginning within a share of tokens, marked; the message itself where no cut makes it smaller."""
+    text = message.text
+
+    def cut(length: int) -> BaseMessage:
+        note = {**message.response_metadata, STATUS: "truncated"}
+        content = text[:length] + MARK.format(len(text) - length)
+        return message.model_copy(update={"content": content, "response_metadata": note})
+
+    fits, too_long = 0, len(text)
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if count_tokens([cut(middle)], counter)[0] <= share:
+            fits = middle
+        else:
+            too_long = middle
+    shortest = cut(fits)
+    return shortest if count_tokens([shortest], counter) < count_tokens([message], counter) else message
+
+
+class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
+    """What `create_trim_preprocessor` makes."""
+
+    def __init__(self, budget: Budget, trimmer: Trimmer) -> None:
+        self.name = "trim"
+        self._budget = budget
+        self._trimmer = trimmer
+
+    def window(self, config: RunnableConfig | None = None) -> Window:
+        """What of a history is needed: the newest rows that fill the budget."""
+        return self._budget.window(config)
+
+    async def awindow(self, config: RunnableConfig | None = None) -> Window:
+        """Async twin of `window`."""
+        return self._budget.window(config)
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
+        """Trims a list of messages, oldest first, which is not changed."""
+
+        def run(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> list[BaseMessage]:
+            report = self._run(value, config)
+            if has_listeners(config):
+                dispatch_custom_event(EVENT, report.event(), config=config)
+            return list(report.kept)
+
+        return self._call_with_config(run, input, config)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
+        """Async twin of `invoke`; a counter of yours runs in a thread, since it may do I/O."""
+        if not (self._budget.counts_messages or self._budget.counter is approximate_tokens):
+            return await super().ainvoke(input, config, **kwargs)
+
+        async def run(
+            value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
+        ) -> list[BaseMessage]:
+            report = self._run(value, config)
+            if has_listeners(config):
+                await adispatch_custom_event(EVENT, report.event(), config=config)
+            return list(report.kept)
+
+        return await self._acall_with_config(run, input, config)
+
+    def _run(self, value: Any, config: RunnableConfig) -> ContextReport:
+        messages, room, context = as_messages(value), self._budget.room(config), turn_context(config)
+        asked = context is not None and any(isinstance(m, HumanMessage) for m in context.asked)
+        kept = self._trimmer.trim(messages, room, asked=asked)
+        return ContextReport("trim", self._budget.max_tokens, room, messages, kept, self._budget.counter)
+
+
+def create_trim_preprocessor(
+    max_tokens: int,
+    *,
+    token_counter: TokenCounterLike = None,
+    strategy: Literal["last"] = "last",
+    reserve_tokens: int = 0,
+    tools: Sequence[Any] | None = None,
+    include_system: bool = True,
+    start_on: MessageType | Sequence[MessageType] | None = None,
+    on_overflow: OnOverflow = "keep",
+) -> TrimPreprocessor:
+    """Makes a preprocessor that keeps the newest messages within a budget.
+
+    Cuts only between turns. If the newest turn alone is too long, as the loop of an agent may be, its question and its
+    newest whole tool groups are kept. No tool call is left without its result, and no result without its call. Pipe it
+    before a prompt, or give it to `create_runnable_with_message_history(preprocessor=...)`, where the new input shares
+    the budget and no more of the history is read than fits.
+
+    Works from the newest message back and stops when the budget is used up, so it costs what it keeps. Counts that our
+    histories stored with the messages are used if they were made by the same `token_counter`.
+
+    Args:
+        max_tokens: What the model may be given, as `token_counter` counts.
+        token_counter: None or `"approximate"` (four characters a token), the name of an OpenAI encoding or model for
+            exact counts (`"o200k_base"`, extra `tokens`), a model, a function of messages, or `len`: counts messages.
+        strategy: Only `"last"`, as in `trim_messages`.
+        reserve_tokens: Tokens kept free for the answer.
+        tools: Tools whose schemas the model is given: they take their part of the budget.
+        include_system: Keep the system lines (and summaries) in front. Those further on are kept if they are within
+            the newest messages.
+        start_on: What the kept messages may begin with, after system lines, as in `trim_messages`; default: a turn.
+        on_overflow: If what must be kept does not fit (the system lines, the newest human message, and results of
+            tools that the model has not seen yet): `"keep"` returns it all the same, `"truncate_tool_results"`
+            shortens these results and says so in them, `"raise"` raises.
+
+    Returns:
+        A runnable from messages to messages: the same objects, in order.
+
+    Raises:
+        ConfigurationError: An argument makes no sense.
+        ContextTooLargeError: From the runnable, with `on_overflow="raise"`.
+
+    Example:
+        >>> from langchain_core.messages import AIMessage, HumanMessage
+        >>> trimmer = create_trim_preprocessor(max_tokens=2, token_counter=len)
+        >>> talk = [HumanMessage("I'm Nemo."), AIMessage("Hello!"), HumanMessage("How are you?"), AIMessage("Fine!")]
+        >>> [m.content for m in trimmer.invoke(talk)]
+        ['How are you?', 'Fine!']
+    """
+    if strategy != "last":
+        msg = f"strategy must be 'last', not {strategy!r}: a memory keeps what is newest"  # type: ignore[unreachable]  # callers without types
+        raise ConfigurationError(msg)
+    if on_overflow not in ("keep", "truncate_tool_results", "raise"):
+        msg = f"on_overflow must be 'keep', 'truncate_tool_results' or 'raise', not {on_overflow!r:.50}"
+        raise ConfigurationError(msg)
+    budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
+    kinds = message_types(start_on, "start_on")
+    return TrimPreprocessor(budget, Trimmer(budget.counter, bool(include_system), kinds, on_overflow))

@@ -1,0 +1,33 @@
+"""What a turn reads of its history: no more than its preprocessor asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit.base import HistoryView, Preprocessor, Window
+
+
+def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig, *, native: bool) -> Flow[HistoryView]:
+    """Reads the history of a turn.
+
+    Args:
+        history: Any chat history.
+        preprocessor: What will be applied; if it (or the first of a sequence) has `window`, it is asked.
+        config: Of the turn.
+        native: Whether the history is one of ours, which can read a part of itself.
+    """
+    if not native:
+        return HistoryView(list((yield Step(lambda: history.messages, history.aget_messages))))
+    size: int | None = getattr(history, "history_size", None)
+    first: Any = getattr(preprocessor, "first", preprocessor)
+    if not hasattr(first, "window"):
+        return (yield Step(lambda: history.view(max_messages=size), lambda: history.aview(max_messages=size)))  # type: ignore[no-any-return]  # any history
+    window: Window = yield Step(lambda: first.window(config), lambda: first.awindow(config))
+    bounded = window.max_messages is not None or window.max_tokens is not None
+    if size is not None and bounded:  # without bounds, a fixed end beside a summary would leave a gap between the two
+        window = replace(window, max_messages=min(size, size if window.max_messages is None else window.max_messages))
+    return (yield Step(lambda: history.view(window=window), lambda: history.aview(window=window)))  # type: ignore[no-any-return]  # any history
