@@ -41,6 +41,14 @@ class Trimmer:
     start_on: Sequence[MessageType] | None = None
     on_overflow: OnOverflow = "keep"
 
+    @classmethod
+    def of(cls, counter: TokenCounter, *, on_overflow: OnOverflow, **rules: Any) -> Trimmer:
+        """Checks the policy."""
+        if on_overflow not in ("keep", "truncate_tool_results", "raise"):
+            msg = f"on_overflow must be 'keep', 'truncate_tool_results' or 'raise', not {on_overflow!r:.50}"
+            raise ConfigurationError(msg)
+        return cls(counter, on_overflow=on_overflow, **rules)
+
     def trim(self, messages: Sequence[BaseMessage], room: int, *, asked: bool = False) -> list[BaseMessage]:
         """The newest messages within `room` tokens; see `create_trim_preprocessor`.
 
@@ -211,9 +219,7 @@ def create_trim_preprocessor(
     if strategy != "last":
         msg = f"strategy must be 'last', not {strategy!r}: a memory keeps what is newest"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
-    if on_overflow not in ("keep", "truncate_tool_results", "raise"):
-        msg = f"on_overflow must be 'keep', 'truncate_tool_results' or 'raise', not {on_overflow!r:.50}"
-        raise ConfigurationError(msg)
     budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
     kinds = message_types(start_on, "start_on")
-    return TrimPreprocessor(budget, Trimmer(budget.counter, bool(include_system), kinds, on_overflow))
+    rules = Trimmer.of(budget.counter, on_overflow=on_overflow, include_system=bool(include_system), start_on=kinds)
+    return TrimPreprocessor(budget, rules)

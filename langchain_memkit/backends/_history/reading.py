@@ -59,7 +59,7 @@ class ReadingFlows:
             head, turns = yield from self._newest(None, None, after=after)
             begin = _place_after(turns, after) if after.seq == 0 or after.epoch == head.epoch else None
         if begin is None:  # cleared or expired since: what was known of it is void
-            return (yield from self._window(replace(window, after=None, summary=None)))
+            return (yield from self._window(replace(window, after=None)))
         messages = [m for t in turns for m in t.messages][begin:]
         counts = [n for t in turns for n in t.tokens][begin:]
         owners = [t for t in turns for _ in t.messages][begin:]

@@ -1,0 +1,191 @@
+"""Summaries as they are stored: one immutable record for each point up to which a conversation was summarized.
+
+A record says up to where it reaches: in a history of ours by position and epoch, in any other list by the chained hash
+of the messages, so that equal keys mean equal text. The reader takes the record that reaches furthest, so racing
+workers need no lock: either record is true.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from langchain_core.messages import BaseMessage
+from langchain_core.stores import BaseStore
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit.base import Now, Position, user_prefix
+
+__all__ = ["Place", "SummaryRecord", "SummaryStore", "chain_digests"]
+
+logger = logging.getLogger("langchain_memkit")
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRecord:
+    """A summary of everything up to a point.
+
+    Attributes:
+        text: The summary.
+        covered: How many messages it stands for, from the beginning.
+        digest: Names the point: hash of the position, or of all covered messages.
+        position: The last covered message, in a history of ours.
+        tokens: Of the text.
+        model: That wrote it.
+        created_at: When.
+        expires_at: When the first of what it covers expires, and the summary with it.
+        sources: How many messages were added to the summary before, their first and last id, and the key of that.
+        lead: System lines in front of the conversation, which stay in front.
+    """
+
+    text: str
+    covered: int
+    digest: str
+    position: Position | None
+    tokens: int
+    model: str
+    created_at: datetime
+    expires_at: datetime | None = None
+    sources: dict[str, Any] = field(default_factory=dict)
+    lead: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as a store takes it."""
+        return {
+            "v": VERSION,
+            "text": self.text,
+            "covered": self.covered,
+            "digest": self.digest,
+            "position": self.position._asdict() if self.position else None,
+            "tokens": self.tokens,
+            "model": self.model,
+            "createdAt": self.created_at.isoformat(),
+            "expiresAt": self.expires_at.isoformat() if self.expires_at else None,
+            "sources": self.sources,
+            "lead": list(self.lead),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> SummaryRecord | None:
+        """The record, or None for what is damaged or of a newer version."""
+        try:
+            if data["v"] != VERSION or not isinstance(data["text"], str):
+                return None
+            expires = data["expiresAt"]
+            return cls(
+                data["text"],
+                int(data["covered"]),
+                str(data["digest"]),
+                Position(**data["position"]) if data["position"] else None,
+                int(data["tokens"]),
+                str(data["model"]),
+                datetime.fromisoformat(data["createdAt"]),
+                datetime.fromisoformat(expires) if expires else None,
+                dict(data["sources"]),
+                tuple(map(str, data["lead"])),
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+class Place(NamedTuple):
+    """Whose records: of a session, or of a conversation known only by how it begins."""
+
+    user_id: str
+    session_id: str
+    root: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """What the keys begin with."""
+        return f"{user_prefix(self.user_id)}summary/{quote(self.session_id, safe='')}/{self.root}"
+
+
+def key_of(place: Place, record: SummaryRecord) -> str:
+    """Epoch (or `list`), how far it reaches, and where: the order of keys is the order of reach."""
+    kind = str(record.position.epoch) if record.position else "list"
+    return f"{place.prefix}{kind}/{record.covered:012d}-{record.digest[:24]}"
+
+
+class SummaryStore:
+    """Summaries in any key-value store of LangChain's."""
+
+    def __init__(self, store: BaseStore[str, dict[str, Any]], now: Now) -> None:
+        self._store = store
+        self._now = now
+
+    def find(self, place: Place, kind: str | None = None) -> Flow[list[tuple[str, SummaryRecord]]]:
+        """The valid records of a place with their keys, those that reach furthest first; at most the last few."""
+        prefix = place.prefix if kind is None else f"{place.prefix}{kind}/"
+        keys = yield from self._keys(prefix)
+        newest = sorted(keys, key=lambda key: key.rpartition("/")[2], reverse=True)[:8]
+        if not newest:
+            return []
+        values = yield Step(lambda: self._store.mget(newest), lambda: self._store.amget(newest))
+        found = [(key, SummaryRecord.from_dict(value)) for key, value in zip(newest, values, strict=True)]
+        now = self._now()
+        return [(k, r) for k, r in found if r is not None and not (r.expires_at and r.expires_at <= now)]
+
+    def add(self, place: Place, record: SummaryRecord, previous: tuple[str, SummaryRecord] | None) -> Flow[str]:
+        """Stores a record. The one that it was made from stays, for a reader who is on it; older ones go."""
+        key = key_of(place, record)
+        if previous is not None:
+            record = replace(record, sources={**record.sources, "previous": previous[0]})
+        pair = [(key, record.to_dict())]
+        yield Step(lambda: self._store.mset(pair), lambda: self._store.amset(pair))
+        if previous is not None and (old := previous[1].sources.get("previous")) and old != key:
+            yield from self.delete([str(old)])
+        return key
+
+    def delete(self, keys: Sequence[str]) -> Flow[None]:
+        """Removes records."""
+        if keys:
+            yield Step(lambda: self._store.mdelete(keys), lambda: self._store.amdelete(keys))
+
+    def delete_all(self, prefix: str, but: str | None = None) -> Flow[int]:
+        """Removes the records under a prefix, but not those under a longer one; returns how many."""
+        keys = [key for key in (yield from self._keys(prefix)) if but is None or not key.startswith(but)]
+        yield from self.delete(keys)
+        return len(keys)
+
+    def _keys(self, prefix: str) -> Flow[list[str]]:
+        async def collect() -> list[str]:
+            return [key async for key in self._store.ayield_keys(prefix=prefix)]
+
+        return (yield Step(lambda: list(self._store.yield_keys(prefix=prefix)), collect))  # type: ignore[no-any-return]  # results of steps are untyped
+
+
+def chain_digests(messages: Sequence[BaseMessage], lengths: Iterable[int]) -> dict[int, str]:
+    """Hashes of the first n messages for each n: role, content and tool calls, each chained to what came before.
+
+    Example:
+        >>> from langchain_core.messages import AIMessage, HumanMessage
+        >>> talk = [HumanMessage("a"), AIMessage("b")]
+        >>> chain_digests(talk, [1])[1] == chain_digests(talk[:1], [1])[1]
+        True
+    """
+    wanted = {n for n in lengths if 0 <= n <= len(messages)}
+    digests: dict[int, str] = {}
+    running = hashlib.sha256()
+    for n in range(max(wanted, default=0) + 1):
+        if n:
+            data = _said(messages[n - 1])
+            running.update(len(data).to_bytes(8, "big") + data)
+        if n in wanted:
+            digests[n] = running.hexdigest()
+    return digests
+
+
+def _said(message: BaseMessage) -> bytes:
+    role = message.type.removesuffix("MessageChunk").lower()
+    calls = [[c["name"], c["args"]] for c in getattr(message, "tool_calls", ())]
+    said = [role, message.content, calls, getattr(message, "tool_call_id", None)]
+    return json.dumps(said, ensure_ascii=False, sort_keys=True, default=str).encode("utf-8", "surrogatepass")

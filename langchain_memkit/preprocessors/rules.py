@@ -1,0 +1,99 @@
+"""When to summarize, and how much to keep as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.cuts import find_cut
+from langchain_memkit.preprocessors.budget import Budget, checked_size
+
+__all__ = ["Amount", "Rules"]
+
+Amount: TypeAlias = tuple[Literal["tokens", "messages"], int]
+"""`("tokens", 4000)` or `("messages", 50)`."""
+
+TRIGGER_SHARE = 0.75  # of the budget: the rest is room for the summary and for what comes while one is written
+KEEP_SHARE = 0.4  # of the trigger: each call then covers what takes a while to come again
+SUMMARY_SHARE = 0.1  # of the budget
+WORDS_PER_TOKEN = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The arguments `trigger` and `keep`, checked against each other."""
+
+    trigger: Amount
+    keep: Amount
+    summary_tokens: int
+    words: int
+
+    @classmethod
+    def of(cls, budget: Budget, trigger: Amount | None, keep: Amount | None) -> Rules:
+        """Fills in what is not given, and refuses what would summarize at every turn."""
+        usable = budget.max_tokens - budget.taken
+        most = max(1, int(usable * TRIGGER_SHARE))
+        trigger = _checked(("tokens", most) if trigger is None else trigger, "trigger", 1)
+        usual = int(KEEP_SHARE * (trigger[1] if trigger[0] == "tokens" else most))
+        keep = _checked(("tokens", usual) if keep is None else keep, "keep", 0)
+        if keep[0] == trigger[0] and keep[1] >= trigger[1]:
+            msg = f"keep={keep} is not less than trigger={trigger}: that would call the model at every turn"
+            raise ConfigurationError(msg)
+        summary = 1 if budget.counts_messages else max(48, int(usable * SUMMARY_SHARE))
+        return cls(trigger, keep, summary, 300 if budget.counts_messages else int(summary * WORDS_PER_TOKEN))
+
+    def reached(self, sizes: Sequence[int]) -> bool:
+        """Whether there is enough that no summary covers."""
+        unit, amount = self.trigger
+        return (sum(sizes) if unit == "tokens" else len(sizes)) >= amount
+
+    def split(self, body: Sequence[BaseMessage], sizes: Sequence[int], room: int) -> int:
+        """How many messages to summarize: what remains is about `keep`, begins well, and fits.
+
+        Args:
+            body: What no summary covers, oldest first.
+            sizes: Tokens of each.
+            room: Tokens that are left beside the summary.
+        """
+        starts = []
+        for unit, amount in self._limits(sizes, room):
+            size = sizes.__getitem__ if unit == "tokens" else _one
+            starts.append(find_cut(body, size, amount).start)
+        cut = max(starts)
+        newest = max((i for i in range(len(body)) if _begins(body, i)), default=0)
+        is_open = not (isinstance(body[-1], AIMessage) and not body[-1].tool_calls)
+        if cut > newest and (is_open or self.keep[1]) and sum(sizes[newest:]) <= room:
+            return newest  # a turn is kept whole if it can be
+        return cut
+
+    def _limits(self, sizes: Sequence[int], room: int) -> list[Amount]:
+        """Everything that bounds what is kept: the next call must be far off."""
+        limits = [self.keep, ("tokens", max(room, 0))]
+        unit, amount = self.trigger
+        if not self.reached(sizes):  # it does not fit, although the trigger is further off
+            limits.append(("tokens", max(int(room * KEEP_SHARE), 0)))
+        if unit != self.keep[0]:
+            limits.append((unit, int(amount * KEEP_SHARE)))
+        return limits
+
+
+def _one(_: int) -> int:
+    return 1
+
+
+def _begins(body: Sequence[BaseMessage], i: int) -> bool:
+    """Whether a turn begins here, or at the system lines just before."""
+    if not isinstance(body[i], HumanMessage):
+        return False
+    return i == 0 or not isinstance(body[i - 1], HumanMessage)
+
+
+def _checked(value: Any, name: str, least: int) -> Amount:
+    if not (isinstance(value, (tuple, list)) and len(value) == 2 and value[0] in ("tokens", "messages")):
+        msg = f"{name} must be ('tokens', n) or ('messages', n), not {value!r:.60}"
+        raise ConfigurationError(msg)
+    return (value[0], checked_size(value[1], f"{name}[1]", least))
