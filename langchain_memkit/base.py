@@ -234,7 +234,7 @@ class HistoryMessages(list[BaseMessage]):
         counter: Name of the counter that counted them.
         turns: The turn of each message.
         epoch: Of the session.
-        window: The window that was asked for, if what was read begins where it says.
+        window: The window that was asked for, if one was; its `after` is None if what was read begins elsewhere.
     """
 
     def __init__(

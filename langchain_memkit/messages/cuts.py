@@ -9,12 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 
 from langchain_memkit.errors import ConfigurationError
 
 __all__ = [
-    "STATUS",
     "Cut",
     "MessageType",
     "Size",
@@ -36,6 +43,7 @@ STATUS = "memkit_status"
 RESULTS = (ToolMessage, FunctionMessage)
 TOOL_BLOCKS = ("tool_use", "tool_call", "function_call", "input_json_delta")
 NAMES = {"user": "human", "assistant": "ai"}
+KINDS = ("human", "ai", "system", "tool", "function", "chat")
 
 
 class Cut(NamedTuple):
@@ -114,7 +122,8 @@ def _group_at_or_after(messages: Sequence[BaseMessage], first: int, floor: int) 
         if not isinstance(messages[i], RESULTS):
             return i
     results = trailing_results(messages, floor)
-    return max(results - 1, floor) if results < len(messages) else results
+    asked_for = floor < results < len(messages) and len(whole_tool_groups(messages[results - 1 :])) > 1
+    return results - 1 if asked_for else len(messages)
 
 
 def trailing_results(messages: Sequence[BaseMessage], floor: int) -> int:
@@ -140,19 +149,22 @@ def _may_start(messages: Sequence[BaseMessage], i: int, lead: int, start_on: Seq
 
 
 def _is_type(message: BaseMessage, kind: MessageType) -> bool:
-    return message.type == NAMES.get(kind, kind) if isinstance(kind, str) else isinstance(message, kind)
+    if isinstance(kind, type):
+        return isinstance(message, kind)
+    return message.type.removesuffix("MessageChunk").lower() == NAMES.get(kind, kind)
 
 
 def message_types(value: Any, name: str) -> tuple[MessageType, ...] | None:
     """`start_on` as `trim_messages` takes it: a type or its name, or several."""
     if value is None:
         return None
-    kinds = (value,) if isinstance(value, (str, type)) else tuple(value)
+    kinds = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else (value,)
     for kind in kinds:
-        if not (isinstance(kind, str) or (isinstance(kind, type) and issubclass(kind, BaseMessage))):
+        known = kind in (*KINDS, *NAMES) if isinstance(kind, str) else isinstance(kind, type)
+        if not known or (isinstance(kind, type) and not issubclass(kind, BaseMessage)):
             msg = f"{name} takes message types or their names ('human', 'ai', 'system', 'tool'), not {kind!r:.50}"
             raise ConfigurationError(msg)
-    return kinds
+    return kinds or None
 
 
 def whole_tool_groups(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -185,32 +197,45 @@ def _whole_group(head: BaseMessage, results: Sequence[BaseMessage]) -> list[Base
         return []
     if not isinstance(head, AIMessage):
         return [head]
-    asked = {call["id"] for call in (*head.tool_calls, *head.invalid_tool_calls) if call["id"] is not None}
+    asked = {call["id"] for call in (*head.tool_calls, *head.invalid_tool_calls)} | _calls_in_content(head)
     answers: dict[str, BaseMessage] = {}
     for result in results:
         if isinstance(result, ToolMessage) and result.tool_call_id in asked:
             answers.setdefault(result.tool_call_id, result)
     legacy = [r for r in results[:1] if isinstance(r, FunctionMessage) and "function_call" in head.additional_kwargs]
-    whole = _with_calls(head, set(answers))
+    whole = _with_calls(head, set(answers), legacy=bool(legacy))
     return [] if whole is None else [whole, *legacy, *answers.values()]
 
 
-def _with_calls(message: AIMessage, answered: set[str]) -> AIMessage | None:
-    """The message with each answered call once, and no other."""
+def _with_calls(message: AIMessage, answered: set[str], *, legacy: bool) -> AIMessage | None:
+    """The message with each answered call once, and no other; `legacy`: its `function_call` is answered."""
     calls = list({c["id"]: c for c in message.tool_calls if c["id"] in answered}.values())
     rest_of = answered - {c["id"] for c in calls}
     bad = list({c["id"]: c for c in message.invalid_tool_calls if c["id"] in rest_of}.values())
-    if len(calls) == len(message.tool_calls) and len(bad) == len(message.invalid_tool_calls):
-        return message
-    kwargs = {k: v for k, v in message.additional_kwargs.items() if k != "tool_calls"}
     content = message.content
     if isinstance(content, list):
-        content = [block for block in content if not _is_open_call(block, answered)]
-    if not (content or calls or bad or "function_call" in kwargs):
+        content = [block for block in content if not _is_call(block) or _call_id(block) in answered]
+    open_function = "function_call" in message.additional_kwargs and not legacy
+    sizes = len(message.tool_calls), len(message.invalid_tool_calls), len(message.content)
+    if (len(calls), len(bad), len(content)) == sizes and not open_function:
+        return message
+    if not (content or calls or bad or legacy):
         return None
-    update = {"content": content, "tool_calls": calls, "invalid_tool_calls": bad, "additional_kwargs": kwargs}
-    return message.model_copy(update=update)
+    drop = ("tool_calls", "function_call") if open_function else ("tool_calls",)
+    kwargs = {k: v for k, v in message.additional_kwargs.items() if k not in drop}
+    update: dict[str, Any] = {"content": content, "tool_calls": calls, "invalid_tool_calls": bad}
+    if isinstance(message, AIMessageChunk):
+        update["tool_call_chunks"] = [c for c in message.tool_call_chunks if c["id"] in answered]
+    return message.model_copy(update={**update, "additional_kwargs": kwargs})
 
 
-def _is_open_call(block: Any, answered: set[str]) -> bool:
-    return isinstance(block, dict) and block.get("type") in TOOL_BLOCKS and block.get("id") not in answered
+def _calls_in_content(message: AIMessage) -> set[Any]:
+    return {_call_id(block) for block in message.content if _is_call(block)}
+
+
+def _is_call(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") in TOOL_BLOCKS
+
+
+def _call_id(block: Any) -> Any:
+    return block.get("call_id") or block.get("id")  # OpenAI's blocks have an id of their own beside the call's

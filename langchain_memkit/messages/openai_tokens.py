@@ -52,8 +52,8 @@ class OpenAITokenCounter:
     sets the limit; the sum over single messages is then the number for the list.
 
     Two limits of it: a stretch of over 128 characters without any border (one letter after the other, say) is counted
-    in parts, at most a token off for each; and the vocabulary is loaded at the first count, which takes a second, once
-    per process.
+    in parts, a token or two off for each; and the vocabulary is loaded at the first count, which takes up to a second,
+    once per process.
 
     Args:
         name: An encoding (`"o200k_base"`, `"cl100k_base"`) or the name of a model, also fine-tuned or as

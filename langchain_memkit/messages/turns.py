@@ -32,6 +32,7 @@ def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
         Ascending positions, `[]` for no messages. System lines directly before a human message belong to its turn.
 
     Example:
+        >>> from langchain_core.messages import AIMessage, SystemMessage
         >>> turn_starts([HumanMessage("a"), AIMessage("b"), SystemMessage("s"), HumanMessage("c"), AIMessage("d")])
         [0, 2]
     """
@@ -52,6 +53,7 @@ def group_starts(messages: Sequence[BaseMessage]) -> list[int]:
     """Positions where a tool group or a single message begins: the places where a long turn may be cut.
 
     Example:
+        >>> from langchain_core.messages import AIMessage, ToolMessage
         >>> calls = [{"name": "f", "args": {}, "id": "1"}]
         >>> group_starts([AIMessage("", tool_calls=calls), ToolMessage("r", tool_call_id="1"), AIMessage("done")])
         [0, 2]
@@ -79,6 +81,7 @@ def cut_tail(
         Oldest first. If even the newest turn is over a limit, its newest whole tool groups that fit, which may be none.
 
     Example:
+        >>> from langchain_core.messages import AIMessage
         >>> talk = [HumanMessage("a"), AIMessage("b"), HumanMessage("c"), AIMessage("d")]
         >>> [m.content for m in cut_tail(talk, [1, 1, 1, 1], max_messages=3)]
         ['c', 'd']

@@ -13,7 +13,9 @@ from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenC
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import count_tokens, count_tool_tokens, counter_name, resolve_counter
 
-__all__ = ["Budget", "Sizes", "as_messages", "checked_size"]
+__all__ = ["Budget", "Sizes", "as_messages", "checked_size", "new_input"]
+
+LOOKED_AT = 500
 
 
 def checked_size(value: Any, name: str, least: int) -> int:
@@ -32,10 +34,9 @@ def as_messages(value: Any) -> list[BaseMessage]:
         msg = f"a preprocessor takes a list of messages, not {type(value).__name__}"
         raise TypeError(msg)
     given = value if isinstance(value, list) else list(value)
-    # a list is of one kind, and looking at each of 50,000 messages would cost more than trimming them
-    if given and not (isinstance(given[0], BaseMessage) and isinstance(given[-1], BaseMessage)):
-        return convert_to_messages(given)
-    return given
+    # long lists come from a store and are of one kind; looking at 50,000 messages would cost more than trimming them
+    looked_at = given if len(given) <= LOOKED_AT else (given[0], given[-1])
+    return given if all(isinstance(m, BaseMessage) for m in looked_at) else convert_to_messages(given)
 
 
 class Sizes:
@@ -84,13 +85,13 @@ class Budget:
         """Whether a token is a message."""
         return self.counter is len
 
-    def room(self, config: RunnableConfig | None) -> int:
-        """Tokens for what is known before the new input; less than 0 if that takes everything."""
+    def room(self, config: RunnableConfig | None, value: Any = ()) -> int:
+        """Tokens for `value`, which is what a preprocessor is given; less than 0 if the new input takes everything."""
         context = turn_context(config)
         if context is None:
             return self.max_tokens - self.taken
         context.used = True
-        asked = sum(count_tokens(context.asked, self.counter))
+        asked = sum(count_tokens(new_input(config, value), self.counter))
         return int((self.max_tokens - self.taken) * context.scale) - asked
 
     def window(self, config: RunnableConfig | None) -> Window:
@@ -99,6 +100,15 @@ class Budget:
         if self.counts_messages:
             return Window(max_messages=room)
         return Window(max_tokens=room, counter=counter_name(self.counter))
+
+
+def new_input(config: RunnableConfig | None, value: Any = ()) -> list[BaseMessage]:
+    """The turn's new input that is yet to follow `value`: nothing follows a whole prompt, nor what holds it already."""
+    context = turn_context(config)
+    if context is None or hasattr(value, "to_messages"):
+        return []
+    held = {id(m) for m in value[-len(context.asked) :]} if context.asked else set()
+    return [m for m in context.asked if id(m) not in held]
 
 
 def turn_context(config: RunnableConfig | None) -> TurnContext | None:

@@ -13,7 +13,7 @@ from langchain_memkit.base import TokenCounter
 from langchain_memkit.messages.counting import count_tokens
 from langchain_memkit.messages.cuts import is_summary
 
-__all__ = ["EVENT", "ContextReport", "has_listeners"]
+__all__ = ["ContextReport", "has_listeners"]
 
 EVENT = "memkit_context"
 
@@ -30,6 +30,7 @@ class ContextReport:
         kept: What it returned.
         summarized: How many messages a summary stands for, those of earlier turns included.
         counter: What counted.
+        covered: Which of what was given a summary stands for.
         notes: What did not go as wished.
     """
 
@@ -40,11 +41,12 @@ class ContextReport:
     kept: Sequence[BaseMessage]
     counter: TokenCounter
     summarized: int = 0
+    covered: Sequence[BaseMessage] = ()
     notes: list[str] = field(default_factory=list)
 
     def event(self) -> dict[str, Any]:
         """Plain data without content: what the event `memkit_context` carries."""
-        kept_ids = {id(m) for m in self.kept}
+        kept_ids = {id(m) for m in (*self.kept, *self.covered)}
         known = {m.id for m in self.kept if m.id}
         tokens = {"system": 0, "summary": 0, "history": 0}
         for message, count in zip(self.kept, count_tokens(self.kept, self.counter), strict=True):

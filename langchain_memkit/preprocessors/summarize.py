@@ -18,7 +18,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore, InMemoryStore
 
 from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
-from langchain_memkit.base import Now, TokenCounterLike, Window, check_id, user_prefix, utc_now
+from langchain_memkit.base import Now, TokenCounter, TokenCounterLike, Window, check_id, user_prefix, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.budget import Budget, as_messages, turn_context
 from langchain_memkit.preprocessors.conversation import Conversation, Known, place_of, read_conversation
@@ -46,6 +46,11 @@ class HistoryPreprocessor(Runnable[Any, list[BaseMessage]]):
         self._rules = summarizer.rules
         self._store = summarizer.store
         self._running: dict[Place, threading.Thread | asyncio.Task[None]] = {}  # in the background
+
+    @property
+    def token_counter(self) -> TokenCounter:
+        """What counts."""
+        return self._budget.counter
 
     # -- as a runnable
 
@@ -139,6 +144,7 @@ class HistoryPreprocessor(Runnable[Any, list[BaseMessage]]):
             report.notes.append(f"summaries cannot be read: {type(error).__name__}")
             report.kept = self._trimmer.trim(messages, room, asked=asked)
             return report
+        report.covered = talk.covered
         sizes, known, length = talk.sizes(self._budget.counter), talk.known, 0
         view = self._view(talk, known, 0)
         fits = self._summarizer.tokens(view[: len(view) - len(talk.body)]) + sum(sizes) <= room
@@ -155,6 +161,7 @@ class HistoryPreprocessor(Runnable[Any, list[BaseMessage]]):
                 report.notes.append(f"no summary: {type(error).__name__}")
             else:
                 view = self._view(talk, known, covered)
+                report.covered = [*talk.covered, *talk.body[:covered]]
         report.kept = self._trimmer.trim(view, room, asked=asked)
         report.summarized = known[1].covered if known else 0
         return report

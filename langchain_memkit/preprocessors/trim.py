@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
-from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage, convert_to_messages
+from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_memkit.base import TokenCounter, TokenCounterLike, Window
@@ -23,13 +24,14 @@ from langchain_memkit.messages.cuts import (
     trailing_results,
     whole_tool_groups,
 )
-from langchain_memkit.preprocessors.budget import Budget, Sizes, as_messages, turn_context
+from langchain_memkit.preprocessors.budget import Budget, Sizes, as_messages, new_input
 from langchain_memkit.preprocessors.report import EVENT, ContextReport, has_listeners
 
 __all__ = ["OnOverflow", "Trimmer", "create_trim_preprocessor"]
 
 OnOverflow: TypeAlias = Literal["keep", "truncate_tool_results", "raise"]
 MARK = "\n[... {} characters cut off ...]"
+MARKED = re.compile(r"\n\[\.\.\. (\d+) characters cut off \.\.\.\]$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,10 @@ class Trimmer:
         kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *messages[start:]]
         if not all(isinstance(m, BaseMessage) for m in kept):
             return self.trim(convert_to_messages(messages), room, asked=asked)
-        return whole_tool_groups(kept if fits else self._overflow(kept, lead, room, asked=asked))
+        whole = whole_tool_groups(kept)
+        if self.start_on is not None and len(whole) < len(kept):  # what it was to start on may be gone
+            return self.trim(whole, room, asked=asked)
+        return whole if fits else self._overflow(whole, lead, room, asked=asked)
 
     def _overflow(self, kept: list[BaseMessage], lead: int, room: int, *, asked: bool) -> list[BaseMessage]:
         """What has to be kept is too much."""
@@ -91,7 +96,7 @@ def truncate_results(messages: list[BaseMessage], room: int, counter: TokenCount
     order = sorted(range(first, len(messages)), key=lambda i: counts[i])
     for n, i in enumerate(order):  # what the short ones leave over goes to the long ones
         share = left // (len(order) - n)
-        if counts[i] > share and isinstance(messages[i], ToolMessage):
+        if counts[i] > share:
             kept[i] = _shortened(messages[i], share, counter)
             counts[i] = count_tokens([kept[i]], counter)[0]
         left -= counts[i]
@@ -100,11 +105,13 @@ def truncate_results(messages: list[BaseMessage], room: int, counter: TokenCount
 
 def _shortened(message: BaseMessage, share: int, counter: TokenCounter) -> BaseMessage:
     """The longest beginning within a share of tokens, marked; the message itself where no cut makes it smaller."""
-    text = message.text
+    text, gone = str(message.text), 0
+    if message.response_metadata.get(STATUS) == "truncated" and (mark := MARKED.search(text)):
+        text, gone = text[: mark.start()], int(mark[1])  # cut once more: one mark, with all that is missing
 
     def cut(length: int) -> BaseMessage:
         note = {**message.response_metadata, STATUS: "truncated"}
-        content = text[:length] + MARK.format(len(text) - length)
+        content = text[:length] + MARK.format(gone + len(text) - length)
         return message.model_copy(update={"content": content, "response_metadata": note})
 
     fits, too_long = 0, len(text)
@@ -125,6 +132,11 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         self.name = "trim"
         self._budget = budget
         self._trimmer = trimmer
+
+    @property
+    def token_counter(self) -> TokenCounter:
+        """What counts."""
+        return self._budget.counter
 
     def window(self, config: RunnableConfig | None = None) -> Window:
         """What of a history is needed: the newest rows that fill the budget."""
@@ -161,8 +173,8 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         return await self._acall_with_config(run, input, config)
 
     def _run(self, value: Any, config: RunnableConfig) -> ContextReport:
-        messages, room, context = as_messages(value), self._budget.room(config), turn_context(config)
-        asked = context is not None and any(isinstance(m, HumanMessage) for m in context.asked)
+        messages, room = as_messages(value), self._budget.room(config, value)
+        asked = any(isinstance(m, HumanMessage) for m in new_input(config, value))
         kept = self._trimmer.trim(messages, room, asked=asked)
         return ContextReport("trim", self._budget.max_tokens, room, messages, kept, self._budget.counter)
 

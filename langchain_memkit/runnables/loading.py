@@ -8,7 +8,8 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow, Step
-from langchain_memkit.base import HistoryView, Preprocessor, Window
+from langchain_memkit.base import HistoryMessages, HistoryView, Preprocessor, Window
+from langchain_memkit.messages.turns import cut_tail
 
 
 def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig, *, native: bool) -> Flow[HistoryView]:
@@ -30,4 +31,15 @@ def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig
     bounded = window.max_messages is not None or window.max_tokens is not None
     if size is not None and bounded:  # without bounds, a fixed end beside a summary would leave a gap between the two
         window = replace(window, max_messages=min(size, size if window.max_messages is None else window.max_messages))
-    return (yield Step(lambda: history.view(window=window), lambda: history.aview(window=window)))  # type: ignore[no-any-return]  # any history
+    view: HistoryView = yield Step(lambda: history.view(window=window), lambda: history.aview(window=window))
+    return _newest_of(view, size) if size is not None and bounded else view
+
+
+def _newest_of(view: HistoryView, size: int) -> HistoryView:
+    """The view cut to a `history_size`: a window is read in whole rows, so it may hold more."""
+    read: Any = view.messages
+    if len(read) <= size:
+        return view
+    begin = len(read) - len(cut_tail(read, read.tokens, max_messages=size))
+    kept = HistoryMessages(read[begin:], read.tokens[begin:], read.counter, read.turns[begin:], read.epoch, read.window)
+    return view._replace(messages=kept)

@@ -54,6 +54,29 @@ class HistoryTurn(Runnable[Any, Any]):
         self._specs = specs
         self._policy = policy
 
+    @property
+    def preprocessor(self) -> Any:
+        """What is applied to the history; None for nothing."""
+        return self._policy.preprocessor
+
+    def open(self, input: Any, config: RunnableConfig | None = None) -> OpenTurn:
+        """The turn as far as the model: loaded and composed, nothing called, nothing stored."""
+
+        def opened(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> OpenTurn:
+            return drive(self._open(value, config), run_step)
+
+        turn: OpenTurn = self._call_with_config(opened, input, config)
+        return turn
+
+    async def aopen(self, input: Any, config: RunnableConfig | None = None) -> OpenTurn:
+        """Async twin of `open`."""
+
+        async def opened(value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> OpenTurn:
+            return await adrive(self._open(value, config), arun_step)
+
+        turn: OpenTurn = await self._acall_with_config(opened, input, config)
+        return turn
+
     # -- the four ways to run
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -225,24 +248,30 @@ class HistoryTurn(Runnable[Any, Any]):
         if history is None:
             history = yield session_history(self._get_session_history, self._specs, configurable)
         native = hasattr(history, "append_turn") and hasattr(history, "view")
+        ids = [m.id for m in given if m.id]
+        known: set[str] = set()
+        if native and ids:
+            known = yield Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
         # the next runnable finds the history where LangChain's class puts it
-        context = TurnContext(given, scale)
+        context = TurnContext(self._asked(given, known), scale)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
         view = yield from load(history, self._policy.preprocessor, config, native=native)
-        ids = [m.id for m in given if m.id]
-        known = {m.id for m in view.messages} & set(ids)
-        if native and set(ids) - known:
-            known |= yield Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
+        known |= {m.id for m in view.messages if m.id} & set(ids)
         new = [m for m in given if not m.id or m.id not in known]
+        context.asked = asked = self._asked(given, known)
         past: list[BaseMessage] = view.messages
         if (chain := self._policy.preprocessor) is not None:
             past = yield Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))
-        asked = given if self._history_key else (new or given[-1:])
         asked_ids = {m.id for m in asked if m.id}
-        past = [m for m in past if m.id not in asked_ids]
+        if any(m.id in asked_ids for m in past):
+            past = [m for m in past if m.id not in asked_ids]
         composed = self._compose(value, past, asked)
         epoch, since = (view.epoch, view.read_at) if native else (None, None)
         return OpenTurn(history, native, turn_id, epoch, since, new, [*past, *asked], asked, composed, config)
+
+    def _asked(self, given: list[BaseMessage], known: set[str]) -> list[BaseMessage]:
+        """What of the input the model is shown after the past."""
+        return given if self._history_key else ([m for m in given if not m.id or m.id not in known] or given[-1:])
 
     def _smaller(
         self,

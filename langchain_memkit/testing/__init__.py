@@ -1,8 +1,9 @@
-"""For tests of your own: contract suites for chat histories, fakes, and a real throwaway MongoDB.
+"""For tests of your own: contract suites for histories and stores, fakes, and a real throwaway MongoDB.
 
 Writing a history? Subclass `ChatMessageHistoryContract` (or `LangChainHistoryContract` if yours has LangChain's verbs
 only) and give it a `make_history` fixture; pytest runs every case in both call styles. `HistoryTurnContract` runs a
 history under `create_runnable_with_message_history`; `HistoryPropertiesContract` tries it on random input.
+`KeyValueStoreContract` does the same for key-value stores, with a `make_store` fixture.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from langchain_memkit.testing.fakes import FakeChatModel, FrozenClock
 
 if TYPE_CHECKING:
     from langchain_memkit.testing.histories import ChatMessageHistoryContract
+    from langchain_memkit.testing.key_value import KeyValueStoreContract
     from langchain_memkit.testing.langchain_histories import LangChainHistoryContract
     from langchain_memkit.testing.mongod import local_mongodb
     from langchain_memkit.testing.properties import HistoryPropertiesContract
@@ -25,6 +27,7 @@ __all__ = [
     "FrozenClock",
     "HistoryPropertiesContract",
     "HistoryTurnContract",
+    "KeyValueStoreContract",
     "LangChainHistoryContract",
     "local_mongodb",
 ]
@@ -34,6 +37,7 @@ _LAZY = {
     "ChatMessageHistoryContract": "langchain_memkit.testing.histories",
     "HistoryPropertiesContract": "langchain_memkit.testing.properties",
     "HistoryTurnContract": "langchain_memkit.testing.turns",
+    "KeyValueStoreContract": "langchain_memkit.testing.key_value",
     "LangChainHistoryContract": "langchain_memkit.testing.langchain_histories",
     "local_mongodb": "langchain_memkit.testing.mongod",
 }

@@ -1,4 +1,4 @@
-"""The four styles of a call, for tests that run in each."""
+"""The styles of a call, for tests that run in each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import RunnableGenerator
+
+ITERATORS = ("iter_", "yield_")
 
 
 class Styles:
@@ -67,3 +69,20 @@ def streaming(function: Any) -> Any:
                 yield chunk
 
     return RunnableGenerator(transform, in_async)
+
+
+def call_sync(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """A verb or property of a history or store, iterators as lists."""
+    member = getattr(target, name)
+    if not callable(member):
+        return member
+    result = member(*args, **kwargs)
+    return list(result) if name.startswith(ITERATORS) else result
+
+
+async def call_async(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """The async twin of a verb or property, iterators as lists."""
+    if name == "messages":
+        return await target.aget_messages()
+    result = getattr(target, f"a{name}")(*args, **kwargs)
+    return [item async for item in result] if name.startswith(ITERATORS) else await result

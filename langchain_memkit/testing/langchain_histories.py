@@ -33,6 +33,8 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.tool import tool_call_chunk
 
+from langchain_memkit.testing._styles import call_async, call_sync
+
 __all__ = ["LangChainHistoryContract", "exchange", "texts"]
 
 MakeHistory: TypeAlias = Callable[..., Any]
@@ -95,10 +97,10 @@ class LangChainHistoryContract:
     def call(self, request: pytest.FixtureRequest) -> Iterator[Call]:
         """`call(history, "add_messages", ...)` in both styles; `call(history, "messages")` reads."""
         if request.param == "sync":
-            yield _call_sync
+            yield call_sync
             return
         with asyncio.Runner() as runner:
-            yield lambda target, name, *args, **kwargs: runner.run(_call_async(target, name, *args, **kwargs))
+            yield lambda target, name, *args, **kwargs: runner.run(call_async(target, name, *args, **kwargs))
 
     def test_starts_empty(self, make_history: MakeHistory, call: Call) -> None:
         """A session nobody wrote to has no messages."""
@@ -196,18 +198,3 @@ class LangChainHistoryContract:
 
         make_history("s1").add_messages(exchange("sync"))
         assert asyncio.run(write_and_read()) == make_history("s1").messages
-
-
-def _call_sync(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    member = getattr(target, name)
-    if not callable(member):
-        return member
-    result = member(*args, **kwargs)
-    return list(result) if name.startswith("iter_") else result
-
-
-async def _call_async(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    if name == "messages":
-        return await target.aget_messages()
-    result = getattr(target, f"a{name}")(*args, **kwargs)
-    return [item async for item in result] if name.startswith("iter_") else await result

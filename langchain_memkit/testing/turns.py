@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Huma
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 
 from langchain_memkit.errors import HistoryWriteError, IdempotencyConflictError, MessageEncodeError, StaleTurnError
-from langchain_memkit.messages.chain_io import STATUS
+from langchain_memkit.messages.cuts import STATUS
 from langchain_memkit.runnables import create_runnable_with_message_history
 from langchain_memkit.testing._styles import Styles, streaming
 from langchain_memkit.testing.fakes import FakeChatModel

@@ -62,3 +62,23 @@ def test_the_committed_result_is_of_a_full_run() -> None:
     assert result["quick"] is False
     assert {ratio["bar"] for ratio in result["ratios"] if "bar" in ratio} == {">= 100", "<= 1.3", "<= 2"}
     assert {row["stored"] for row in result["rows"] if "stored" in row} == {20, 1_000, 10_000, 100_000}
+
+
+def test_the_token_benchmark_has_every_row(tmp_path: Path) -> None:
+    """A quick run counts and times three languages and code, and finds the errors of the committed full run."""
+    file = tmp_path / "tokens.json"
+    command = [sys.executable, "-m", "benchmarks.tokens", "--quick", "--output", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    committed = json.loads((ROOT / "benchmarks" / "results" / "tokens.json").read_text())
+    assert committed["quick"] is False
+    found = []
+    for rows in (json.loads(file.read_text())["rows"], committed["rows"]):
+        errors = {row["text"]: row for row in rows if row["measurement"] == "error"}
+        assert errors.pop("code")["o200k_base"] > 10_000  # the standard library: its size differs by Python version
+        timed = {(row["text"], row["counter"]) for row in rows if row["measurement"] == "time"}
+        counters = ("langchain-core", "approximate", "o200k_base", "cl100k_base")
+        assert timed == {(text, counter) for text in (*errors, "code") for counter in counters}
+        found.append(errors)
+    assert found[0] == found[1]
+    assert set(found[0]) == {"english", "german", "chinese"}

@@ -124,7 +124,8 @@ def public() -> Iterator[tuple[str, Any]]:
         for name in module.__all__:
             yield name, getattr(module, name)
     factory = type(langchain_memkit.SQLiteChatMessageHistory.factory(":memory:"))
-    for cls in (langchain_memkit.SQLiteChatMessageHistory, langchain_memkit.MongoDBChatMessageHistory, factory):
+    histories = [langchain_memkit.SQLiteChatMessageHistory, langchain_memkit.MongoDBChatMessageHistory, factory]
+    for cls in (*histories, langchain_memkit.SQLiteKeyValueStore, langchain_memkit.MongoDBKeyValueStore):
         for name, member in inspect.getmembers(cls):
             if not name.startswith("_") and callable(member) and member.__module__.startswith("langchain_memkit"):
                 yield f"{cls.__name__}.{name}", member

@@ -29,6 +29,7 @@ ARROWS = {
     "preprocessors": PURE,
     "runnables": PURE | {"preprocessors"},
     "backends": PURE,
+    "explain": PURE | {"preprocessors", "runnables"},
     "migrate": PURE | {"backends"},
     "testing": PURE | {"runnables"},
 }
@@ -104,7 +105,10 @@ def test_front_door() -> None:
         "RunnableWithMessageHistory",
         "SQLiteChatMessageHistory",
         "SQLiteKeyValueStore",
+        "create_history_preprocessor",
         "create_runnable_with_message_history",
+        "create_trim_preprocessor",
+        "explain_turn",
         "purge_user",
     ]
     assert set(langchain_memkit.__all__) <= set(dir(langchain_memkit))

@@ -29,7 +29,13 @@ from langchain_memkit._flow import Flow, adrive, drive
 from langchain_memkit.backends._history.rows import Batch
 from langchain_memkit.backends.mongodb.clients import Clients, redact
 from langchain_memkit.base import Now, TokenCounter
-from langchain_memkit.errors import HistoryReadError, HistoryWriteError, MemkitError, MessageTooLargeError
+from langchain_memkit.errors import (
+    ConfigurationError,
+    HistoryReadError,
+    HistoryWriteError,
+    MemkitError,
+    MessageTooLargeError,
+)
 
 T = TypeVar("T")
 
@@ -61,18 +67,30 @@ class Pause(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The arguments of `MongoDBChatMessageHistory` that concern its collection; see there."""
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Which collection, and the time limits of commands on it, in seconds."""
 
     names: tuple[str, str]  # database, collection
+    timeout: float
+    save_timeout: float
+
+    def __post_init__(self) -> None:
+        if not (self.timeout > 0 and self.save_timeout > 0):
+            values = f"{self.timeout!r:.50} and {self.save_timeout!r:.50}"
+            msg = f"timeout and save_timeout are in seconds, above 0; got {values}"
+            raise ConfigurationError(msg)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Place):
+    """The arguments of `MongoDBChatMessageHistory` that concern its collection; see there."""
+
     legacy_keys: tuple[str, str]  # session_id_key, history_key
     user_id_key: str  # of layout "qa"
     create_index: bool
     index_kwargs: Mapping[str, Any]
     ttl: float | None
-    timeout: float
-    save_timeout: float
     token_counter: TokenCounter | None
     now: Now
 
@@ -80,10 +98,10 @@ class Settings:
 _reached: set[Any] = set()
 
 
-class Commands:
-    """Runs flows of `Call` and `Pause` on the collection, with the sync or the async client."""
+class Runner:
+    """Runs flows of `Call` and `Pause` on a collection, with the sync or the async client."""
 
-    def __init__(self, clients: Clients, settings: Settings) -> None:
+    def __init__(self, clients: Clients, settings: Place) -> None:
         self.clients = clients
         self.settings = settings
 
@@ -193,6 +211,15 @@ class Commands:
             state = "It may be stored" if unknown else "Nothing was stored"
             msg = f"cannot write to {self.clients.hosts}: {text_of(error)}. {state}."
             raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
+
+
+class Commands(Runner):
+    """The same for stores of chat histories."""
+
+    settings: Settings
+
+    def __init__(self, clients: Clients, settings: Settings) -> None:
+        super().__init__(clients, settings)
 
 
 def text_of(error: PyMongoError) -> str:

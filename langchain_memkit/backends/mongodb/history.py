@@ -15,8 +15,9 @@ from langchain_memkit.backends.mongodb.documents import FIELDS
 from langchain_memkit.backends.mongodb.layout_langchain import LangChainRowStore
 from langchain_memkit.backends.mongodb.layout_qa import QAStore
 from langchain_memkit.backends.mongodb.store import MongoTurnStore
-from langchain_memkit.base import Now, TokenCounter, utc_now
+from langchain_memkit.base import Now, TokenCounterLike, utc_now
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.counting import resolve_counter
 
 STORES: dict[str, Any] = {"turns": MongoTurnStore, "langchain": LangChainRowStore, "qa": QAStore}
 MIN_TTL = 60  # the server removes expired documents once a minute
@@ -35,7 +36,7 @@ class MongoDBOptions(TypedDict, total=False):
     ttl: float | None
     timeout: float
     save_timeout: float
-    token_counter: TokenCounter | None
+    token_counter: TokenCounterLike
     layout: Literal["turns", "langchain", "qa"]
     user_id_key: str
     on_corrupt: Literal["report", "raise"]
@@ -67,7 +68,9 @@ class MongoDBChatMessageHistory(TurnHistory):
         ttl: Seconds (from 60) after which a turn disappears. None keeps it.
         timeout: Seconds within which reads and the first use fail if the server cannot be reached.
         save_timeout: Seconds for which a save is retried on a server that was reached before (elections take over 10).
-        token_counter: Counts tokens of messages when they are stored; default LangChain's approximation.
+        token_counter: Counts tokens of messages when they are stored: None or `"approximate"` (fast), an OpenAI
+            encoding or model (`"o200k_base"`, `"gpt-4o"`: exact, extra `tokens`), a function of messages, or a model.
+            Stored counts serve whoever counts with the same name.
         layout: `"turns"`, the storage model of memkit. `"langchain"` writes langchain-mongodb's rows, for a rolling
             deploy or the way back: turns are not atomic there and have no positions. `"qa"` reads and writes documents
             `{question, response, chatId, userId, isActive, isDeleted, createdAt, updatedAt}`, ordered by date.
@@ -104,14 +107,15 @@ class MongoDBChatMessageHistory(TurnHistory):
         ttl: float | None = None,
         timeout: float = 5.0,
         save_timeout: float = 30.0,
-        token_counter: TokenCounter | None = None,
+        token_counter: TokenCounterLike = None,
         layout: Literal["turns", "langchain", "qa"] = "turns",
         user_id_key: str = "userId",
         on_corrupt: Literal["report", "raise"] = "report",
         now: Now = utc_now,
     ) -> None:
-        _check_arguments(session_id_key, history_key, user_id_key, ttl, timeout, save_timeout, layout)
+        _check_arguments(session_id_key, history_key, user_id_key, ttl, layout)
         self.layout = layout
+        counter = resolve_counter(token_counter)
         settings = Settings(
             names=(database_name, collection_name),
             legacy_keys=(session_id_key, history_key),
@@ -121,7 +125,7 @@ class MongoDBChatMessageHistory(TurnHistory):
             ttl=ttl,
             timeout=timeout,
             save_timeout=save_timeout,
-            token_counter=token_counter,
+            token_counter=counter,
             now=now,
         )
         self._mongo: MongoTurnStore = STORES[layout](Clients(connection_string, client, async_client), settings)
@@ -134,7 +138,7 @@ class MongoDBChatMessageHistory(TurnHistory):
             session_id,
             user_id,
             history_size=history_size,
-            token_counter=token_counter,
+            token_counter=counter,
             on_corrupt=on_corrupt,
         )
 
@@ -199,8 +203,6 @@ def _check_arguments(
     history_key: str,
     user_id_key: str,
     ttl: float | None,
-    timeout: float,
-    save_timeout: float,
     layout: str,
 ) -> None:
     for name, value in (("session_id_key", session_id_key), ("history_key", history_key), ("user_id_key", user_id_key)):
@@ -209,9 +211,6 @@ def _check_arguments(
             raise ConfigurationError(msg)
     if ttl is not None and not ttl >= MIN_TTL:
         msg = f"ttl is in seconds, from {MIN_TTL} (the server removes expired turns once a minute); got {ttl!r:.50}"
-        raise ConfigurationError(msg)
-    if not (timeout > 0 and save_timeout > 0):
-        msg = f"timeout and save_timeout are in seconds, above 0; got {timeout!r:.50} and {save_timeout!r:.50}"
         raise ConfigurationError(msg)
     if layout not in STORES:
         msg = f"layout must be one of {', '.join(map(repr, STORES))}, got {layout!r:.50}"

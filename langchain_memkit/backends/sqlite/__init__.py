@@ -1,4 +1,4 @@
-"""Chat history in one SQLite file: no server, safe with threads and processes.
+"""Chat histories and key-value store in one SQLite file: no server, safe with threads and processes.
 
 Every write is one transaction (`BEGIN IMMEDIATE`) on a WAL database with `synchronous=FULL`: a turn that was
 acknowledged survives a kill and a power cut, and half a turn is never seen. Deleted text is overwritten
@@ -6,5 +6,6 @@ acknowledged survives a kill and a power cut, and half a turn is never seen. Del
 """
 
 from langchain_memkit.backends.sqlite.history import SQLiteChatMessageHistory
+from langchain_memkit.backends.sqlite.key_value import SQLiteKeyValueStore
 
-__all__ = ["SQLiteChatMessageHistory"]
+__all__ = ["SQLiteChatMessageHistory", "SQLiteKeyValueStore"]

@@ -36,6 +36,9 @@ MIGRATIONS = [
         DELETE FROM message_ids WHERE user_id = old.user_id AND session_id = old.session_id AND seq = old.seq;
     END;
     """,
+    """
+    CREATE TABLE key_values (key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, v INTEGER NOT NULL);
+    """,
 ]
 """Forward migrations; `PRAGMA user_version` counts those that were applied."""
 

@@ -9,7 +9,8 @@ from langchain_memkit.backends._history.factory import HistoryFactory
 from langchain_memkit.backends._history.verbs import TurnHistory
 from langchain_memkit.backends.sqlite.database import shared_database
 from langchain_memkit.backends.sqlite.store import SQLiteTurnStore
-from langchain_memkit.base import Now, TokenCounter, utc_now
+from langchain_memkit.base import Now, TokenCounterLike, utc_now
+from langchain_memkit.messages.counting import resolve_counter
 
 
 class SQLiteChatMessageHistory(TurnHistory):
@@ -24,7 +25,9 @@ class SQLiteChatMessageHistory(TurnHistory):
         user_id: Whose it is. Histories of the same session id and different users never meet.
         history_size: `messages` returns at most this many, cut at a turn. None returns all.
         ttl: Seconds after which a turn disappears. None keeps it.
-        token_counter: Counts tokens of messages when they are stored; default LangChain's approximation.
+        token_counter: Counts tokens of messages when they are stored: None or `"approximate"` (fast), an OpenAI
+            encoding or model (`"o200k_base"`, `"gpt-4o"`: exact, extra `tokens`), a function of messages, or a model.
+            Stored counts serve whoever counts with the same name.
         on_corrupt: `"report"` leaves damaged messages out and logs them, `"raise"` raises `MessageDecodeError`.
         timeout: Seconds to wait for another process that is writing.
         now: The clock, for tests.
@@ -49,18 +52,19 @@ class SQLiteChatMessageHistory(TurnHistory):
         user_id: str | None = None,
         history_size: int | None = None,
         ttl: float | None = None,
-        token_counter: TokenCounter | None = None,
+        token_counter: TokenCounterLike = None,
         on_corrupt: Literal["report", "raise"] = "report",
         timeout: float = 30.0,
         now: Now = utc_now,
     ) -> None:
-        store = SQLiteTurnStore(shared_database(path, timeout), ttl, token_counter, now)
+        counter = resolve_counter(token_counter)
+        store = SQLiteTurnStore(shared_database(path, timeout), ttl, counter, now)
         super().__init__(
             store,
             session_id,
             user_id,
             history_size=history_size,
-            token_counter=token_counter,
+            token_counter=counter,
             on_corrupt=on_corrupt,
         )
 
@@ -71,7 +75,7 @@ class SQLiteChatMessageHistory(TurnHistory):
         *,
         history_size: int | None = None,
         ttl: float | None = None,
-        token_counter: TokenCounter | None = None,
+        token_counter: TokenCounterLike = None,
         on_corrupt: Literal["report", "raise"] = "report",
         timeout: float = 30.0,
         now: Now = utc_now,

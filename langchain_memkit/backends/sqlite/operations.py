@@ -241,16 +241,6 @@ class Operations:
         deleted = [self._void(connection, Scope(user_id, name)) for (name,) in names]
         return {"sessions": sum(1 for n in deleted if n), "turns": sum(deleted)}
 
-    def _erase(self, connection: sqlite3.Connection) -> None:
-        """Empties the write-ahead log, which still holds deleted text; a reader may delay that to the next time."""
-        try:
-            connection.execute("PRAGMA busy_timeout = 200")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        except sqlite3.OperationalError:
-            return
-        finally:
-            connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")
-
 
 def _date(text: object) -> datetime | None:
     """A stored date; None if it is damaged."""

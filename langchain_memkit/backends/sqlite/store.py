@@ -2,63 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
 
-from langchain_memkit._flow import Flow, drive
+from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import (
     Batch,
     Origin,
     Page,
     Scope,
 )
-from langchain_memkit.backends.sqlite.database import explained
 from langchain_memkit.backends.sqlite.operations import Operations
+from langchain_memkit.backends.sqlite.transactions import Transactions
 from langchain_memkit.base import SessionInfo, Turn
-from langchain_memkit.errors import (
-    HistoryReadError,
-    HistoryWriteError,
-    MessageTooLargeError,
-)
-
-T = TypeVar("T")
 
 
-class SQLiteTurnStore(Operations):
-    """The storage model on SQLite. Each operation is one transaction, run on a borrowed connection."""
+class SQLiteTurnStore(Operations, Transactions):
+    """The storage model on SQLite, in flows of one step each."""
 
     layout = "turns"
-
-    @property
-    def place(self) -> Any:
-        """Equal for stores on the same file."""
-        return self._database if self._database.in_memory else self._database.path
-
-    def run(self, flow: Flow[T]) -> T:
-        """Runs a flow on one connection."""
-
-        def step(operation: Callable[[sqlite3.Connection], Any]) -> Any:
-            with self._database.connection() as connection:
-                return operation(connection)
-
-        return drive(flow, step)
-
-    async def arun(self, flow: Flow[T]) -> T:
-        """The same in a worker thread: SQLite has no other way to be async. Cancelling does not stop the thread."""
-        return await asyncio.to_thread(self.run, flow)
-
-    def close(self) -> None:
-        """Closes the idle connections."""
-        self._database.close()
-
-    async def aclose(self) -> None:
-        """Async twin of `close`."""
-        await asyncio.to_thread(self._database.close)
-
-    # -- flows: one step each, because a transaction does not need to be retried
 
     def setup(self) -> Flow[None]:
         """Opens the file, which creates the tables."""
@@ -94,7 +57,7 @@ class SQLiteTurnStore(Operations):
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
         """Stores a batch in one transaction; returns the position of its last row."""
         work = partial(self._append, scope, batch, expected_seq, origin)
-        return (yield from self._write(work, batch))
+        return (yield from self._write(work, **batch.error_context))
 
     def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
         """Sets or removes the soft-delete mark of a turn."""
@@ -110,33 +73,3 @@ class SQLiteTurnStore(Operations):
         counts = yield from self._write(partial(self._purge, user_id))
         yield self._erase
         return counts
-
-    def _read(self, work: Callable[[sqlite3.Connection], T]) -> Flow[T]:
-        try:
-            return (yield work)  # type: ignore[no-any-return]  # results of operations are untyped
-        except sqlite3.Error as error:
-            msg = f"cannot read {self._database.path}: {explained(error)}"
-            raise HistoryReadError(msg) from error
-
-    def _write(self, work: Callable[[sqlite3.Connection], T], batch: Batch | None = None) -> Flow[T]:
-        def transaction(connection: sqlite3.Connection) -> T:
-            try:
-                # inside, because Ctrl-C may arrive between the lock and the next line
-                connection.execute("BEGIN IMMEDIATE")
-                result = work(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-            return result
-
-        context = batch.error_context if batch else {}
-        try:
-            return (yield transaction)  # type: ignore[no-any-return]  # results of operations are untyped
-        except (sqlite3.DataError, OverflowError) as error:
-            msg = f"a turn is larger than SQLite stores in one row: {error}"
-            raise MessageTooLargeError(msg, **context) from error
-        except sqlite3.Error as error:
-            msg = f"cannot write {self._database.path}: {explained(error)}. Nothing was stored."
-            raise HistoryWriteError(msg, **context) from error

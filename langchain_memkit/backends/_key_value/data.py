@@ -1,0 +1,101 @@
+"""Keys and values on their way into a store and back. Pure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from langchain_memkit.base import check_text
+from langchain_memkit.errors import MessageEncodeError
+from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value, encode_value
+
+logger = logging.getLogger("langchain_memkit")
+
+MAX_KEY_BYTES = 4096  # two ids of 512 bytes fit: quoting makes up to 3 bytes of each
+PAGE = 1000
+UNREADABLE = (KeyError, TypeError, ValueError, RecursionError)  # what decoding damaged data raises
+
+
+class Stored(NamedTuple):
+    """What a backend holds under a key, as it was read: perhaps damaged."""
+
+    value: Any
+    version: Any
+
+
+class KeyRange(NamedTuple):
+    """The keys from `begin` up to, not including, `end`; None for no end."""
+
+    begin: str
+    end: str | None
+
+
+def check_keys(keys: Iterable[str]) -> list[str]:
+    """The keys, if they can serve as keys; raises before any I/O otherwise."""
+    if isinstance(keys, str):  # its letters would be taken for keys
+        msg = "keys must be a list of str, not a str"
+        raise TypeError(msg)
+    return [check_text(key, "key", MAX_KEY_BYTES) for key in keys]
+
+
+def check_prefix(prefix: str | None) -> str:
+    """The prefix, if keys can begin with it; raises before any I/O otherwise."""
+    return "" if prefix is None else check_text(prefix, "prefix", MAX_KEY_BYTES, least=0)
+
+
+def encode_pairs(pairs: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Values as plain data under their keys, the last one of each; raises before any I/O if one cannot be stored."""
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        name = check_text(key, "key", MAX_KEY_BYTES)
+        values[name] = _encode(value, f"values[{name!r}]")
+    return values
+
+
+def _encode(value: dict[str, Any], path: str) -> Any:
+    if not isinstance(value, dict):
+        raise MessageEncodeError(path, f"is a {type(value).__module__}.{type(value).__qualname__}, not a dict")
+    encoded = encode_value(value, path)
+    try:
+        back = decode_value(encoded)
+    except UNREADABLE as error:
+        raise MessageEncodeError(path, f"would be unreadable once stored ({type(error).__name__})") from error
+    if back != value:  # a moment that the clocks showed twice, for one, differs from itself in another time zone
+        wrong = [key for key in value if key not in back or back[key] != value[key]]
+        raise MessageEncodeError(f"{path}[{wrong[0]!r}]" if wrong else path, "would not come back equal")
+    return encoded
+
+
+def decode(key: str, stored: Stored) -> dict[str, Any] | None:
+    """The value that was stored; None, after a line in the log, if it is damaged."""
+    if stored.version != FORMAT_VERSION:
+        problem = f"format {stored.version!r:.20}, this version reads {FORMAT_VERSION}; is memkit older here?"
+    else:
+        try:
+            value = decode_value(stored.value)
+        except UNREADABLE as error:
+            problem = f"a value cannot be read ({type(error).__name__})"
+        else:
+            if isinstance(value, dict):
+                return value
+            problem = f"a {type(value).__name__} instead of a dict"
+    logger.warning("key %.200r is unreadable and left as it is: %s", key, problem)
+    return None
+
+
+def range_of(prefix: str) -> KeyRange:
+    """The keys that begin with `prefix`: up to the first text that does not, in the order of code points."""
+    for i in reversed(range(len(prefix))):
+        following = ord(prefix[i]) + 1
+        if following <= 0x10FFFF:
+            # surrogates are no characters: U+E000 comes after U+D7FF
+            return KeyRange(prefix, prefix[:i] + chr(0xE000 if following == 0xD800 else following))
+    return KeyRange(prefix, None)
+
+
+def rest_of(keys: KeyRange, page: list[str]) -> KeyRange | None:
+    """What comes after a page; None at the end. No key holds NUL, so `last + NUL` is the first text after `last`."""
+    if len(page) < PAGE or page[-1] < keys.begin:  # a damaged key may compare unlike what is shown of it
+        return None
+    return keys._replace(begin=page[-1] + "\x00")

@@ -1,0 +1,162 @@
+"""`MongoDBKeyValueStore`: dicts under keys, one document for each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from bson import encode
+from bson.raw_bson import RawBSONDocument
+from pymongo import AsyncMongoClient, MongoClient, ReplaceOne
+from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.backends._key_value.data import KeyRange, Stored
+from langchain_memkit.backends._key_value.verbs import KeyValueStore
+from langchain_memkit.backends.mongodb.clients import Clients
+from langchain_memkit.backends.mongodb.commands import (
+    Call,
+    Pause,
+    Place,
+    Runner,
+    codes_of,
+    is_transient,
+    jitter,
+    text_of,
+)
+from langchain_memkit.errors import HistoryWriteError, MessageTooLargeError
+from langchain_memkit.messages.codec import FORMAT_VERSION
+
+DUPLICATE_KEY = 11000
+MAX_DOCUMENT = 16 * 2**20
+BATCH = 500  # documents of one command
+
+
+class MongoDBKeyValueStore(KeyValueStore):
+    """Dicts under text keys in MongoDB: a LangChain `BaseStore`, stored by a majority or an error is raised.
+
+    For what belongs to a user rather than to a conversation. Everything of a user lies under
+    `user_prefix(user_id)` of `langchain_memkit.base`, which `purge` deletes. A document is `{_id: key, value: {...}}`,
+    so no further index is needed, and `{_id: 1}` is the shard key. A `mset` writes in order and can be repeated; each
+    value is whole, but of many pairs some may be stored when it fails. Of two writers on one key the last one wins.
+    No I/O happens before the first use. Clients are shared as with `MongoDBChatMessageHistory`.
+
+    Args:
+        connection_string: `mongodb://...`; None if `client` or `async_client` is given. Writes wait for a majority and
+            the journal, reads see what a majority has, whatever it says.
+        database_name: The database.
+        collection_name: The collection: one of its own, not that of the histories.
+        client: Your own `MongoClient`, never closed here. The async methods then use a worker thread.
+        async_client: Your own `AsyncMongoClient`, never closed here.
+        timeout: Seconds within which reads and the first use fail if the server cannot be reached.
+        save_timeout: Seconds for which a write is retried on a server that was reached before.
+
+    Raises:
+        ConfigurationError: Arguments do not fit together.
+
+    Example:
+        ```python
+        with MongoDBKeyValueStore("mongodb://localhost:27017") as store:
+            store.mset([("u1/profile", {"name": "Nemo"})])
+            assert store.mget(["u1/profile"]) == [{"name": "Nemo"}]
+            assert store.purge("u1") == {"keys": 1}
+        ```
+    """
+
+    def __init__(
+        self,
+        connection_string: str | None = None,
+        database_name: str = "chat_history",
+        collection_name: str = "key_value",
+        *,
+        client: MongoClient[dict[str, Any]] | None = None,
+        async_client: AsyncMongoClient[dict[str, Any]] | None = None,
+        timeout: float = 5.0,
+        save_timeout: float = 30.0,
+    ) -> None:
+        clients = Clients(connection_string, client, async_client)
+        place = Place(names=(database_name, collection_name), timeout=timeout, save_timeout=save_timeout)
+        clients.hold()
+        super().__init__(_Documents(clients, place))
+        self._name = f"{clients.hosts}, {database_name}.{collection_name}"
+
+    def __repr__(self) -> str:
+        """Names hosts and collection only."""
+        return f"{type(self).__name__}({self._name})"
+
+
+class _Documents(Runner):
+    """Flows on the collection."""
+
+    def get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]:
+        return (yield from self.reading(self._get(keys)))
+
+    def _get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]:
+        found: dict[str, Stored] = {}
+        for batch in _batches(keys):
+            query = {"_id": {"$in": batch}}
+            documents = yield Call(lambda c, query=query: c.find(query).to_list(), self.settings.timeout)  # type: ignore[misc]  # bound now
+            found.update((d["_id"], Stored(d.get("value"), d.get("v"))) for d in documents)
+        return found
+
+    def page(self, keys: KeyRange, limit: int) -> Flow[list[str]]:
+        return (yield from self.reading(self._page(keys, limit)))
+
+    def _page(self, keys: KeyRange, limit: int) -> Flow[list[str]]:
+        query = _between(keys)
+        documents = yield Call(
+            lambda c: c.find(query, {"_id": 1}).sort("_id", 1).limit(limit).to_list(), self.settings.timeout
+        )
+        return [document["_id"] for document in documents]
+
+    def set(self, values: dict[str, Any]) -> Flow[None]:
+        operations = [_replacement(key, value) for key, value in values.items()]
+        for i, batch in enumerate(_batches(operations)):
+            yield from self._sent(lambda c, batch=batch: c.bulk_write(batch), begun=i > 0)  # type: ignore[misc]  # bound now
+
+    def delete(self, keys: Sequence[str]) -> Flow[None]:
+        for i, batch in enumerate(_batches(keys)):
+            query = {"_id": {"$in": batch}}
+            yield from self._sent(lambda c, query=query: c.delete_many(query), begun=i > 0)  # type: ignore[misc]  # bound now
+
+    def delete_range(self, keys: KeyRange) -> Flow[int]:
+        query = _between(keys)
+        result = yield from self._sent(lambda c: c.delete_many(query))
+        return int(result.deleted_count)
+
+    def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Flow[Any]:
+        """A write, sent again until the deadline: repeating it changes nothing. `begun`: there were writes before."""
+        deadline = time.monotonic() + self.patience
+        while True:
+            try:
+                return (yield Call(function, max(deadline - time.monotonic(), 0.1)))
+            except PyMongoError as error:
+                # two upserts of a new key may meet
+                again = is_transient(error) or DUPLICATE_KEY in codes_of(error)
+                counts = getattr(error, "details", None) or {}
+                begun = begun or counts.get("nUpserted", 0) + counts.get("nMatched", 0) > 0
+                begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
+                if not again or time.monotonic() > deadline:
+                    state = "Some of it may be done: calling again is safe" if begun else "Nothing was changed"
+                    msg = f"cannot write to {self.clients.hosts}: {text_of(error)}. {state}."
+                    raise HistoryWriteError(msg, maybe_stored=begun) from error
+            yield Pause(jitter(0.25))
+
+
+def _between(keys: KeyRange) -> dict[str, Any]:
+    """A range of the index on `_id`; keys of other types are in no range of texts."""
+    return {"_id": {"$gte": keys.begin} if keys.end is None else {"$gte": keys.begin, "$lt": keys.end}}
+
+
+def _batches(items: Sequence[Any]) -> Iterator[list[Any]]:
+    return (list(items[i : i + BATCH]) for i in range(0, len(items), BATCH))
+
+
+def _replacement(key: str, value: Any) -> ReplaceOne[Any]:
+    """What stores one pair; refused here rather than by the server after other pairs went in."""
+    raw = encode({"_id": key, "value": value, "v": FORMAT_VERSION})
+    if len(raw) > MAX_DOCUMENT:
+        msg = f"values[{key!r}] is larger than one MongoDB document may be (16 MB). Nothing was stored."
+        raise MessageTooLargeError(msg)
+    return ReplaceOne({"_id": {"$eq": key}}, RawBSONDocument(raw), upsert=True)

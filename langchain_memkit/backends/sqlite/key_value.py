@@ -1,0 +1,120 @@
+"""`SQLiteKeyValueStore`: dicts under keys, in the file of the chat histories or in one of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.backends._key_value.data import KeyRange, Stored
+from langchain_memkit.backends._key_value.verbs import KeyValueStore
+from langchain_memkit.backends.sqlite.database import Database, shared_database
+from langchain_memkit.backends.sqlite.transactions import Transactions
+from langchain_memkit.messages.codec import FORMAT_VERSION
+
+IN_RANGE = "key >= :begin AND key < :end"
+
+
+class SQLiteKeyValueStore(KeyValueStore):
+    """Dicts under text keys in one SQLite file: a LangChain `BaseStore`, durable, no server.
+
+    For what belongs to a user rather than to a conversation. Everything of a user lies under
+    `user_prefix(user_id)` of `langchain_memkit.base`, which `purge` deletes. Safe with threads and with several
+    processes on one file; the file may hold chat histories as well. A `mset` is one transaction: all of it or nothing.
+    Of two writers on one key the last one wins. No I/O happens before the first use.
+
+    Args:
+        path: The file; created at first use, its folder must exist. `":memory:"` keeps it in this object.
+        timeout: Seconds to wait for another process that is writing.
+
+    Raises:
+        TypeError: The path is no file name.
+
+    Example:
+        >>> from langchain_memkit.base import user_prefix
+        >>> with SQLiteKeyValueStore(":memory:") as store:
+        ...     store.mset([(user_prefix("u1") + "profile", {"name": "Nemo"})])
+        ...     store.mget(["u1/profile"])
+        ...     store.purge("u1")
+        [{'name': 'Nemo'}]
+        {'keys': 1}
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 30.0) -> None:
+        database = shared_database(path, timeout)
+        super().__init__(_Rows(database))
+        self._path = database.path
+
+    def __repr__(self) -> str:
+        """Names the file."""
+        return f"{type(self).__name__}({self._path!r})"
+
+
+class _Rows(Transactions):
+    """Flows on the table `key_values`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]:
+        def select(connection: sqlite3.Connection) -> list[sqlite3.Row]:
+            return connection.execute(
+                "SELECT key, value, v FROM key_values WHERE key IN (SELECT value FROM json_each(?))",
+                (json.dumps(keys),),
+            ).fetchall()
+
+        rows = yield from self._read(select)
+        return {row["key"]: Stored(_loaded(row["value"]), row["v"]) for row in rows}
+
+    def set(self, values: dict[str, Any]) -> Flow[None]:
+        rows = [(key, json.dumps(value, ensure_ascii=False), FORMAT_VERSION) for key, value in values.items()]
+
+        def upsert(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                "INSERT INTO key_values VALUES (?, ?, ?)"
+                " ON CONFLICT (key) DO UPDATE SET value = excluded.value, v = excluded.v",
+                rows,
+            )
+
+        yield from self._write(upsert)
+
+    def delete(self, keys: Sequence[str]) -> Flow[None]:
+        def delete(connection: sqlite3.Connection) -> int:
+            statement = "DELETE FROM key_values WHERE key IN (SELECT value FROM json_each(?))"
+            return connection.execute(statement, (json.dumps(keys),)).rowcount
+
+        if (yield from self._write(delete)):
+            yield self._erase
+
+    def page(self, keys: KeyRange, limit: int) -> Flow[list[str]]:
+        def select(connection: sqlite3.Connection) -> list[str]:
+            rows = connection.execute(
+                f"SELECT key FROM key_values WHERE {IN_RANGE} ORDER BY key LIMIT :limit",
+                {**_bounds(keys), "limit": limit},
+            )
+            return [row["key"] for row in rows]
+
+        return (yield from self._read(select))
+
+    def delete_range(self, keys: KeyRange) -> Flow[int]:
+        def delete(connection: sqlite3.Connection) -> int:
+            return connection.execute(f"DELETE FROM key_values WHERE {IN_RANGE}", _bounds(keys)).rowcount
+
+        count = yield from self._write(delete)
+        yield self._erase
+        return count
+
+
+def _bounds(keys: KeyRange) -> dict[str, Any]:
+    return {"begin": keys.begin, "end": b"" if keys.end is None else keys.end}  # any blob comes after every text
+
+
+def _loaded(text: object) -> Any:
+    """The plain data of a cell; None, which no value is, if it is damaged."""
+    try:
+        return json.loads(text)  # type: ignore[arg-type]  # a damaged cell may hold anything
+    except (TypeError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,87 @@
+"""Running flows on a SQLite file: each step is a function of a borrowed connection, and each write one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from langchain_memkit._flow import Flow, drive
+from langchain_memkit.backends.sqlite.database import Database, explained
+from langchain_memkit.errors import HistoryReadError, HistoryWriteError, MessageTooLargeError
+
+T = TypeVar("T")
+
+
+class Transactions:
+    """Runners and steps. Transactions do not need to be retried, because SQLite waits for other writers itself."""
+
+    _database: Database
+
+    @property
+    def place(self) -> Any:
+        """Equal for stores on the same file."""
+        return self._database if self._database.in_memory else self._database.path
+
+    def run(self, flow: Flow[T]) -> T:
+        """Runs a flow, each step on a borrowed connection."""
+
+        def step(operation: Callable[[sqlite3.Connection], Any]) -> Any:
+            with self._database.connection() as connection:
+                return operation(connection)
+
+        return drive(flow, step)
+
+    async def arun(self, flow: Flow[T]) -> T:
+        """The same in a worker thread: SQLite has no other way to be async. Cancelling does not stop the thread."""
+        return await asyncio.to_thread(self.run, flow)
+
+    def close(self) -> None:
+        """Closes the idle connections."""
+        self._database.close()
+
+    async def aclose(self) -> None:
+        """Async twin of `close`."""
+        await asyncio.to_thread(self._database.close)
+
+    def _read(self, work: Callable[[sqlite3.Connection], T]) -> Flow[T]:
+        try:
+            return (yield work)  # type: ignore[no-any-return]  # results of operations are untyped
+        except sqlite3.Error as error:
+            msg = f"cannot read {self._database.path}: {explained(error)}"
+            raise HistoryReadError(msg) from error
+
+    def _write(self, work: Callable[[sqlite3.Connection], T], **context: Any) -> Flow[T]:
+        """One transaction; `context` goes into the error."""
+
+        def transaction(connection: sqlite3.Connection) -> T:
+            try:
+                # inside, because Ctrl-C may arrive between the lock and the next line
+                connection.execute("BEGIN IMMEDIATE")
+                result = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            return result
+
+        try:
+            return (yield transaction)  # type: ignore[no-any-return]  # results of operations are untyped
+        except (sqlite3.DataError, OverflowError) as error:
+            msg = f"larger than SQLite stores in one row: {error}. Nothing was stored."
+            raise MessageTooLargeError(msg, **context) from error
+        except sqlite3.Error as error:
+            msg = f"cannot write {self._database.path}: {explained(error)}. Nothing was stored."
+            raise HistoryWriteError(msg, **context) from error
+
+    def _erase(self, connection: sqlite3.Connection) -> None:
+        """Empties the write-ahead log, which still holds deleted text; a reader may delay that to the next time."""
+        try:
+            connection.execute("PRAGMA busy_timeout = 200")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.OperationalError:
+            return
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")

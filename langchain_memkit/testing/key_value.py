@@ -1,0 +1,297 @@
+"""What memkit's key-value stores promise, as tests. The list of cases is the specification. Needs hypothesis.
+
+Example:
+    ```python
+    class TestMyStore(KeyValueStoreContract):
+        @pytest.fixture
+        def make_store(self):
+            server = MyServer()
+            return lambda: MyStore(server)
+    ```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from langchain_memkit.base import apurge_user, purge_user, user_prefix
+from langchain_memkit.errors import HistoryWriteError, MessageEncodeError
+from langchain_memkit.testing._styles import call_async, call_sync
+from langchain_memkit.testing.properties import SETTINGS, keys, values
+
+__all__ = ["KeyValueStoreContract"]
+
+MakeStore: TypeAlias = Callable[[], Any]
+Call: TypeAlias = Callable[..., Any]
+
+HOSTILE_KEYS = [{"$ne": None}, {"$gt": ""}, None, 123, b"k", ["k"], True, ("k",)]
+BAD_KEYS = ["", "a\x00b", "\ud800", "x" * 4097, "é" * 2049]
+UNUSUAL_KEYS = ["$ne", '{"$gt": ""}', "a.b", "a%", "a_", "' OR 1=1 --", "^a.*", "日本", "🐠", "\U0010ffff", "\uffff"]
+EDGES = ["a", "a\ud7ff", "a\ue000", "a\uffff", "a\U00010000", "a\U0010ffff", "a\U0010ffff\U0010ffff", "b", "A", "é"]
+VALUE: dict[str, Any] = {
+    "text": "🐠 naïve\x00",
+    "n": [1, 2.5, -0.0, True, None, 2**63, 10**400, float("inf")],
+    "deep": {"a.b": {"$gt": 1, "": []}, "_id": {}, "_memkit": "x"},
+    "odd": {7: ("a", {"b"}, b"\xff"), "lone": "\ud83d"},
+    "at": datetime(2026, 1, 2, 3, 4, 5, 678901, UTC),
+}
+NESTINGS: dict[str, Callable[[Any], Any]] = {
+    "dict": lambda value: {"d": value},
+    "int key": lambda value: {1: value},
+    "list": lambda value: {"d": [value]},
+    "tuple": lambda value: {"d": (value,)},
+}
+operations = st.lists(
+    st.tuples(st.just("mset"), st.lists(st.tuples(st.sampled_from(EDGES), st.fixed_dictionaries({"n": st.integers()}))))
+    | st.tuples(st.sampled_from(["mdelete", "mget"]), st.lists(st.sampled_from(EDGES)))
+    | st.tuples(st.just("yield_keys"), st.sampled_from(["", "a", "c", *EDGES])),
+    max_size=12,
+)
+
+
+class KeyValueStoreContract:
+    """For a `BaseStore[str, dict]` with async twins, `purge` and `close`; give it a `make_store` fixture.
+
+    `make_store()` returns a new store object over one place per test.
+    """
+
+    @pytest.fixture
+    def make_store(self) -> MakeStore:
+        """Override: a function without arguments."""
+        raise RuntimeError("give the contract a `make_store` fixture")
+
+    @pytest.fixture(params=["sync", "async"])
+    def call(self, request: pytest.FixtureRequest) -> Iterator[Call]:
+        """`call(store, "mset", ...)` in both styles; keys come as a list."""
+        if request.param == "sync":
+            yield call_sync
+            return
+        with asyncio.Runner() as runner:
+            yield lambda target, name, *args, **kwargs: runner.run(call_async(target, name, *args, **kwargs))
+
+    def test_starts_empty(self, make_store: MakeStore, call: Call) -> None:
+        """Nothing is there, and nothing to do is no error."""
+        store = make_store()
+        assert call(store, "mget", ["a", "b"]) == [None, None]
+        assert call(store, "mget", []) == []
+        call(store, "mset", [])
+        call(store, "mdelete", [])
+        call(store, "mdelete", ["a"])
+        assert call(store, "yield_keys") == []
+
+    def test_survives_reopening(self, make_store: MakeStore, call: Call) -> None:
+        """What one object stored, another one reads, and so does the first after it was closed."""
+        store = make_store()
+        call(store, "mset", [("k", VALUE)])
+        assert call(make_store(), "mget", ["k"]) == [VALUE]
+        call(store, "close")
+        assert call(store, "mget", ["k"]) == [VALUE]
+        (value,) = call(store, "mget", ["k"])
+        assert [type(n) for n in value["n"]] == [type(n) for n in VALUE["n"]]
+
+    def test_context_managers(self, make_store: MakeStore) -> None:
+        """A store closes with its block, in both styles."""
+
+        async def inside() -> Any:
+            async with make_store() as store:
+                return await store.amget(["k"])
+
+        with make_store() as store:
+            store.mset([("k", {"n": 1})])
+        assert asyncio.run(inside()) == [{"n": 1}]
+
+    def test_repeated_keys(self, make_store: MakeStore, call: Call) -> None:
+        """Keys in a call behave as in a dict: the last value counts, whole, and each is answered."""
+        store = make_store()
+        call(store, "mset", [("k", {"n": 1}), ("other", {"a": 1, "b": 2}), ("k", {"n": 2})])
+        assert call(store, "mget", ["k", "none", "k"]) == [{"n": 2}, None, {"n": 2}]
+        call(store, "mdelete", ["k", "k"])
+        assert call(store, "yield_keys") == ["other"]
+        call(store, "mset", [("other", {"c": 3})])
+        assert call(store, "mget", ["other"]) == [{"c": 3}]
+
+    def test_values_are_copies(self, make_store: MakeStore, call: Call) -> None:
+        """What the caller does to a value, before or after, is not seen by the store or by another reader."""
+        store, given_value = make_store(), copy.deepcopy(VALUE)
+        call(store, "mset", [("k", given_value)])
+        given_value["n"].clear()
+        first, second = call(store, "mget", ["k", "k"])
+        first["deep"].clear()
+        assert [second, *call(store, "mget", ["k"])] == [VALUE, VALUE]
+
+    def test_refusals(self, make_store: MakeStore, call: Call) -> None:
+        """A value that would not come back equal is refused with its path, and its whole call with it."""
+        store = make_store()
+        cases = [
+            ({"a": [1, float("nan")]}, "values['k']['a'][1]"),
+            ({"a": {"b": object()}}, "values['k']['a']['b']"),
+            ({"a": lambda: 1}, "values['k']['a']"),
+            ("text", "values['k']"),
+            ([("a", 1)], "values['k']"),
+            (None, "values['k']"),
+        ]
+        for bad, path in cases:
+            with pytest.raises(MessageEncodeError) as raised:
+                call(store, "mset", [("good", {}), ("k", bad)])
+            assert raised.value.path == path
+        assert call(store, "yield_keys") == []
+
+    @pytest.mark.parametrize("wrap", NESTINGS.values(), ids=NESTINGS.keys())
+    def test_the_deepest_value_is_readable(self, make_store: MakeStore, wrap: Callable[[Any], Any]) -> None:
+        """Whatever nesting is accepted comes back: no store has a lower limit than the refusal."""
+        store = make_store()
+
+        def deeper(depth: int, value: Any) -> None:
+            store.mset([(f"{depth:02}", value)])
+            assert store.mget([f"{depth:02}"]) == [value]
+            deeper(depth + 1, wrap(value))
+
+        with pytest.raises(MessageEncodeError, match="nested deeper"):
+            deeper(1, wrap({}))
+        assert len(list(store.yield_keys())) > 15
+
+    @pytest.mark.parametrize("bad", HOSTILE_KEYS, ids=repr)
+    def test_keys_must_be_strings(self, make_store: MakeStore, call: Call, bad: Any) -> None:
+        """Anything but a string is a TypeError before any I/O: operators never reach a filter."""
+        store = make_store()
+        for name, argument in (("mget", ["k", bad]), ("mdelete", ["k", bad]), ("mset", [("k", {}), (bad, {})])):
+            with pytest.raises(TypeError):
+                call(store, name, argument)
+        with pytest.raises(TypeError):
+            call(store, "purge", bad)
+        if bad is not None:
+            with pytest.raises(TypeError):
+                call(store, "yield_keys", prefix=bad)
+        with pytest.raises(TypeError):
+            call(store, "mget", "letters are no keys")
+        assert call(store, "yield_keys") == []
+
+    @pytest.mark.parametrize("bad", BAD_KEYS, ids=lambda bad: repr(bad[:4]))
+    def test_malformed_keys(self, make_store: MakeStore, call: Call, bad: str) -> None:
+        """Empty, too long, NUL and lone surrogates are a ValueError; an empty prefix is every key."""
+        store = make_store()
+        for name, argument in (("mget", [bad]), ("mdelete", [bad]), ("mset", [(bad, {})]), ("purge", bad)):
+            with pytest.raises(ValueError, match=r"key|user_id"):
+                call(store, name, argument)
+        if bad:
+            with pytest.raises(ValueError, match="prefix"):
+                call(store, "yield_keys", prefix=bad)
+
+    def test_unusual_keys(self, make_store: MakeStore, call: Call) -> None:
+        """Any text is a key, and two quoted ids of any kind fit into one: operators and wildcards are plain text."""
+        store, odd = make_store(), [*UNUSUAL_KEYS, "x" * 4096, user_prefix("é" * 256) + user_prefix("\x7f" * 512)]
+        call(store, "mset", [(key, {"key": key}) for key in odd])
+        assert call(store, "mget", odd) == [{"key": key} for key in odd]
+        assert call(store, "yield_keys") == sorted(odd)
+        for key in odd:
+            assert call(store, "yield_keys", prefix=key) == [key]
+        call(store, "mdelete", odd[:5])
+        assert call(store, "yield_keys") == sorted(odd[5:])
+
+    def test_keys_by_prefix(self, make_store: MakeStore, call: Call) -> None:
+        """Keys come sorted by code point; a prefix finds what begins with it, itself included, and nothing else."""
+        store = make_store()
+        call(store, "mset", [(key, {}) for key in EDGES])
+        assert call(store, "yield_keys") == call(store, "yield_keys", prefix="") == sorted(EDGES)
+        for prefix in ["a", "a\ud7ff", "a\U0010ffff", "\U0010ffff", "c", "é"]:
+            assert call(store, "yield_keys", prefix=prefix) == sorted(key for key in EDGES if key.startswith(prefix))
+
+    def test_many_keys(self, make_store: MakeStore, call: Call) -> None:
+        """Thousands of keys are stored, listed over several pages, read and deleted."""
+        store, many = make_store(), [f"u/{i:05}" for i in range(2500)]
+        call(store, "mset", [(key, {"i": i}) for i, key in enumerate(many)])
+        call(store, "mset", [("t/1", {}), ("v/1", {})])
+        assert call(store, "yield_keys", prefix="u/") == many
+        assert call(store, "mget", many[::-1])[:2] == [{"i": 2499}, {"i": 2498}]
+        call(store, "mdelete", many[:1000])
+        assert call(store, "yield_keys") == ["t/1", *many[1000:], "v/1"]
+        assert call(store, "purge", "u") == {"keys": 1500}
+        assert call(store, "yield_keys") == ["t/1", "v/1"]
+
+    def test_purge_spares_other_users(self, make_store: MakeStore, call: Call) -> None:
+        """Purging a user takes all that lies under the user's prefix, whatever the ids of others look like."""
+        store, users = make_store(), ["a", "a/b", "ab", "A", "a%2Fb", "a\U0010ffff", "%", "/"]
+        mine = {user: [user_prefix(user) + name for name in ("", "profile", "x/y")] for user in users}
+        call(store, "mset", [(key, {}) for keys in [*mine.values(), ["/nobody's", "a"]] for key in keys])
+        for user in users:
+            assert call(store, "yield_keys", prefix=user_prefix(user)) == sorted(mine[user])
+            assert call(store, "purge", user) == {"keys": 3}
+            assert call(store, "purge", user) == {"keys": 0}
+            del mine[user]
+            left = [key for keys in mine.values() for key in keys]
+            assert call(store, "yield_keys") == sorted([*left, "/nobody's", "a"])
+
+    def test_is_a_part_of_purge_user(self, make_store: MakeStore) -> None:
+        """`purge_user` and its twin take a store."""
+        store = make_store()
+        store.mset([("u1/a", {}), ("u2/a", {})])
+        assert purge_user("u1", store) == [{"keys": 1}]
+        assert asyncio.run(apurge_user("u2", store)) == [{"keys": 1}]
+
+    def test_writers_at_once(self, make_store: MakeStore) -> None:
+        """Parallel writers lose nothing; on one key a value of one of them stands whole."""
+
+        def write(writer: int) -> None:
+            store = make_store()
+            for i in range(20):
+                store.mset([(f"{writer}/{i}", {"n": i}), ("shared", {"a": writer, "b": [writer] * 50})])
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(4)))
+        store = make_store()
+        assert store.mget([f"{w}/{i}" for w in range(4) for i in range(20)]) == [{"n": i} for i in range(20)] * 4
+        (shared,) = store.mget(["shared"])
+        assert shared["b"] == [shared["a"]] * 50
+
+    def test_what_is_accepted_comes_back_equal(self, make_store: MakeStore) -> None:
+        """300 random values: equal on return, or refused with nothing stored."""
+        store, accepted = make_store(), 0
+
+        @settings(SETTINGS, max_examples=300)
+        @given(st.dictionaries(keys, values, max_size=3))
+        def check(value: dict[Any, Any]) -> None:
+            nonlocal accepted
+            key = str(uuid4())
+            try:
+                store.mset([(key, value)])
+            except HistoryWriteError:
+                assert store.mget([key]) == [None]
+                return
+            accepted += 1
+            assert store.mget([key]) == [value]
+
+        check()
+        assert accepted > 150, "most of what was tried should be storable"
+
+    def test_behaves_like_a_dict(self, make_store: MakeStore, call: Call) -> None:
+        """Random operations leave what a dict would hold."""
+        store = make_store()
+
+        @settings(SETTINGS, max_examples=60)
+        @given(operations)
+        def check(steps: list[tuple[str, Any]]) -> None:
+            call(store, "mdelete", EDGES)
+            model: dict[str, Any] = {}
+            for name, argument in steps:
+                listing = name == "yield_keys"
+                got = call(store, name, prefix=argument) if listing else call(store, name, argument)
+                if name == "mset":
+                    model.update(argument)
+                elif name == "mdelete":
+                    model = {key: value for key, value in model.items() if key not in argument}
+                elif name == "mget":
+                    assert got == [model.get(key) for key in argument]
+                else:
+                    assert got == sorted(key for key in model if key.startswith(argument))
+
+        check()
