@@ -38,7 +38,7 @@ SHELL       := /bin/sh
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test gate gate-peer lint types e2e notebooks bench wheel floor clean
+.PHONY: help env demo test gate gate-peer lint types e2e e2e-content notebooks bench wheel floor clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -83,15 +83,22 @@ e2e: $(DEV) ## a real language model (135M, fetched once) behind a real HTTP ser
 	@$(say) "end-to-end tests"
 	@$(PYTEST) -m e2e tests/e2e
 
+e2e-content: $(DEV) ## are facts still known after summaries: a 1.5B model (1.1 GB, fetched once), 20 minutes
+	@$(PY) tools/parts.py content-model
+	@$(say) "summaries of a real model"
+	@$(PYTEST) -m e2e_content -s tests/e2e/content
+
 notebooks: $(DEV) ## runs every notebook from top to bottom
 	@$(PY) tools/parts.py openssl11
 	@$(say) "notebooks"
 	@$(PYTEST) --nbmake --nbmake-timeout=300 notebooks
 
-bench: $(DEV) ## memkit beside langchain-mongodb on a real MongoDB, 8 minutes, and token counters; make bench ARGS=--quick for a look
+bench: $(DEV) ## memkit beside its peers on a real MongoDB, 16 minutes, and token counters; make bench ARGS=--quick for a look
 	@$(PY) tools/parts.py openssl11
 	@$(say) "benchmarks/history.py"
 	@$(PY) -m benchmarks.history $(ARGS)
+	@$(say) "benchmarks/context.py"
+	@$(PY) -m benchmarks.context $(ARGS)
 	@$(say) "benchmarks/tokens.py"
 	@$(PY) -m benchmarks.tokens $(ARGS)
 

@@ -40,13 +40,15 @@ class ModelServer:
     Args:
         model: A GGUF file.
         folder: An empty one, for the log and the prompts.
+        max_tokens: Most tokens of an answer.
+        context: Tokens that the model can be given.
     """
 
-    def __init__(self, model: Path, folder: Path) -> None:
+    def __init__(self, model: Path, folder: Path, max_tokens: int, context: int) -> None:
         self.url = ""
         self._prompts, self._log = folder / "prompts", folder / "log"
         self._prompts.mkdir()
-        arguments = [model, self._prompts, MAX_TOKENS, os.getpid()]
+        arguments = [model, self._prompts, max_tokens, context, os.getpid()]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, HERE / "model_server.py", *map(str, arguments)],
@@ -124,8 +126,8 @@ def start_model_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pa
     """Makes servers of the test's own, each for a `with` block."""
 
     @contextlib.contextmanager
-    def start(model: Path) -> Iterator[ModelServer]:
-        server = ModelServer(model, tmp_path_factory.mktemp("model_server"))
+    def start(model: Path, max_tokens: int = MAX_TOKENS, context: int = 1024) -> Iterator[ModelServer]:
+        server = ModelServer(model, tmp_path_factory.mktemp("model_server"), max_tokens, context)
         try:
             server.wait()
             yield server

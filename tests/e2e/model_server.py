@@ -1,4 +1,4 @@
-"""llama.cpp's OpenAI-compatible server: `python model_server.py MODEL PROMPTS MAX_TOKENS PARENT`.
+"""llama.cpp's OpenAI-compatible server: `python model_server.py MODEL PROMPTS MAX_TOKENS CONTEXT PARENT`.
 
 A process of its own, so that a crash of it does not take the tests along. It listens on a free port of the loopback
 interface, says `READY <address>`, writes each prompt that the model is given into the folder PROMPTS, and ends when it
@@ -14,14 +14,14 @@ import time
 import xllamacpp
 
 
-def main(model: str, prompts: str, max_tokens: str, parent: str) -> None:
+def main(model: str, prompts: str, max_tokens: str, context: str, parent: str) -> None:
     """Loads the model and serves."""
     options = xllamacpp.CommonParams()
     options.model.path = model
     options.model_alias = {"local"}
     options.hostnames = ["127.0.0.1"]
     options.port = 0  # the system picks one
-    options.n_ctx = 1024
+    options.n_ctx = int(context)
     options.n_parallel = 1
     options.n_predict = int(max_tokens)  # also for a request that names no limit
     options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1
