@@ -8,23 +8,27 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
+from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, merge_configs
 
 from langchain_memkit.base import TokenCounter
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.counting import approximate_tokens, count_tokens
+from langchain_memkit.messages.counting import approximate_tokens, count_tokens, counter_name
+from langchain_memkit.preprocessors.prompt import said
 from langchain_memkit.preprocessors.report import EVENT, part_of
+from langchain_memkit.runnables import RunnableWithMessageHistory
 from langchain_memkit.runnables.saving import OpenTurn
 from langchain_memkit.runnables.turn import HistoryTurn
 
 __all__ = ["ShownMessage", "TurnExplanation", "aexplain_turn", "explain_turn"]
 
-PARTS = ("system", "summary", "history", "input")
+PARTS = ("system", "summary", "history", "input")  # and "reserved", which no message is
 BAR = 40  # characters
 EXCERPT = 100  # characters
-COLOURS = {"system": "#8d99ae", "summary": "#e9c46a", "history": "#2a9d8f", "input": "#e76f51"}
+COLOURS = {"system": "#8d99ae", "summary": "#e9c46a", "history": "#2a9d8f", "input": "#e76f51", "reserved": "#cccccc"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,8 @@ class ShownMessage:
     Attributes:
         part: `"system"`, `"summary"`, `"history"` or `"input"`.
         role: `"human"`, `"ai"`, `"tool"`, `"system"`.
-        text: What it says.
-        tokens: How large it is.
+        text: What it says; tool calls, and images and files by name, in brackets.
+        tokens: How large it is, as `TurnExplanation.counter` counts.
         id: Its id, if it has one.
     """
 
@@ -46,17 +50,19 @@ class ShownMessage:
     id: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TurnExplanation:
     """What a turn would give the model. Prints as text, shows as a table in notebooks, and is data: `to_dict()`.
 
     Attributes:
         messages: In the order in which the model gets them.
-        tokens: In sum, by part.
-        max_tokens: The budget; None if no preprocessor of ours takes part.
+        tokens: In sum, by part; with `"reserved"` if something is, for the answer and the schemas of tools.
+        max_tokens: The budget, answer and tools included; None if no preprocessor of ours takes part.
         dropped: How many of the messages that were read are neither shown nor in a summary.
         summarized: How many messages the summary stands for.
+        dropped_ids: Their ids; None for a message without one.
         notes: What did not go as wished.
+        counter: What counted: `"approximate"`, the name of an encoding, `"len"` for messages.
     """
 
     messages: list[ShownMessage]
@@ -64,7 +70,9 @@ class TurnExplanation:
     max_tokens: int | None = None
     dropped: int = 0
     summarized: int = 0
+    dropped_ids: list[str | None] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    counter: str = "approximate"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -72,21 +80,27 @@ class TurnExplanation:
 
     def __str__(self) -> str:
         """A bar for each part, then a line for each message."""
-        total = sum(self.tokens.values())
-        of = f" of {self.max_tokens:,}" if self.max_tokens else ""
-        lines = [f"{total:,}{of} tokens; {self.summarized} messages summarized, {self.dropped} dropped"]
-        whole = max(total, self.max_tokens or 0, 1)
+        whole = max(sum(self.tokens.values()), self.max_tokens or 0, 1)
+        lines = [f"{self._size()}; {self._left_out()}"]
         lines += [f"{p:>8} {'█' * round(BAR * n / whole):<{BAR}} {n:>7,}" for p, n in self.tokens.items() if n]
-        for m in self.messages:
-            text = " ".join(m.text.split())
-            text = text if len(text) <= EXCERPT else text[: EXCERPT - 3] + "..."
-            lines.append(f"{m.part:>8} {m.role:>6} {m.tokens:>6,}  {text}")
-        return "\n".join([*lines, *(f"    note {note}" for note in self.notes)])
+        lines += [f"{m.part:>8} {m.role:>6} {m.tokens:>6,}  {_line(_unframed(m))}" for m in self.messages]
+        return "\n".join([*lines, *(f"    note {_line(note)}" for note in self.notes)])
+
+    def __repr__(self) -> str:
+        """The same: what a prompt shows."""
+        return str(self)
+
+    def _size(self) -> str:
+        of = f" of {self.max_tokens:,}" if self.max_tokens else ""
+        unit = "messages" if self.counter == "len" else f"tokens ({self.counter})"
+        return f"{sum(self.tokens.values()):,}{of} {unit}"
+
+    def _left_out(self) -> str:
+        return f"{self.summarized:,} messages summarized, {self.dropped:,} dropped"
 
     def _repr_html_(self) -> str:
         """The same for notebooks; what was said is shown as text, whatever it holds."""
-        total = sum(self.tokens.values())
-        whole = max(total, self.max_tokens or 0, 1)
+        whole = max(sum(self.tokens.values()), self.max_tokens or 0, 1)
         bar = "".join(
             f'<div title="{p}: {n:,}" style="width:{100 * n / whole:.2f}%;background:{COLOURS[p]}"></div>'
             for p, n in self.tokens.items()
@@ -100,12 +114,23 @@ class TurnExplanation:
             for m in self.messages
         )
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        of = f" of {self.max_tokens:,}" if self.max_tokens else ""
         return (
-            f"<div><b>{total:,}{of} tokens</b>; {self.summarized} messages summarized, {self.dropped} dropped"
+            f"<div><b>{html.escape(self._size())}</b>; {self._left_out()}"
             f'<div style="display:flex;height:1em;background:#eee">{bar}</div>{legend}{notes}'
             f"<table><tr><th>part</th><th>role</th><th>tokens</th><th>text</th></tr>{rows}</table></div>"
         )
+
+
+def _unframed(message: ShownMessage) -> str:
+    """A summary without the words around it, which would take up the line."""
+    inner = message.text.partition("<summary>\n")[2] if message.part == "summary" else ""
+    return inner.removesuffix("\n</summary>") or message.text
+
+
+def _line(text: str) -> str:
+    """The beginning of a text as one line without control characters, which a terminal would obey."""
+    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text[: 10 * EXCERPT].split()))
+    return line if len(line) <= EXCERPT else line[: EXCERPT - 3] + "..."
 
 
 def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfig | None = None) -> TurnExplanation:
@@ -115,7 +140,8 @@ def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfi
     runnable add is not seen.
 
     Args:
-        runnable: What `create_runnable_with_message_history` returned, or a preprocessor.
+        runnable: What `create_runnable_with_message_history` returned (with a parser behind it, if you like), or a
+            preprocessor, or several in a row.
         input: What the runnable would be invoked with; for a preprocessor, a list of messages.
         config: As for `invoke`, with the ids.
 
@@ -123,7 +149,7 @@ def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfi
         Messages, tokens by part, and what was summarized and dropped.
 
     Raises:
-        ConfigurationError: The runnable is neither.
+        ConfigurationError: The runnable is neither; nothing was called.
 
     Example:
         >>> from langchain_core.messages import AIMessage, HumanMessage
@@ -135,9 +161,9 @@ def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfi
     """
     turn, config, listener = _prepare(runnable, config)
     if turn is None:
-        return _explained(runnable.invoke(input, config), (), runnable, listener)
+        return _explained(runnable.invoke(input, config), 0, runnable, listener)
     opened = turn.open(input, config)
-    return _explained(opened.shown, opened.asked, turn.preprocessor, listener)
+    return _explained(opened.shown, len(opened.asked), turn.preprocessor, listener)
 
 
 async def aexplain_turn(
@@ -146,9 +172,9 @@ async def aexplain_turn(
     """Async twin of `explain_turn`."""
     turn, config, listener = _prepare(runnable, config)
     if turn is None:
-        return _explained(await runnable.ainvoke(input, config), (), runnable, listener)
+        return _explained(await runnable.ainvoke(input, config), 0, runnable, listener)
     opened: OpenTurn = await turn.aopen(input, config)
-    return _explained(opened.shown, opened.asked, turn.preprocessor, listener)
+    return _explained(opened.shown, len(opened.asked), turn.preprocessor, listener)
 
 
 class _Listener(BaseCallbackHandler):
@@ -163,40 +189,75 @@ class _Listener(BaseCallbackHandler):
 
 
 def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[HistoryTurn | None, RunnableConfig, _Listener]:
-    listener, found = _Listener(), runnable
-    while not isinstance(found, HistoryTurn) and hasattr(found, "bound"):
-        config = merge_configs(getattr(found, "config", None), config)
-        found = found.bound
-    config = merge_configs(ensure_config(config), {"callbacks": [listener]})
+    listener, found, alone = _Listener(), runnable, False
+    while not isinstance(found, HistoryTurn):
+        if isinstance(found, RunnableBindingBase):
+            config = merge_configs(found.config, config)
+            alone = isinstance(found, RunnableWithMessageHistory)
+            found = found.bound
+        elif isinstance(found, RunnableSequence) and not _is_ours(found):
+            found = found.first
+        else:
+            break
+    # in this order: within a run, merging fills in the ids of that run for what a config leaves out
+    config = merge_configs({"callbacks": [listener]}, ensure_config(config))
+    if alone:  # an enclosing chain's history is not ours
+        config["configurable"] = {k: v for k, v in config["configurable"].items() if k != "message_history"}
     if isinstance(found, HistoryTurn):
         return found, config, listener
-    first = getattr(found, "first", found)
-    if not hasattr(first, "window"):
+    if not _is_ours(found) or any(isinstance(_bare(step), BaseLanguageModel) for step in _steps(found)):
         msg = (
-            "explain_turn takes what create_runnable_with_message_history returned, or a preprocessor, not a "
-            f"{type(found).__name__}"
+            "explain_turn takes what create_runnable_with_message_history returned, or a preprocessor (several in a "
+            f"row, without a model), not this {type(runnable).__name__}"
         )
         raise ConfigurationError(msg)
     return None, config, listener
 
 
-def _explained(
-    shown: Sequence[BaseMessage], asked: Sequence[BaseMessage], preprocessor: Any, listener: _Listener
-) -> TurnExplanation:
-    first = getattr(preprocessor, "first", preprocessor)
-    counter: TokenCounter = getattr(first, "token_counter", approximate_tokens)
-    new = {id(m) for m in asked}
+def _steps(runnable: Any) -> list[Any]:
+    """The runnables of a sequence, or the one."""
+    found = _bare(runnable)
+    return list(found.steps) if isinstance(found, RunnableSequence) else [found]
+
+
+def _bare(runnable: Any) -> Any:
+    while isinstance(runnable, RunnableBindingBase):
+        runnable = runnable.bound
+    return runnable
+
+
+def _is_ours(runnable: Any) -> bool:
+    """Whether a preprocessor of ours (or one that says what it needs) is in it."""
+    return any(hasattr(step, "window") for step in _steps(runnable))
+
+
+def _explained(shown: Sequence[BaseMessage], asked: int, preprocessor: Any, listener: _Listener) -> TurnExplanation:
+    """What came out, and what all preprocessors in a row said of it."""
+    counters = [step.token_counter for step in map(_bare, _steps(preprocessor)) if hasattr(step, "token_counter")]
+    counter: TokenCounter = counters[-1] if counters else approximate_tokens
+    past = len(shown) - asked
     messages = [
-        ShownMessage("input" if id(m) in new else part_of(m), m.type, str(m.text), n, m.id)
-        for m, n in zip(shown, count_tokens(shown, counter), strict=True)
+        ShownMessage(
+            "input" if i >= past else part_of(m), m.type.removesuffix("MessageChunk").lower(), said(m), count, m.id
+        )
+        for i, (m, count) in enumerate(zip(shown, count_tokens(shown, counter), strict=True))
     ]
+    heard = listener.heard
+    notes = [note for event in heard for note in event["notes"]]
+    if preprocessor is not None and not heard:
+        notes.append("the preprocessor does not say what it left out")
     tokens = {part: sum(m.tokens for m in messages if m.part == part) for part in PARTS}
-    heard = listener.heard[-1] if listener.heard else {}
+    max_tokens = min((event["max_tokens"] for event in heard), default=None)
+    if max_tokens is not None and counter_name(counter) == "len":  # such a budget is one of past messages
+        max_tokens += tokens["input"]
+    reserved = max((event["reserved"] for event in heard), default=0)
     return TurnExplanation(
         messages,
-        tokens,
-        heard.get("max_tokens"),
-        int(heard.get("dropped", 0)),
-        int(heard.get("summarized", 0)),
-        list(heard.get("notes", ())),
+        {**tokens, **({"reserved": reserved} if reserved else {})},
+        max_tokens,
+        sum(event["dropped"] for event in heard),
+        max((event["summarized"] for event in heard), default=0),
+        [message_id for event in heard for message_id in event["dropped_ids"]],
+        notes,
+        counter_name(counter),
     )

@@ -54,9 +54,9 @@ class Cut(NamedTuple):
     fits: bool
 
 
-def is_summary(message: BaseMessage) -> bool:
+def is_summary(message: object) -> bool:
     """Whether a message is a summary that a preprocessor put there."""
-    return message.response_metadata.get(STATUS) == "summary"
+    return isinstance(message, BaseMessage) and message.response_metadata.get(STATUS) == "summary"
 
 
 def lead_length(messages: Sequence[BaseMessage]) -> int:

@@ -34,7 +34,7 @@ def as_messages(value: Any) -> list[BaseMessage]:
         msg = f"a preprocessor takes a list of messages, not {type(value).__name__}"
         raise TypeError(msg)
     given = value if isinstance(value, list) else list(value)
-    # long lists come from a store and are of one kind; looking at 50,000 messages would cost more than trimming them
+    # looking at each of 50,000 messages would cost more than trimming them; what is kept is looked at then
     looked_at = given if len(given) <= LOOKED_AT else (given[0], given[-1])
     return given if all(isinstance(m, BaseMessage) for m in looked_at) else convert_to_messages(given)
 
@@ -53,7 +53,10 @@ class Sizes:
         """Tokens of message `i`."""
         if self._stored is not None and self._stored.knows(i):
             return self._stored.tokens[i]
-        return count_tokens([self._messages[i]], self._counter)[0]
+        message: Any = self._messages[i]
+        if not isinstance(message, BaseMessage):  # see `as_messages`: seen, if late
+            message = convert_to_messages([message])[0]
+        return count_tokens([message], self._counter)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class Budget:
         if context is None:
             return self.max_tokens - self.taken
         context.used = True
+        if self.counts_messages:  # "the last two messages" of a history are two, whatever comes after
+            return int((self.max_tokens - self.taken) * context.scale)
         asked = sum(count_tokens(new_input(config, value), self.counter))
         return int((self.max_tokens - self.taken) * context.scale) - asked
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any, NamedTuple
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from langchain_core.messages import BaseMessage
@@ -22,11 +21,11 @@ from langchain_core.stores import BaseStore
 from langchain_memkit._flow import Flow, Step
 from langchain_memkit.base import Now, Position, user_prefix
 
-__all__ = ["Place", "SummaryRecord", "SummaryStore", "chain_digests"]
-
-logger = logging.getLogger("langchain_memkit")
+__all__ = ["Known", "Place", "SummaryRecord", "SummaryStore", "chain_digests"]
 
 VERSION = 1
+LOOKED_AT = 32  # records: those of a newer version, or damaged ones, may reach furthest
+MOST = 8  # records of a session: two are in use, others are left by racing workers and edited lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +78,39 @@ class SummaryRecord:
         try:
             if data["v"] != VERSION or not isinstance(data["text"], str):
                 return None
-            expires = data["expiresAt"]
             return cls(
                 data["text"],
                 int(data["covered"]),
                 str(data["digest"]),
-                Position(**data["position"]) if data["position"] else None,
+                _position(data["position"]),
                 int(data["tokens"]),
                 str(data["model"]),
-                datetime.fromisoformat(data["createdAt"]),
-                datetime.fromisoformat(expires) if expires else None,
+                _moment(data["createdAt"]),
+                _moment(data["expiresAt"]) if data["expiresAt"] else None,
                 dict(data["sources"]),
                 tuple(map(str, data["lead"])),
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
+
+
+Known: TypeAlias = tuple[str, SummaryRecord]
+"""A record with its key."""
+
+
+def _position(data: Any) -> Position | None:
+    if data is None:
+        return None
+    found = Position(**data)
+    if not (type(found.epoch) is type(found.seq) is int and isinstance(found.op, str)):
+        msg = "no position"
+        raise TypeError(msg)
+    return found
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 class Place(NamedTuple):
@@ -108,11 +125,21 @@ class Place(NamedTuple):
         """What the keys begin with."""
         return f"{user_prefix(self.user_id)}summary/{quote(self.session_id, safe='')}/{self.root}"
 
+    @property
+    def list_prefix(self) -> str:
+        """What the keys begin with where positions are hashes."""
+        return f"{self.prefix}list/"
+
 
 def key_of(place: Place, record: SummaryRecord) -> str:
     """Epoch (or `list`), how far it reaches, and where: the order of keys is the order of reach."""
     kind = str(record.position.epoch) if record.position else "list"
     return f"{place.prefix}{kind}/{record.covered:012d}-{record.digest[:24]}"
+
+
+def reach_of(key: str) -> str:
+    """The end of a key, which sorts by reach."""
+    return key.rpartition("/")[2]
 
 
 class SummaryStore:
@@ -122,28 +149,57 @@ class SummaryStore:
         self._store = store
         self._now = now
 
-    def find(self, place: Place, kind: str | None = None) -> Flow[list[tuple[str, SummaryRecord]]]:
-        """The valid records of a place with their keys, those that reach furthest first; at most the last few."""
-        prefix = place.prefix if kind is None else f"{place.prefix}{kind}/"
-        keys = yield from self._keys(prefix)
-        newest = sorted(keys, key=lambda key: key.rpartition("/")[2], reverse=True)[:8]
-        if not newest:
-            return []
-        values = yield Step(lambda: self._store.mget(newest), lambda: self._store.amget(newest))
-        found = [(key, SummaryRecord.from_dict(value)) for key, value in zip(newest, values, strict=True)]
-        now = self._now()
-        return [(k, r) for k, r in found if r is not None and not (r.expires_at and r.expires_at <= now)]
+    def latest(self, place: Place) -> Flow[Known | None]:
+        """Of a history of ours: the record that reaches furthest."""
+        keys = [key for key in (yield from self._keys(place.prefix)) if not key.startswith(place.list_prefix)]
+        return (yield from self._first(sorted(keys, key=reach_of, reverse=True)[:LOOKED_AT], {}))
 
-    def add(self, place: Place, record: SummaryRecord, previous: tuple[str, SummaryRecord] | None) -> Flow[str]:
+    def matching(self, place: Place, messages: Sequence[BaseMessage]) -> Flow[Known | None]:
+        """Of any other list: the record that reaches furthest of those that it begins with."""
+        keys = yield from self._keys(place.list_prefix)
+        reach = {key: int(n) for key in keys if (n := reach_of(key).partition("-")[0]).isdecimal()}
+        digests = chain_digests(messages, reach.values())
+        # the key tells whether a record may fit, so that others that begin alike are never read
+        fitting = [key for key, n in reach.items() if n in digests and reach_of(key).endswith(digests[n][:24])]
+        return (yield from self._first(sorted(fitting, key=reach_of, reverse=True)[:LOOKED_AT], digests))
+
+    def _first(self, keys: Sequence[str], digests: dict[int, str]) -> Flow[Known | None]:
+        """The first valid record among these; expired ones go."""
+        if not keys:
+            return None
+        values = yield Step(lambda: self._store.mget(keys), lambda: self._store.amget(keys))
+        read = [(key, SummaryRecord.from_dict(value)) for key, value in zip(keys, values, strict=True)]
+        found = [(key, record) for key, record in read if record is not None]
+        now = self._now()
+        expired = [key for key, record in found if record.expires_at and record.expires_at <= now]
+        yield from self.delete(expired)
+        for key, record in found:
+            if key not in expired and (record.position or digests.get(record.covered) == record.digest):
+                return key, record
+        return None
+
+    def add(self, place: Place, record: SummaryRecord, previous: Known | None) -> Flow[Known]:
         """Stores a record. The one that it was made from stays, for a reader who is on it; older ones go."""
         key = key_of(place, record)
-        if previous is not None:
+        if previous is not None and previous[0] != key:
             record = replace(record, sources={**record.sources, "previous": previous[0]})
         pair = [(key, record.to_dict())]
         yield Step(lambda: self._store.mset(pair), lambda: self._store.amset(pair))
         if previous is not None and (old := previous[1].sources.get("previous")) and old != key:
             yield from self.delete([str(old)])
-        return key
+        if place.session_id:
+            yield from self._tidy(place.prefix)
+        return key, record
+
+    def _tidy(self, prefix: str) -> Flow[None]:
+        """Removes what racing workers and lists that were edited have left behind, the oldest first."""
+        keys = yield from self._keys(prefix)
+        if len(keys) <= MOST:
+            return
+        values = yield Step(lambda: self._store.mget(keys), lambda: self._store.amget(keys))
+        found = [(key, SummaryRecord.from_dict(value)) for key, value in zip(keys, values, strict=True)]
+        mine = sorted((record.created_at, key) for key, record in found if record is not None)
+        yield from self.delete([key for _, key in mine[:-MOST]])
 
     def delete(self, keys: Sequence[str]) -> Flow[None]:
         """Removes records."""
@@ -188,4 +244,8 @@ def _said(message: BaseMessage) -> bytes:
     role = message.type.removesuffix("MessageChunk").lower()
     calls = [[c["name"], c["args"]] for c in getattr(message, "tool_calls", ())]
     said = [role, message.content, calls, getattr(message, "tool_call_id", None)]
-    return json.dumps(said, ensure_ascii=False, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+    try:
+        text = json.dumps(said, ensure_ascii=False, sort_keys=True, default=str)
+    except (TypeError, ValueError):  # keys of several types, values that hold themselves
+        text = repr(said)
+    return text.encode("utf-8", "surrogatepass")

@@ -26,6 +26,7 @@ class ContextReport:
         preprocessor: Its name.
         max_tokens: Its budget.
         room: What of that was left for the history.
+        reserved: What of it the answer and the schemas of tools take.
         given: What it was given.
         kept: What it returned.
         summarized: How many messages a summary stands for, those of earlier turns included.
@@ -40,6 +41,7 @@ class ContextReport:
     given: Sequence[BaseMessage]
     kept: Sequence[BaseMessage]
     counter: TokenCounter
+    reserved: int = 0
     summarized: int = 0
     covered: Sequence[BaseMessage] = ()
     notes: list[str] = field(default_factory=list)
@@ -47,21 +49,24 @@ class ContextReport:
     def event(self) -> dict[str, Any]:
         """Plain data without content: what the event `memkit_context` carries."""
         kept_ids = {id(m) for m in (*self.kept, *self.covered)}
-        known = {m.id for m in self.kept if m.id}
+        whole = {id(m) for m in self.given}
+        known = {m.id for m in self.kept if m.id and id(m) not in whole}  # of copies: ids may be there twice
         tokens = {"system": 0, "summary": 0, "history": 0}
         for message, count in zip(self.kept, count_tokens(self.kept, self.counter), strict=True):
             tokens[part_of(message)] += count
-        dropped = [m for m in self.given if id(m) not in kept_ids and m.id not in known]
+        ids = [getattr(m, "id", None) for m in self.given if id(m) not in kept_ids]  # getattr: perhaps a tuple
+        dropped = [i for i in ids if i not in known]
         return {
             "preprocessor": self.preprocessor,
             "max_tokens": self.max_tokens,
             "room": self.room,
+            "reserved": self.reserved,
             "tokens": tokens,
             "kept": len(self.kept),
             "dropped": len(dropped),
             "summarized": self.summarized,
             "kept_ids": [m.id for m in self.kept],
-            "dropped_ids": [m.id for m in dropped],
+            "dropped_ids": dropped,
             "notes": list(self.notes),
         }
 

@@ -20,6 +20,7 @@ Amount: TypeAlias = tuple[Literal["tokens", "messages"], int]
 TRIGGER_SHARE = 0.75  # of the budget: the rest is room for the summary and for what comes while one is written
 KEEP_SHARE = 0.4  # of the trigger: each call then covers what takes a while to come again
 SUMMARY_SHARE = 0.1  # of the budget
+LEAST_SUMMARY = 200  # tokens, where that is not more than a quarter of the budget
 WORDS_PER_TOKEN = 0.7
 
 
@@ -43,7 +44,7 @@ class Rules:
         if keep[0] == trigger[0] and keep[1] >= trigger[1]:
             msg = f"keep={keep} is not less than trigger={trigger}: that would call the model at every turn"
             raise ConfigurationError(msg)
-        summary = 1 if budget.counts_messages else max(48, int(usable * SUMMARY_SHARE))
+        summary = 0 if budget.counts_messages else max(min(LEAST_SUMMARY, usable // 4), int(usable * SUMMARY_SHARE))
         return cls(trigger, keep, summary, 300 if budget.counts_messages else int(summary * WORDS_PER_TOKEN))
 
     def reached(self, sizes: Sequence[int]) -> bool:
@@ -51,23 +52,28 @@ class Rules:
         unit, amount = self.trigger
         return (sum(sizes) if unit == "tokens" else len(sizes)) >= amount
 
-    def split(self, body: Sequence[BaseMessage], sizes: Sequence[int], room: int) -> int:
+    def split(self, body: Sequence[BaseMessage], sizes: Sequence[int], room: int, *, asked: bool) -> int:
         """How many messages to summarize: what remains is about `keep`, begins well, and fits.
 
         Args:
-            body: What no summary covers, oldest first.
+            body: What no summary covers, oldest first, not empty.
             sizes: Tokens of each.
             room: Tokens that are left beside the summary.
+            asked: Whether a new question follows; else it is the last message, and stays as it is.
         """
         starts = []
         for unit, amount in self._limits(sizes, room):
             size = sizes.__getitem__ if unit == "tokens" else _one
             starts.append(find_cut(body, size, amount).start)
         cut = max(starts)
-        newest = max((i for i in range(len(body)) if _begins(body, i)), default=0)
+        newest = next((i for i in reversed(range(len(body))) if _begins(body, i)), 0)
         is_open = not (isinstance(body[-1], AIMessage) and not body[-1].tool_calls)
         if cut > newest and (is_open or self.keep[1]) and sum(sizes[newest:]) <= room:
             return newest  # a turn is kept whole if it can be
+        if isinstance(body[-1], HumanMessage) and not asked:
+            return min(cut, len(body) - 1)
+        if asked and sum(sizes[cut:]) > max(room, 0):
+            return len(body)  # results of tools that nobody waits for any more: trimming would drop them unseen
         return cut
 
     def _limits(self, sizes: Sequence[int], room: int) -> list[Amount]:

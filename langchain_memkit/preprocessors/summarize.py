@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
+import operator
 from collections.abc import Mapping, Sequence
-from contextvars import copy_context
+from functools import partial
 from typing import Any, Literal
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
@@ -15,13 +14,15 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
-from langchain_core.stores import BaseStore, InMemoryStore
+from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import Now, TokenCounter, TokenCounterLike, Window, check_id, user_prefix, utc_now
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.preprocessors.budget import Budget, as_messages, turn_context
-from langchain_memkit.preprocessors.conversation import Conversation, Known, place_of, read_conversation
+from langchain_memkit.preprocessors.background import Background
+from langchain_memkit.preprocessors.budget import Budget, as_messages, new_input
+from langchain_memkit.preprocessors.conversation import Conversation, catch_up, place_of, read_conversation
+from langchain_memkit.preprocessors.memory_store import MemoryStore
 from langchain_memkit.preprocessors.prompt import SummaryPrompt, summary_message
 from langchain_memkit.preprocessors.records import Place, SummaryStore
 from langchain_memkit.preprocessors.report import EVENT, ContextReport, has_listeners
@@ -45,7 +46,7 @@ class HistoryPreprocessor(Runnable[Any, list[BaseMessage]]):
         self._budget = summarizer.budget
         self._rules = summarizer.rules
         self._store = summarizer.store
-        self._running: dict[Place, threading.Thread | asyncio.Task[None]] = {}  # in the background
+        self._background = Background()
 
     @property
     def token_counter(self) -> TokenCounter:
@@ -81,7 +82,8 @@ class HistoryPreprocessor(Runnable[Any, list[BaseMessage]]):
         ) -> list[BaseMessage]:
             report = await adrive(self._run(value, config), arun_step)
             if has_listeners(config):
-                await adispatch_custom_event(EVENT, report.event(), config=config)
+                data = await arun_step(self._summarizer.counting(report.event))
+                await adispatch_custom_event(EVENT, data, config=config)
             return list(report.kept)
 
         return await self._acall_with_config(run, input, config)
@@ -90,34 +92,36 @@ class HistoryPreprocessor(Runnable[Any, list[BaseMessage]]):
 
     def clear(self, session_id: str, user_id: str | None = None) -> None:
         """Forgets the summaries of a session; of a cleared history they are never used again anyway."""
-        drive(self._store.delete_all(self._place(session_id, user_id).prefix), run_step)
+        drive(self._clear(session_id, user_id), run_step)
 
     async def aclear(self, session_id: str, user_id: str | None = None) -> None:
         """Async twin of `clear`."""
-        await adrive(self._store.delete_all(self._place(session_id, user_id).prefix), arun_step)
+        await adrive(self._clear(session_id, user_id), arun_step)
 
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Forgets a user's summaries; returns how many. A part of `purge_user`."""
-        prefix = f"{user_prefix(check_id(user_id, 'user_id'))}summary/"
-        return {"summaries": drive(self._store.delete_all(prefix), run_step)}
+        return drive(self._purge(check_id(user_id, "user_id")), run_step)
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
         """Async twin of `purge`."""
-        prefix = f"{user_prefix(check_id(user_id, 'user_id'))}summary/"
-        return {"summaries": await adrive(self._store.delete_all(prefix), arun_step)}
+        return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
 
     def close(self) -> None:
         """Waits for summaries that are being written in the background by threads."""
-        for work in list(self._running.values()):
-            if isinstance(work, threading.Thread):
-                work.join()
+        run_step(self._background.wait())
 
     async def aclose(self) -> None:
-        """Waits for all summaries that are being written in the background."""
-        await asyncio.gather(
-            *(w for w in list(self._running.values()) if isinstance(w, asyncio.Task)), return_exceptions=True
-        )
-        await asyncio.to_thread(self.close)
+        """Waits for summaries that are being written in the background, on this event loop or by threads."""
+        await arun_step(self._background.wait())
+
+    def _clear(self, session_id: str, user_id: str | None) -> Flow[None]:
+        place = self._place(session_id, user_id)
+        yield self._background.wait(partial(operator.eq, place))
+        yield from self._store.delete_all(place.prefix)
+
+    def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
+        yield self._background.wait(lambda place: place.user_id == user_id)
+        return {"summaries": (yield from self._store.delete_all(f"{user_prefix(user_id)}summary/"))}
 
     def _place(self, session_id: str, user_id: str | None) -> Place:
         return Place("" if user_id is None else check_id(user_id, "user_id"), check_id(session_id, "session_id"))
@@ -125,92 +129,83 @@ class HistoryPreprocessor(Runnable[Any, list[BaseMessage]]):
     # -- one turn
 
     def _window(self, config: RunnableConfig | None) -> Flow[Window]:
+        place = place_of(config)
+        if not place.session_id:  # positions are of a session
+            return Window()
         try:
-            found = yield from self._store.find(place_of(config))
+            known = yield from self._store.latest(place)
         except Exception as error:  # noqa: BLE001  # any store; the conversation goes on without its summary
             logger.warning("summaries cannot be read, so only the newest messages are used: %s", type(error).__name__)
             return self._budget.window(config)
-        known = next((known for known in found if known[1].position is not None), None)
         return Window(after=known[1].position, summary=known) if known else Window()
 
     def _run(self, value: Any, config: RunnableConfig) -> Flow[ContextReport]:
-        messages, room, context = as_messages(value), self._budget.room(config), turn_context(config)
-        report = ContextReport("summarize", self._budget.max_tokens, room, messages, [], self._budget.counter)
-        asked = context is not None and any(isinstance(m, HumanMessage) for m in context.asked)
+        messages, place = as_messages(value), place_of(config)
+        room: int = yield self._summarizer.counting(lambda: self._budget.room(config, value))
+        asked = any(isinstance(m, HumanMessage) for m in new_input(config, value))
+        report = ContextReport(
+            "summarize", self._budget.max_tokens, room, messages, [], self._budget.counter, self._budget.taken
+        )
         try:
-            talk = yield from read_conversation(messages, config, self._store)
+            talk = yield from read_conversation(messages, place, self._store)
         except Exception as error:  # noqa: BLE001  # any store
             logger.warning("summaries cannot be read, so only the newest messages are used: %s", type(error).__name__)
             report.notes.append(f"summaries cannot be read: {type(error).__name__}")
-            report.kept = self._trimmer.trim(messages, room, asked=asked)
-            return report
-        report.covered = talk.covered
-        sizes, known, length = talk.sizes(self._budget.counter), talk.known, 0
-        view = self._view(talk, known, 0)
-        fits = self._summarizer.tokens(view[: len(view) - len(talk.body)]) + sum(sizes) <= room
-        if talk.complete and (not fits or self._rules.reached(sizes)):
-            beside = room - self._summarizer.tokens(talk.lead) - self._rules.summary_tokens
-            length = self._rules.split(talk.body, sizes, beside)
-        if length and fits and self._mode == "background":
-            self._begin(talk, sizes, length, config)
-        elif length:
-            try:
-                known, covered = yield from self._summarizer.compact(talk, sizes, length, config)
-            except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
-                logger.warning("no summary was written, the next turn tries again: %s: %s", type(error).__name__, error)
-                report.notes.append(f"no summary: {type(error).__name__}")
-            else:
-                view = self._view(talk, known, covered)
-                report.covered = [*talk.covered, *talk.body[:covered]]
-        report.kept = self._trimmer.trim(view, room, asked=asked)
-        report.summarized = known[1].covered if known else 0
+            view = messages
+        else:
+            if not talk.complete:
+                report.notes.append("summaries cannot be read")
+            talk = yield from self._compacted(talk, room, asked, report.notes, config)
+            report.covered, report.summarized = talk.covered, talk.reach
+            view = [*talk.head(), *talk.body]
+        report.kept = yield self._summarizer.counting(lambda: self._trimmer.trim(view, room, asked=asked))
         return report
 
-    def _view(self, talk: Conversation, known: Known | None, covered: int) -> list[BaseMessage]:
-        """System lines, the summary, the task of a turn that is cut, and what no summary covers."""
-        rest = talk.body[covered:]
-        before = [*talk.covered, *talk.body[:covered]]
-        task: list[BaseMessage] = []
-        if rest and not isinstance(rest[0], HumanMessage) and not any(isinstance(m, HumanMessage) for m in rest):
-            task = [next(m for m in reversed(before) if isinstance(m, HumanMessage))] if _any_human(before) else []
-        summary = [summary_message(known[1].text, known[1].digest)] if known else []
-        return [*talk.lead, *summary, *task, *rest]
+    def _compacted(
+        self, talk: Conversation, room: int, asked: bool, notes: list[str], config: RunnableConfig
+    ) -> Flow[Conversation]:
+        """The conversation, summarized until there is no more than the trigger and the view fits."""
+        alone = False
+        while True:
+            sizes, length, fits = yield self._due(talk, room, asked)
+            if not length:
+                break
+            if fits and self._mode == "background":
+                yield self._background.begin(talk.place, self._beside(talk, room, asked, config))
+                break
+            if not alone:
+                alone = True
+                yield self._background.wait(partial(operator.eq, talk.place))
+                talk, before = (yield from catch_up(talk, self._store)), talk
+                if talk is not before:
+                    continue
+            talk, problems = yield from self._summarizer.compact(talk, sizes, length, config)
+            notes += problems
+            if any(problem.startswith("no summary") for problem in problems):
+                break
+        return talk
 
-    def _begin(self, talk: Conversation, sizes: Sequence[int], length: int, config: RunnableConfig) -> None:
-        """Summarizes beside the turn; one at a time for each conversation."""
-        if talk.place in self._running:
-            return
+    def _beside(self, talk: Conversation, room: int, asked: bool, config: RunnableConfig) -> Flow[None]:
+        """What is done in the background: the one before may have ended after this conversation was read."""
+        talk = yield from catch_up(talk, self._store)
+        sizes, length, _ = yield self._due(talk, room, asked)
+        if length:
+            yield from self._summarizer.compact(talk, sizes, length, config)
 
-        def done(error: BaseException | None) -> None:
-            self._running.pop(talk.place, None)
-            if error is not None:
-                logger.warning("no summary was written, the next turn tries again: %s: %s", type(error).__name__, error)
+    def _due(self, talk: Conversation, room: int, asked: bool) -> Step:
+        """Tokens of each message of the body, how many of these are to be summarized, and whether all fits now."""
 
-        def work() -> None:
-            try:
-                drive(self._summarizer.compact(talk, sizes, length, config), run_step)
-            except Exception as error:  # noqa: BLE001  # nobody is there to receive it
-                done(error)
-            else:
-                done(None)
+        def measure() -> tuple[list[int], int, bool]:
+            if not (talk.complete and talk.body):
+                return [], 0, True
+            sizes, head = talk.sizes(self._budget.counter), self._summarizer.tokens(talk.head())
+            fits = head + sum(sizes) <= room
+            if fits and not self._rules.reached(sizes):
+                return sizes, 0, fits
+            least = self._summarizer.tokens([*talk.lead, summary_message("", "")]) + self._rules.summary_tokens
+            return sizes, self._rules.split(talk.body, sizes, room - max(head, least), asked=asked), fits
 
-        async def awork() -> None:
-            await adrive(self._summarizer.compact(talk, sizes, length, config), arun_step)
-
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            thread = threading.Thread(target=copy_context().run, args=(work,), daemon=True, name="memkit-summary")
-            self._running[talk.place] = thread
-            thread.start()
-            return
-        task = loop.create_task(awork())
-        self._running[talk.place] = task
-        task.add_done_callback(lambda t: done(None if t.cancelled() else t.exception()))
-
-
-def _any_human(messages: Sequence[BaseMessage]) -> bool:
-    return any(isinstance(m, HumanMessage) for m in messages)
+        return self._summarizer.counting(measure)
 
 
 def create_history_preprocessor(
@@ -288,8 +283,17 @@ def create_history_preprocessor(
     if mode not in ("inline", "background"):
         msg = f"mode must be 'inline' or 'background', not {mode!r:.50}"
         raise ConfigurationError(msg)
+    if not (isinstance(llm, Runnable) or callable(llm)):
+        msg = f"llm must be a model or a function, not {type(llm).__name__}"
+        raise ConfigurationError(msg)
+    if store is not None and not isinstance(store, BaseStore):
+        msg = f"store must be a BaseStore of langchain_core.stores, not {type(store).__name__}"  # type: ignore[unreachable]  # callers without types
+        raise ConfigurationError(msg)
+    if timeout is not None and not timeout > 0:
+        msg = f"timeout is in seconds and must be above 0, or None; got {timeout!r:.50}"
+        raise ConfigurationError(msg)
     budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
     rules = Rules.of(budget, trigger, keep)
-    records = SummaryStore(InMemoryStore() if store is None else store, now)
+    records = SummaryStore(MemoryStore() if store is None else store, now)
     summarizer = Summarizer(coerce_to_runnable(llm), budget, rules, SummaryPrompt(prompt), records, timeout, now)
     return HistoryPreprocessor(summarizer, Trimmer.of(budget.counter, on_overflow=on_overflow), mode)

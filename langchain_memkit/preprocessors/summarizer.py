@@ -7,30 +7,41 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._flow import Flow, Step
-from langchain_memkit.base import Now
+from langchain_memkit.base import Now, Position, TokenCounter
+from langchain_memkit.errors import StaleTurnError
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens
 from langchain_memkit.preprocessors.budget import Budget
-from langchain_memkit.preprocessors.conversation import Conversation, Known
-from langchain_memkit.preprocessors.prompt import SummaryPrompt, chunks_of
-from langchain_memkit.preprocessors.records import SummaryRecord, SummaryStore
+from langchain_memkit.preprocessors.conversation import Conversation
+from langchain_memkit.preprocessors.prompt import Chunk, SummaryPrompt, chunks_of
+from langchain_memkit.preprocessors.records import Known, SummaryRecord, SummaryStore
 from langchain_memkit.preprocessors.rules import Rules
 
-__all__ = ["Summarizer"]
+__all__ = ["Compaction", "Summarizer"]
 
 logger = logging.getLogger("langchain_memkit")
+
+T = TypeVar("T")
 
 LEAST_CHUNK = 1_000  # tokens: whatever the budget, a model takes as much
 MESSAGE_CHUNK = 4_000  # tokens, where the budget counts messages
 CALL: RunnableConfig = {"run_name": "summarize", "tags": ["nostream"], "metadata": {"memkit": "summary"}}
+
+
+class Compaction(NamedTuple):
+    """What came of summarizing: the conversation after it, and what went wrong, a line each."""
+
+    talk: Conversation
+    problems: list[str]
 
 
 @dataclass(frozen=True)
@@ -55,22 +66,53 @@ class Summarizer:
         """Tokens in sum."""
         return sum(count_tokens(messages, self.budget.counter))
 
+    def counting(self, function: Callable[[], T]) -> Step:
+        """Work that counts tokens; on an event loop a counter of the caller's runs in a thread, since it may do I/O."""
+
+        async def acount() -> T:
+            cheap = self.budget.counts_messages or self.budget.counter is approximate_tokens
+            return function() if cheap else await asyncio.to_thread(function)
+
+        return Step(function, acount)
+
     def compact(
         self, talk: Conversation, sizes: Sequence[int], length: int, config: RunnableConfig
-    ) -> Flow[tuple[Known | None, int]]:
-        """Summarizes the first messages of the body; returns the summary and how many it covers."""
-        known, text, covered = talk.known, talk.summary, 0
+    ) -> Flow[Compaction]:
+        """Summarizes the first messages of the body. Errors are logged and returned: what was done until then counts.
+
+        Args:
+            talk: As it was read.
+            sizes: Tokens of each message of the body.
+            length: How many of them to summarize.
+            config: Of the turn.
+        """
+        known, text, done = talk.known, talk.summary, 0
+        problems: list[str] = []
+        try:
+            chunks = yield self.counting(lambda: self._chunks(talk.body[:length], sizes))
+            points = talk.points([chunk.end for chunk in chunks if chunk.end is not None])
+            for chunk in chunks:
+                text = yield from self._ask(text, chunk.messages, config)
+                if chunk.end is None:
+                    continue
+                tokens = yield self.counting(partial(self.tokens, [HumanMessage(text)]))
+                record = self._record(talk, known, text, tokens, (done, chunk.end), points[chunk.end])
+                known = yield from self._keep(talk, record, known, config, problems)
+                done = chunk.end
+        except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
+            logger.warning("no summary was written, the next turn tries again: %s: %s", type(error).__name__, error)
+            problems.append(f"no summary: {type(error).__name__}")
+        return Compaction(talk.advanced(known, done), problems)
+
+    def _chunks(self, messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[Chunk]:
+        counter: TokenCounter = self.budget.counter
         if self.budget.counts_messages:
-            sizes, capacity = count_tokens(talk.body[:length], approximate_tokens), MESSAGE_CHUNK
+            counter, capacity = approximate_tokens, MESSAGE_CHUNK
+            sizes = count_tokens(messages, counter)
         else:
             spoken_for = self.budget.taken + 3 * self.rules.summary_tokens
             capacity = max(self.budget.max_tokens - spoken_for, LEAST_CHUNK)
-        for chunk in chunks_of(talk.body[:length], sizes.__getitem__, capacity):
-            text = yield from self._ask(text, chunk.messages, config)
-            if chunk.end is not None:
-                known = yield from self._record(talk, known, text, covered, chunk.end, config)
-                covered = chunk.end
-        return known, covered
+        return list(chunks_of(messages, sizes, capacity, lambda message: count_tokens([message], counter)[0]))
 
     def _ask(self, summary: str, messages: Sequence[BaseMessage], config: RunnableConfig) -> Flow[str]:
         """One call of the model: the summary so far and what comes next."""
@@ -85,51 +127,77 @@ class Summarizer:
         if not text:
             msg = "the model returned nothing"
             raise ValueError(msg)
+        if self.budget.counts_messages:
+            return text
+        return (yield self.counting(lambda: self._shortened(text)))  # type: ignore[no-any-return]  # a step's result
+
+    def _shortened(self, text: str) -> str:
+        """At most twice what was asked for: a summary that grows at every turn would leave no room."""
         most = 2 * self.rules.summary_tokens
         tokens = self.tokens([HumanMessage(text)])
-        if tokens > most and not self.budget.counts_messages:
-            logger.warning(
-                "a summary of %d tokens was cut to about %d; is the model told how long it may be?", tokens, most
-            )
-            text = text[: len(text) * most // tokens] + " [...]"
-        return text
+        if tokens <= most:
+            return text
+        logger.warning(
+            "a summary of %d tokens was cut to about %d; is the model told how long it may be?", tokens, most
+        )
+        return text[: len(text) * most // tokens] + " [...]"
 
     def _record(
-        self, talk: Conversation, known: Known | None, text: str, begin: int, end: int, config: RunnableConfig
-    ) -> Flow[Known | None]:
-        """Stores what the summary covers now, unless the session was cleared meanwhile."""
-        position, digest = talk.point(end)
-        base = talk.known[1].covered if talk.known else 0
-        ids = [talk.body[begin].id, talk.body[end - 1].id]
-        record = SummaryRecord(
+        self,
+        talk: Conversation,
+        known: Known | None,
+        text: str,
+        tokens: int,
+        part: tuple[int, int],
+        point: tuple[Position | None, str],
+    ) -> SummaryRecord:
+        """What is to be stored about the summary of `known` and a part of the body."""
+        begin, end = part
+        return SummaryRecord(
             text,
-            base + end,
-            digest,
-            position,
-            self.tokens([HumanMessage(text)]),
-            self.model_name,
-            self.now(),
-            talk.expiry(end),
-            {"messages": end - begin, "first_id": ids[0], "last_id": ids[1]},
-            tuple(str(m.text) for m in talk.lead),
+            talk.reach + end,
+            digest=point[1],
+            position=point[0],
+            tokens=tokens,
+            model=self.model_name,
+            created_at=self.now(),
+            expires_at=talk.expiry(known, begin, end),
+            sources={"messages": end - begin, "first_id": talk.body[begin].id, "last_id": talk.body[end - 1].id},
+            lead=tuple(str(m.text) for m in talk.lead),
         )
+
+    def _keep(
+        self,
+        talk: Conversation,
+        record: SummaryRecord,
+        known: Known | None,
+        config: RunnableConfig,
+        problems: list[str],
+    ) -> Flow[Known]:
+        """Stores a summary, unless the session was cleared meanwhile."""
         try:
-            key = yield from self.store.add(talk.place, record, known)
-            if position is not None and position.seq:
-                yield from self._check_again(key, position.epoch, config)
+            added = yield from self.store.add(talk.place, record, known)
         except Exception as error:  # noqa: BLE001  # any store; the summary serves this turn all the same
             logger.warning("a summary was not stored, the next turn writes it again: %s", type(error).__name__)
-            key = ""
-        return key, record
+            problems.append(f"summary not stored: {type(error).__name__}")
+            if known is None:
+                return "", record
+            sources = {**record.sources, "previous": known[1].sources.get("previous")}
+            return known[0], replace(record, sources=sources)
+        if record.position is not None and record.position.epoch:
+            yield from self._check_again(talk, record.position.epoch, config)
+        return added
 
-    def _check_again(self, key: str, epoch: int, config: RunnableConfig) -> Flow[None]:
+    def _check_again(self, talk: Conversation, epoch: int, config: RunnableConfig) -> Flow[None]:
         """A session that was cleared while its summary was written leaves nothing behind."""
         history: Any = (config.get("configurable") or {}).get("message_history")
         if not hasattr(history, "view"):
             return
         view = yield Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
         if view.epoch != epoch:
-            yield from self.store.delete([key])
+            yield from self.store.delete_all(f"{talk.place.prefix}{epoch}/")
+            msg = "the session was cleared meanwhile"
+            raise StaleTurnError(msg)
 
 
 def _within(seconds: float | None, function: Callable[[], Any]) -> Any:

@@ -63,8 +63,11 @@ class Trimmer:
         lead = lead_length(messages) if self.include_system else 0
         fixed = sum(size(i) for i in range(lead))
         start, task, fits = find_cut(messages, size, room - fixed, lead=lead, start_on=self.start_on)
+        if asked and start >= len(messages):
+            task = None  # a question without anything of its answer, before another question
         kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *messages[start:]]
-        if not all(isinstance(m, BaseMessage) for m in kept):
+        looked_at = [*messages[: lead + 1], *messages[start if task is None else task :]]
+        if not all(isinstance(m, BaseMessage) for m in looked_at):
             return self.trim(convert_to_messages(messages), room, asked=asked)
         whole = whole_tool_groups(kept)
         if self.start_on is not None and len(whole) < len(kept):  # what it was to start on may be gone
@@ -77,11 +80,12 @@ class Trimmer:
             kept = truncate_results(kept, room, self.counter)
         total = sum(count_tokens(kept, self.counter))
         if total > room and asked:
-            return kept[:lead]
+            kept = kept[:lead]
+            total = sum(count_tokens(kept, self.counter))
         if total > room and self.on_overflow == "raise":
             msg = (
-                f"the system lines, the newest question and the results it waits for take {total} tokens, and there is "
-                f"room for {max(room, 0)}: raise max_tokens, or use on_overflow='truncate_tool_results'"
+                "what has to be kept (system lines, the newest question, results it waits for) is too large: "
+                f"{total} tokens of the history, and room for {max(room, 0)}"
             )
             raise ContextTooLargeError(msg)
         return kept
@@ -176,7 +180,8 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         messages, room = as_messages(value), self._budget.room(config, value)
         asked = any(isinstance(m, HumanMessage) for m in new_input(config, value))
         kept = self._trimmer.trim(messages, room, asked=asked)
-        return ContextReport("trim", self._budget.max_tokens, room, messages, kept, self._budget.counter)
+        budget = self._budget
+        return ContextReport("trim", budget.max_tokens, room, messages, kept, budget.counter, budget.taken)
 
 
 def create_trim_preprocessor(

@@ -21,6 +21,7 @@ from langchain_memkit.errors import (
     MessageEncodeError,
     StaleTurnError,
 )
+from langchain_memkit.testing._windows import WindowCases
 from langchain_memkit.testing.langchain_histories import Call, LangChainHistoryContract, MakeHistory, exchange, texts
 
 __all__ = ["ChatMessageHistoryContract"]
@@ -29,7 +30,7 @@ HOSTILE_IDS = [{"$ne": None}, {"$gt": ""}, None, 123, b"s1", ["s1"], True, 1.5, 
 BAD_IDS = ["", "a\x00b", "\ud800", "x" * 513, "é" * 257]
 
 
-class ChatMessageHistoryContract(LangChainHistoryContract):
+class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
     """For histories with memkit's verbs: atomic turns, positions, epochs, retries, strict ids, users apart."""
 
     @pytest.mark.parametrize("bad", HOSTILE_IDS, ids=repr)

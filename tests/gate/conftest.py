@@ -6,6 +6,7 @@ time or error type, else the row proves nothing new.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -214,15 +215,26 @@ def forks() -> Any:
 
 
 @pytest.fixture
-def wire(place: Place, system: Any) -> Iterator[Any]:
-    """A proxy before the server (before its primary) that can delay, cut and go down; `wire.place` leads through it."""
+def wires(place: Place, system: Any) -> Iterator[Callable[[], Any]]:
+    """Makes proxies before the server (before its primary) that can delay, cut and go down; `.place` leads through."""
     with MongoClient(place.uri) as client:
         client.admin.command("ping")
         host, port = client.primary or client.address
-    with Wire((host, port)) as proxy:
-        proxy.place = place.through(proxy.host)
-        yield proxy
-        system.leave(proxy.host)
+    with contextlib.ExitStack() as stack:
+
+        def make() -> Wire:
+            proxy = stack.enter_context(Wire((host, port)))
+            proxy.place = place.through(proxy.host).with_options(f"appName={uuid4().hex}")  # ports come back, names not
+            stack.callback(system.leave, proxy.host)
+            return proxy
+
+        yield make
+
+
+@pytest.fixture
+def wire(wires: Callable[[], Any]) -> Any:
+    """One of them."""
+    return wires()
 
 
 @pytest.fixture

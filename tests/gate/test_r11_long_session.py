@@ -70,7 +70,6 @@ def median_ms(action: Callable[[], Any], tries: int = 9) -> float:
 
 
 @pytest.mark.gate("R11")
-@pytest.mark.parametrize("place", ["standalone", "sqlite"], indirect=True)
 def test_long_session(place: Place, system: Any, figure: Any, request: pytest.FixtureRequest) -> None:
     """The last 20 of 100,000 messages are read, and a turn is added, as fast and as lean as in a short session."""
     system.history(place, "template").add_messages(TURN)

@@ -65,7 +65,6 @@ def read(history: Any) -> list[str]:
 
 
 @pytest.mark.gate("R6")
-@pytest.mark.parametrize("place", ["standalone", "sqlite"], indirect=True)
 def test_damaged_rows(
     place: Place, system: Any, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest, figure: Any
 ) -> None:

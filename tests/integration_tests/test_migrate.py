@@ -214,16 +214,13 @@ def test_resumes_after_a_failure(peer: Any, rows: Any, sqlite: Any, monkeypatch:
     assert sqlite("s1").messages == TALK
 
 
-def test_a_hundred_thousand_messages(rows: Any, native: Any, sqlite: Any, standalone: Any, database: str) -> None:
-    """There and back again with 100,000 messages: the same, in order (the time is printed, the gate bounds it)."""
+def test_more_than_one_batch(rows: Any, sqlite: Any, standalone: Any, database: str) -> None:
+    """There and back again with 5,000 messages of one session: the same, in order (100,000 are a row of the gate)."""
     text = [json.dumps(message_to_dict(m)) for m in exchange("a question of ordinary length")]
     with MongoClient(standalone.uri) as client:
         store = client[database]["message_store"]
-        store.insert_many([{"SessionId": f"s{i // 10_000}", "History": text[i % 2]} for i in range(100_000)])
-    started = datetime.now(UTC)
-    assert migrate(rows, sqlite, progress=False).messages == 100_000
+        store.insert_many([{"SessionId": "s1", "History": text[i % 2]} for i in range(5_000)])
+    assert migrate(rows, sqlite, progress=False).messages == 5_000
     back = elsewhere(standalone, database, layout="langchain")
-    assert migrate(sqlite, back, progress=False).messages == 100_000
-    print(f"there and back: {(datetime.now(UTC) - started).total_seconds():.1f} s")
-    for i in (0, 9):
-        assert back(f"s{i}").messages == rows(f"s{i}").messages
+    assert migrate(sqlite, back, progress=False).messages == 5_000
+    assert back("s1").messages == rows("s1").messages

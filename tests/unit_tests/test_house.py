@@ -31,7 +31,7 @@ ARROWS = {
     "backends": PURE,
     "explain": PURE | {"preprocessors", "runnables"},
     "migrate": PURE | {"backends"},
-    "testing": PURE | {"runnables"},
+    "testing": PURE | {"preprocessors", "runnables"},
 }
 # driver -> the only modules that may import it
 DRIVERS = {

@@ -52,7 +52,7 @@ class ReadingFlows:
         if after is None:
             tokens = window.max_tokens
             if tokens and window.counter != counter_name(self.token_counter):
-                tokens *= 2  # counted otherwise when stored: rather too much than too little
+                tokens *= 4  # counted otherwise when stored (for Chinese, three times): rather too much than too little
             head, turns = yield from self._newest(window.max_messages, tokens)
             begin: int | None = 0
         else:

@@ -104,9 +104,9 @@ class Clients:
             raise ConfigurationError(msg)
         key = (os.getpid(), self._uri)
         client = _sync.get(key)
-        if client is None:
+        if client is None or _is_closed(client):
             with _lock:
-                if key not in _sync:
+                if key not in _sync or _is_closed(_sync[key]):
                     _sync[key] = self._new(MongoClient)
                 client = _sync[key]
         return client
@@ -122,7 +122,7 @@ class Clients:
             return self._async_client
         loop, key = asyncio.get_running_loop(), self.loop_key
         entry = _async.get(key)
-        if entry is None or entry[0] is not loop:
+        if entry is None or entry[0] is not loop or _is_closed(entry[1]):
             for stale in [k for k, (other, _, _) in list(_async.items()) if other.is_closed()]:
                 _async.pop(stale, None)
             client = self._new(AsyncMongoClient)
@@ -160,6 +160,11 @@ class Clients:
         await asyncio.to_thread(self.release)
         if not _users.get((os.getpid(), self._uri)) and (entry := _async.get(self.loop_key)):
             await entry[2].aclose()
+
+
+def _is_closed(client: Any) -> bool:
+    """Whether somebody closed the shared client, which a history's `client` hands out: then a new one is due."""
+    return bool(getattr(client, "_closed", False))
 
 
 async def _close_with_loop(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from bson import ObjectId
 from pymongo import IndexModel
 from pymongo.errors import BulkWriteError, PyMongoError
 
@@ -19,6 +20,11 @@ from langchain_memkit.backends.mongodb.commands import Call, Commands, Pause, is
 from langchain_memkit.errors import ConfigurationError
 
 _indexed: set[Any] = set()
+
+
+def ascending_ids(count: int) -> list[ObjectId]:
+    """Ids for rows whose order is that of their ids: the driver's counter starts again from 0 now and then."""
+    return sorted(ObjectId() for _ in range(count))
 
 
 def refuse_positions(layout: str, expected_seq: int | None) -> None:

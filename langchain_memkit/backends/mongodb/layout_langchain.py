@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from bson import ObjectId
 from langchain_core.messages import BaseMessage, message_to_dict
 from pymongo import ASCENDING, IndexModel
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Batch, Origin, Scope
 from langchain_memkit.backends.mongodb.documents import legacy_filter
-from langchain_memkit.backends.mongodb.foreign import ensure, insert_once, refuse_positions
+from langchain_memkit.backends.mongodb.foreign import ascending_ids, ensure, insert_once, refuse_positions
 from langchain_memkit.backends.mongodb.store import MongoTurnStore
 from langchain_memkit.errors import MessageDecodeError, MessageEncodeError
 from langchain_memkit.messages.codec import decode_legacy_message
@@ -61,12 +60,13 @@ class LangChainRowStore(MongoTurnStore):
     def _documents(self, scope: Scope, batch: Batch) -> list[dict[str, Any]]:
         session_id_key, history_key = self.settings.legacy_keys
         documents, position = [], 0
+        ids = ascending_ids(len(batch.identified))
         for row in batch.rows:
             for i in range(len(row.messages)):
                 message = batch.identified[position]
                 documents.append(
                     {
-                        "_id": ObjectId(),
+                        "_id": ids[position],
                         session_id_key: scope.session_id,
                         history_key: row_text(message, f"messages[{position}]"),
                         MARK: {"op": row.op, "i": i},

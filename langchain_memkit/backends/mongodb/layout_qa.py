@@ -19,7 +19,7 @@ from pymongo import ASCENDING, IndexModel
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Batch, Origin, Page, Row, Scope, read_turn
 from langchain_memkit.backends.mongodb.commands import Call, Commands
-from langchain_memkit.backends.mongodb.foreign import ensure, insert_once, is_shown, refuse_positions
+from langchain_memkit.backends.mongodb.foreign import ascending_ids, ensure, insert_once, is_shown, refuse_positions
 from langchain_memkit.base import SessionInfo, TokenCounter, Turn
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.counting import count_tokens, counter_name
@@ -147,10 +147,11 @@ class QAStore(Commands):
     def _documents(self, scope: Scope, row: Row, messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         starts = [*turn_starts(messages), len(messages)]
         documents: list[dict[str, Any]] = []
+        ids = ascending_ids(len(starts) - 1)
         for n, (begin, end) in enumerate(pairwise(starts)):
             now = self.settings.now()
             document: dict[str, Any] = {
-                "_id": ObjectId(),
+                "_id": ids[n],
                 "question": said(messages[begin:end], HumanMessage),
                 "response": said(messages[begin:end], AIMessage),
                 "chatId": scope.session_id,

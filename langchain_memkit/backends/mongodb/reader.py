@@ -107,7 +107,8 @@ class Reader(Commands):
         return (yield from self.reading(self._page_forward(scope, after, limit)))
 
     def _page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]:
-        head = (yield from self.head(scope, "majority")) or EMPTY
+        legacy = isinstance(after, LegacyPlace)  # head would be a scan there: rows of others are not in our index
+        head = EMPTY if legacy else (yield from self.head(scope, "majority")) or EMPTY
         if (after is None and not scope.user_id and not head.base) or isinstance(after, LegacyPlace):
             turns, following = yield from self._legacy_page(scope, after or LegacyPlace(None, None), 1, limit)
             return turns, following or 0

@@ -11,6 +11,8 @@ from typing import Any
 
 from gatekit.systems import SYSTEMS, Place, config, echo
 
+SETTLED = 0.7  # seconds until a client watches each node of a set, with two threads and connections: its own cost
+
 warnings.simplefilter("ignore")  # what a job raises counts, what its libraries say does not
 
 
@@ -53,6 +55,7 @@ def keep_histories(system: str, place: Place, count: int, go: Any, out: Any) -> 
     made = SYSTEMS[system]()
     first = made.history(place, "first")
     first.add_user_message("warm")
+    time.sleep(SETTLED if place.hosts else 0)
     before = threading.active_count()
     out.send(before)
     go.recv()

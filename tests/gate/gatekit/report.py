@@ -21,7 +21,9 @@ BOUNDS = {  # seconds for all tests of a row
     "R12": 15,
     "R13": 10,
     "R14": 15,
+    "R16": 90,  # of which 60 s, a bound of its own, for 100,000 messages there and back
 }
+OURS = {"R16"}  # rows about what only memkit has
 
 
 @dataclass
@@ -76,7 +78,7 @@ class GateReport:
 
     def unbeaten(self) -> list[str]:
         """Rows that the peer passes, or fails in other ways than by an assertion: they prove nothing new."""
-        return [name for name in BOUNDS if not self.rows.get(name, Row()).asserted]
+        return [name for name in BOUNDS if name not in OURS and not self.rows.get(name, Row()).asserted]
 
     def slow(self) -> list[str]:
         """Rows over their time; MEMKIT_GATE_PATIENCE multiplies it, for machines that others load at the same time."""

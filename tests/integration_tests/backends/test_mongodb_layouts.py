@@ -202,3 +202,21 @@ def test_qa_users_and_purge(documents: Any, collection: Any) -> None:
     assert len(documents("c1", "u2").messages) == 2
     documents("c1", "u2").clear()
     assert collection.count_documents({}) == 0
+
+
+def test_order_where_the_drivers_counter_starts_again(standalone: Any, database: str, monkeypatch: Any) -> None:
+    """Rows that are ordered by id keep their order when the counter in ids of this process wraps within a batch."""
+    history = MongoDBChatMessageHistory(standalone.uri, "s1", database, layout="langchain")
+    talk = [HumanMessage(str(i), id=str(i)) for i in range(6)]
+    monkeypatch.setattr(ObjectId, "_inc", 0xFFFFFD)
+    history.add_messages(talk)
+    assert [m.text for m in history.messages] == [m.text for m in talk]
+
+
+def test_a_client_that_was_closed_is_replaced(standalone: Any, database: str) -> None:
+    """Closing the client that a history hands out does not end the process's use of the server."""
+    history = MongoDBChatMessageHistory(standalone.uri, "s1", database)
+    history.add_user_message("one")
+    history.client.close()
+    history.add_user_message("two")
+    assert [m.text for m in history.messages] == ["one", "two"]

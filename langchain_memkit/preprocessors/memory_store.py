@@ -1,0 +1,51 @@
+"""Where summaries are kept if nothing else is said."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import AsyncIterator, Iterator, Sequence
+from threading import Lock
+from typing import Any
+
+from langchain_core.stores import InMemoryStore
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore(InMemoryStore):
+    """This process's memory, for many threads. Keys stay in order: finding some does not mean looking at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sorted: list[str] = []
+        self._lock = Lock()
+
+    def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
+        """Stores values."""
+        with self._lock:
+            for key, value in key_value_pairs:
+                if key not in self.store:
+                    insort(self._sorted, key)
+                self.store[key] = value
+
+    def mdelete(self, keys: Sequence[str]) -> None:
+        """Removes keys."""
+        with self._lock:
+            for key in keys:
+                if self.store.pop(key, None) is not None:
+                    del self._sorted[bisect_left(self._sorted, key)]
+
+    def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
+        """The keys as they are now, in order."""
+        begin = prefix or ""
+        with self._lock:
+            first = last = bisect_left(self._sorted, begin)
+            while last < len(self._sorted) and self._sorted[last].startswith(begin):
+                last += 1
+            keys = self._sorted[first:last]
+        yield from keys
+
+    async def ayield_keys(self, *, prefix: str | None = None) -> AsyncIterator[str]:
+        """Async twin of `yield_keys`."""
+        for key in self.yield_keys(prefix=prefix):
+            yield key

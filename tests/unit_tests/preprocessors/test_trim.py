@@ -1,0 +1,250 @@
+"""Trimming, by example."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.prompt_values import ChatPromptValue
+
+from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
+from langchain_memkit.messages.counting import approximate_tokens
+from langchain_memkit.preprocessors import create_trim_preprocessor
+from langchain_memkit.testing import FakeChatModel
+
+NEMO: list[BaseMessage] = [
+    HumanMessage("Hey there! I'm Nemo."),
+    AIMessage("Hello!"),
+    HumanMessage("How are you today?"),
+    AIMessage("Fine thanks!"),
+]
+TASK = HumanMessage("Find out everything.")
+
+
+def texts(messages: list[BaseMessage]) -> list[str]:
+    """The text of each message."""
+    return [m.text for m in messages]
+
+
+def loop(rounds: int, size: int = 40, parallel: int = 1) -> list[BaseMessage]:
+    """An agent at work: the task, then rounds of tool calls with their results."""
+    messages: list[BaseMessage] = [TASK]
+    for r in range(rounds):
+        ids = [f"{r}-{n}" for n in range(parallel)]
+        messages.append(AIMessage("", tool_calls=[{"name": "look", "args": {}, "id": i} for i in ids]))
+        messages += [ToolMessage("x" * size, tool_call_id=i) for i in ids]
+    return messages
+
+
+def weather(city: str) -> str:
+    """The weather in a city."""
+    return city
+
+
+def test_the_guides_last_two_messages() -> None:
+    """`max_tokens=2, token_counter=len` leaves the last two messages, the same objects, and the list as it was."""
+    given = list(NEMO)
+    kept = create_trim_preprocessor(max_tokens=2, token_counter=len).invoke(given)
+    assert kept == NEMO[2:]
+    assert all(a is b for a, b in zip(kept, NEMO[2:], strict=True))
+    assert given == NEMO
+    kept.clear()
+    assert len(given) == 4
+
+
+def test_nothing_to_do() -> None:
+    """What fits comes back whole, in a list of its own; nothing comes of nothing."""
+    trimmer = create_trim_preprocessor(4, token_counter=len)
+    assert trimmer.invoke(NEMO) == NEMO
+    assert trimmer.invoke(NEMO) is not NEMO
+    assert trimmer.invoke([]) == []
+
+
+def test_agent_loop_longer_than_the_budget() -> None:
+    """The task and the newest groups stay, with parallel results together and nothing in two halves."""
+    messages = loop(5, parallel=2)
+    kept = create_trim_preprocessor(7, token_counter=len).invoke(messages)
+    assert kept == [TASK, *messages[-6:]]
+    assert create_trim_preprocessor(6, token_counter=len).invoke(messages) == [TASK, *messages[-3:]]
+    assert create_trim_preprocessor(1, token_counter=len).invoke(messages) == [TASK, *messages[-3:]]
+
+
+def test_agent_loop_of_an_earlier_turn() -> None:
+    """Once the agent has answered and was asked again, its loop goes as any turn does."""
+    messages = [*loop(3), AIMessage("That is all."), HumanMessage("Thanks, and now?")]
+    assert texts(create_trim_preprocessor(4, token_counter=len).invoke(messages)) == ["Thanks, and now?"]
+
+
+@pytest.mark.parametrize(
+    ("include_system", "expected"),
+    [(True, ["rule", "so far", "How are you today?", "Fine thanks!"]), (False, ["How are you today?", "Fine thanks!"])],
+)
+def test_system_lines_and_summary_in_front(include_system: bool, expected: list[str]) -> None:
+    """Kept if asked for, and counted then; those further on are cut unless they are within what fits."""
+    summary = HumanMessage("so far", response_metadata={"memkit_status": "summary"})
+    messages = [SystemMessage("rule"), summary, *NEMO[:2], SystemMessage("old"), *NEMO[:2], *NEMO[2:]]
+    trimmer = create_trim_preprocessor(len(expected), token_counter=len, include_system=include_system)
+    assert texts(trimmer.invoke(messages)) == expected
+    late = [*NEMO[:2], SystemMessage("new rule"), *NEMO[2:]]
+    assert texts(create_trim_preprocessor(3, token_counter=len).invoke(late)) == ["new rule", *texts(NEMO[2:])]
+
+
+@pytest.mark.parametrize("size", [500, 40_000])
+def test_results_are_truncated_and_marked(size: int) -> None:
+    """An overlong result is cut to what fits and says how much is missing; its pair, and the given one, are whole."""
+    messages = [*NEMO, *loop(1, size)]
+    trimmer = create_trim_preprocessor(100, on_overflow="truncate_tool_results")
+    (task, call, result) = trimmer.invoke(messages)
+    assert (task, call) == (messages[-3], messages[-2])
+    assert isinstance(result, ToolMessage)
+    assert result.response_metadata["memkit_status"] == "truncated"
+    (text, missing) = re.fullmatch(r"(x*)\n\[\.\.\. (\d+) characters cut off \.\.\.\]", result.text).groups()
+    assert len(text) + int(missing) == size
+    assert 95 <= approximate_tokens([task, call, result]) <= 100
+    assert messages[-1].text == "x" * size
+    assert "memkit_status" not in messages[-1].response_metadata
+
+
+def test_truncated_twice() -> None:
+    """A second, smaller budget cuts on and leaves one mark, with everything that is missing counted in it."""
+    messages = loop(1, 4_000)
+    for budget in (200, 100):
+        messages = create_trim_preprocessor(budget, on_overflow="truncate_tool_results").invoke(messages)
+    assert messages[-1].text.count("cut off") == 1
+    assert messages[-1].text.count("x") + int(re.findall(r"\d+", messages[-1].text)[0]) == 4_000
+    assert approximate_tokens(messages) <= 100
+
+
+def test_parallel_results_share_fairly() -> None:
+    """Short results stay whole, what they leave goes to the long ones, and these get the same each."""
+    messages = loop(1, parallel=4)
+    sizes = (20, 9_000, 50_000, 40)
+    messages[-4:] = [m.model_copy(update={"content": "x" * n}) for m, n in zip(messages[-4:], sizes, strict=True)]
+    kept = create_trim_preprocessor(400, on_overflow="truncate_tool_results").invoke(messages)
+    assert kept[2] is messages[2]
+    assert kept[5] is messages[5]
+    left = [m.text.count("x") for m in kept[3:5]]
+    assert abs(left[0] - left[1]) < 10
+    assert min(left) > 500
+    assert approximate_tokens(kept) <= 400
+
+
+def test_results_of_functions_are_truncated_too() -> None:
+    """The results of 2023 are results."""
+    call = AIMessage("", additional_kwargs={"function_call": {"name": "f", "arguments": "{}"}})
+    given = [TASK, call, FunctionMessage(content="x" * 5_000, name="f")]
+    kept = create_trim_preprocessor(60, on_overflow="truncate_tool_results").invoke(given)
+    assert kept[-1].response_metadata["memkit_status"] == "truncated"
+    assert approximate_tokens(kept) <= 60
+
+
+def test_overflow_raises() -> None:
+    """`"raise"` says how much there is and how much would fit; `"keep"` returns it; both only if it must be kept."""
+    messages = [*NEMO, *loop(1, 4_000)]
+    with pytest.raises(ContextTooLargeError, match=r"\d{4} tokens, and there is room for 100") as raised:
+        create_trim_preprocessor(100, on_overflow="raise").invoke(messages)
+    assert "xxx" not in str(raised.value)
+    assert create_trim_preprocessor(100).invoke(messages) == messages[-3:]
+    stray = [*NEMO, TASK, ToolMessage("x" * 4_000, tool_call_id="nobody's")]
+    assert create_trim_preprocessor(20, on_overflow="raise").invoke(stray) == [TASK]
+
+
+def test_reserve_and_tools_take_their_part() -> None:
+    """Tokens for the answer and the tools' schemas are not there for the history; of messages, tools take none."""
+    messages = NEMO * 50
+    schema: Any = {"type": "function", "function": {"name": "f", "description": "d" * 400, "parameters": {}}}
+    for options, taken in (({"reserve_tokens": 100}, 100), ({"tools": [weather]}, 40), ({"tools": [schema]}, 100)):
+        kept = create_trim_preprocessor(300, **options).invoke(messages)
+        assert 300 - taken - 40 <= approximate_tokens(kept) <= 300 - taken
+    assert len(create_trim_preprocessor(4, token_counter=len, tools=[weather]).invoke(messages)) == 4
+    assert len(create_trim_preprocessor(4, token_counter=len, reserve_tokens=2).invoke(messages)) == 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ChatPromptValue(messages=NEMO),
+        tuple(NEMO),
+        [("human" if m.type == "human" else "ai", m.content) for m in NEMO],
+        [{"role": "user" if m.type == "human" else "assistant", "content": m.content} for m in NEMO],
+        [NEMO[0], ("ai", NEMO[1].content), {"role": "user", "content": NEMO[2].content}, NEMO[3]],
+        [*NEMO[:2], ("human", NEMO[2].content), ("ai", NEMO[3].content)],
+    ],
+    ids=["prompt value", "tuple", "tuples", "dicts", "mixed", "mixed at the end"],
+)
+def test_takes_what_trim_messages_takes(given: Any) -> None:
+    """Prompt values, tuples, dicts and mixtures are messages."""
+    assert create_trim_preprocessor(2, token_counter=len).invoke(given) == NEMO[2:]
+    assert create_trim_preprocessor(18).invoke(given) == NEMO[2:]
+
+
+def test_long_mixed_list() -> None:
+    """In a long list, a tuple among what is kept is seen as well."""
+    given: list[Any] = [*(NEMO * 500), ("human", "And you?"), AIMessage("Fine.")]
+    for counter, budget in ((len, 2), (None, 16)):
+        trimmer = create_trim_preprocessor(budget, token_counter=counter)
+        assert texts(trimmer.invoke(given)) == ["And you?", "Fine."]
+    given[1] = ("ai", "Hello!")
+    assert texts(create_trim_preprocessor(16).invoke(given)) == ["And you?", "Fine."]
+
+
+@pytest.mark.parametrize("bad", ["text", 3, None, {"messages": []}])
+def test_refuses_what_is_no_list(bad: Any) -> None:
+    """Anything but a list of messages is a TypeError that says so."""
+    with pytest.raises(TypeError, match="list of messages"):
+        create_trim_preprocessor(2).invoke(bad)
+
+
+def of_one(message: BaseMessage) -> int:
+    """Counts words of one message."""
+    return len(message.text.split())
+
+
+@pytest.mark.parametrize(
+    ("counter", "budget"),
+    [(None, 18), ("approximate", 18), ("o200k_base", 20), (len, 2), (lambda ms: 5 * len(ms), 10), (of_one, 6)],
+    ids=["default", "approximate", "o200k", "len", "function of messages", "function of a message"],
+)
+def test_token_counters(counter: Any, budget: int) -> None:
+    """Whatever may count tokens decides what fits."""
+    assert create_trim_preprocessor(budget, token_counter=counter).invoke(NEMO) == NEMO[2:]
+
+
+def test_model_as_counter() -> None:
+    """A model counts with its own tokenizer."""
+
+    class Model(FakeChatModel):
+        def get_num_tokens_from_messages(self, messages: Any, tools: Any = None) -> int:
+            return 7 * len(messages)
+
+    assert create_trim_preprocessor(14, token_counter=Model()).invoke(NEMO) == NEMO[2:]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": -1},
+        {"max_tokens": 1.5},
+        {"max_tokens": "100"},
+        {"max_tokens": True},
+        {"reserve_tokens": -1},
+        {"reserve_tokens": 100},
+        {"reserve_tokens": None},
+        {"tools": [weather], "reserve_tokens": 60},
+        {"token_counter": 3},
+        {"strategy": "first"},
+        {"on_overflow": "drop"},
+        {"start_on": 3},
+        {"start_on": "humann"},
+        {"start_on": [HumanMessage, dict]},
+    ],
+    ids=lambda bad: re.sub(r" at 0x\w+", "", str(bad)),
+)
+def test_bad_arguments(bad: dict[str, Any]) -> None:
+    """What makes no sense is a ConfigurationError (a ValueError) at once, which names the argument or the sizes."""
+    with pytest.raises(ConfigurationError, match=next(iter(bad)).replace("tools", "tools|max_tokens")) as raised:
+        create_trim_preprocessor(**{"max_tokens": 100, **bad})
+    assert isinstance(raised.value, ValueError)

@@ -1,0 +1,155 @@
+"""Trimming random conversations: what must hold whatever a store holds, and where `trim_messages` says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    trim_messages,
+)
+from langchain_core.messages.utils import count_tokens_approximately
+
+from langchain_memkit.errors import ContextTooLargeError
+from langchain_memkit.messages.counting import approximate_tokens
+from langchain_memkit.messages.cuts import whole_tool_groups
+from langchain_memkit.preprocessors import create_trim_preprocessor
+from langchain_memkit.testing._conversations import conversations, plain_conversations, refused
+
+RESULTS = (ToolMessage, FunctionMessage)
+
+budgets = st.one_of(
+    st.tuples(st.just(len), st.integers(1, 16)), st.tuples(st.just(approximate_tokens), st.integers(1, 250))
+)
+start_ons: st.SearchStrategy[Any] = st.sampled_from([None, None, "human", HumanMessage, "ai", ("human", "ai")])
+policies: st.SearchStrategy[Any] = st.sampled_from(["keep", "truncate_tool_results", "raise"])
+
+
+def lead_of(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """System lines and summaries in front."""
+    lead: list[BaseMessage] = []
+    for message in messages:
+        if not (isinstance(message, SystemMessage) or message.response_metadata.get("memkit_status") == "summary"):
+            break
+        lead.append(message)
+    return lead
+
+
+def must_stay(messages: Sequence[BaseMessage], include_system: bool, start_on: Any) -> list[BaseMessage]:
+    """What is kept if nothing fits: the lead, the newest question, and results at the very end with their call."""
+    lead = lead_of(messages) if include_system else []
+    rest = list(messages[len(lead) :])
+    questions = [i for i, m in enumerate(rest) if isinstance(m, HumanMessage)]
+    task = rest[questions[-1] : questions[-1] + 1] if questions else []
+    after = rest[questions[-1] + 1 :] if questions else rest if start_on is None else []
+    results = 0
+    while results < len(after) and isinstance(after[-1 - results], RESULTS):
+        results += 1
+    group = whole_tool_groups(after[len(after) - results - 1 :]) if 0 < results < len(after) else []
+    return [*lead, *task, *(group if len(group) > 1 else [])]
+
+
+def is_within(kept: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> bool:
+    """Whether the kept ones are among the messages, in order: the same objects, or copies with less in them."""
+    rest = iter(messages)
+    return all(any(_is_left_of(k, m) for m in rest) for k in kept)
+
+
+def _is_left_of(kept: BaseMessage, message: BaseMessage) -> bool:
+    if kept is message:
+        return True
+    cut = isinstance(message, RESULTS) and kept.response_metadata.get("memkit_status") == "truncated"
+    without_calls = isinstance(message, AIMessage) and type(kept) is type(message) and kept.text == message.text
+    return (cut or without_calls) and kept.id == message.id
+
+
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(conversations, budgets, st.booleans(), start_ons, policies)
+def test_what_always_holds(
+    messages: list[BaseMessage], budget: tuple[Any, int], include_system: bool, start_on: Any, on_overflow: Any
+) -> None:
+    """Within budget, or exactly what must stay (`"raise"`: an error); sound, in order, newest question in it, stable.
+
+    The documented exception: if the lead, the newest human message and the unseen results of tools at the very end are
+    too much by themselves, `"keep"` returns these and nothing else, `"truncate_tool_results"` returns these with every
+    one of the results shortened as far as it goes (or less, if then it fits), and `"raise"` raises.
+    """
+    counter, room = budget
+    trimmer = create_trim_preprocessor(
+        room, token_counter=counter, include_system=include_system, start_on=start_on, on_overflow=on_overflow
+    )
+    given_ones, copies = list(messages), [m.model_copy(deep=True) for m in messages]
+    needed = must_stay(messages, include_system, start_on)
+    too_much = counter(needed) > room
+    try:
+        kept = trimmer.invoke(messages)
+    except ContextTooLargeError:
+        assert on_overflow == "raise"
+        assert too_much
+        return
+    assert not (too_much and on_overflow == "raise")
+    if too_much and on_overflow == "keep":
+        assert kept == needed
+    elif counter(kept) > room:
+        assert too_much
+        assert on_overflow == "truncate_tool_results"
+        assert [(type(m), m.id) for m in kept] == [(type(m), m.id) for m in needed]
+        assert all(a.content == b.content for a, b in zip(kept, needed, strict=True) if not isinstance(b, RESULTS))
+    if not too_much:
+        assert not any(m.response_metadata.get("memkit_status") == "truncated" for m in kept)
+    assert refused(kept) == []
+    assert is_within(kept, messages)
+    lead = lead_of(messages) if include_system else []
+    assert kept[: len(lead)] == lead
+    questions = [m for m in messages[len(lead) :] if isinstance(m, HumanMessage)]
+    assert not questions or any(m is questions[-1] for m in kept)
+    assert trimmer.invoke(kept) == kept
+    assert messages == copies
+    assert all(a is b for a, b in zip(messages, given_ones, strict=True))
+
+
+@settings(max_examples=300, deadline=None)
+@given(conversations, budgets)
+def test_more_budget_never_keeps_less(messages: list[BaseMessage], budget: tuple[Any, int]) -> None:
+    """With a larger budget, what was kept before is still kept."""
+    counter, room = budget
+    fewer, more = (create_trim_preprocessor(n, token_counter=counter).invoke(messages) for n in (room, 2 * room))
+    assert {id(m) for m in fewer if any(m is x for x in messages)} <= {id(m) for m in more} | {
+        id(m)
+        for m in messages
+        if isinstance(m, AIMessage)  # copies where a call was taken out are new each time
+    }
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    plain_conversations,
+    st.sampled_from([(len, len), (None, count_tokens_approximately), ("approximate", "approximate")]),
+    st.integers(1, 120),
+    st.sampled_from(["human", HumanMessage, ["human"]]),
+)
+def test_same_as_trim_messages(messages: list[BaseMessage], counters: Any, room: int, start_on: Any) -> None:
+    """On ordinary conversations the result is that of `trim_messages`, wherever that keeps the newest question.
+
+    The difference: where the newest question does not fit with what follows it (or with the system line),
+    `trim_messages` drops it and often returns nothing at all; ours keeps it with the system line.
+    """
+    ours, theirs = counters
+    kept = create_trim_preprocessor(room, token_counter=ours, start_on=start_on).invoke(messages)
+    expected = trim_messages(
+        messages, max_tokens=room, token_counter=theirs, strategy="last", include_system=True, start_on=start_on
+    )
+    questions = [m for m in messages if isinstance(m, HumanMessage)]
+    if not questions or any(m is questions[-1] for m in expected):
+        lead = lead_of(messages)
+        assert kept == expected or (not questions and kept == lead)
+    else:
+        assert kept[: len(lead_of(messages)) + 1] == [*lead_of(messages), questions[-1]]
