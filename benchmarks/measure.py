@@ -25,6 +25,7 @@ class Case:
     prepare: Callable[[], object] = nothing  # before each run, not timed
     finish: Callable[[], object] = nothing  # after each run, not timed: brings the session back to its size
     calls: int = 1  # how many calls one run makes; the result is per call
+    least: int = MIN_RUNS  # runs that it makes however long they take
     times: list[float] = field(default_factory=list)
 
     def once(self) -> float:
@@ -49,7 +50,7 @@ def alternate(cases: Sequence[Case], runs: int, budget: float) -> list[dict[str,
     Args:
         cases: What is compared; every second round goes backwards.
         runs: Rounds, at least 3.
-        budget: Seconds after which a case takes no part in further rounds, once it has run three times.
+        budget: Seconds after which a case takes no part in further rounds, once it has run three times (or `least`).
 
     Returns:
         A row per case.
@@ -57,6 +58,6 @@ def alternate(cases: Sequence[Case], runs: int, budget: float) -> list[dict[str,
     for number in range(max(runs, MIN_RUNS)):
         gc.collect()
         for case in cases if number % 2 == 0 else reversed(cases):
-            if number < MIN_RUNS or sum(case.times) * case.calls < budget:
+            if number < case.least or sum(case.times) * case.calls < budget:
                 case.times.append(case.once())
     return [case.result() for case in cases]

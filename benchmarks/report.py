@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import platform
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 PACKAGES = ("langchain-memkit", "langchain-core", "langchain-mongodb", "pymongo")
+COMPARE = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
 Row = dict[str, Any]
 
 
@@ -52,11 +54,11 @@ def median(rows: list[Row], **wanted: Any) -> float:
 
 
 def ratio(name: str, value: float, bar: str | None = None, **where: Any) -> Row:
-    """A derived figure, with its bar (`>= 100`, `<= 2`) if it has one."""
+    """A derived figure, with its bar (`>= 100`, `<= 2`, `< 1`) if it has one."""
     result: Row = {"ratio": name, **where, "value": float(f"{value:.3g}")}
     if bar:
         sign, limit = bar.split()
-        result |= {"bar": bar, "holds": value >= float(limit) if sign == ">=" else value <= float(limit)}
+        result |= {"bar": bar, "holds": COMPARE[sign](value, float(limit))}
     return result
 
 

@@ -112,9 +112,9 @@ class Memkit:
         self._cut(session)
 
 
-def memkit_on_mongodb(uri: str) -> Memkit:
+def memkit_on_mongodb(uri: str, history_size: int | None = WINDOW) -> Memkit:
     """Memkit with its defaults."""
-    histories = MongoDBChatMessageHistory.factory(uri, history_size=WINDOW)
+    histories = MongoDBChatMessageHistory.factory(uri, history_size=history_size)
     first = histories("template")
     first.add_messages(conversation(2))
     collection = first.collection
@@ -148,9 +148,9 @@ def paired_documents(template: dict[str, Any], session: str, count: int) -> list
     return documents
 
 
-def memkit_on_sqlite(path: str) -> Memkit:
+def memkit_on_sqlite(path: str, history_size: int | None = WINDOW) -> Memkit:
     """Memkit in a file; the benchmark's own connection fills and cuts."""
-    histories = SQLiteChatMessageHistory.factory(path, history_size=WINDOW)
+    histories = SQLiteChatMessageHistory.factory(path, history_size=history_size)
     histories("template").add_messages(conversation(2))
     database = sqlite3.connect(path, isolation_level=None)
     database.row_factory = sqlite3.Row

@@ -194,14 +194,14 @@ class Window:
         after: Only what comes after this position, all of it; the limits do not count then.
         max_messages: The newest turns that hold at least so many messages; None for no limit.
         max_tokens: The newest turns that hold at least so many tokens; None for no limit.
-        counter: Name of the counter in which these are meant.
+        counter: What these are counted with; None for the default.
         summary: What is known of everything up to `after`; handed back with the messages.
     """
 
     after: Position | None = None
     max_messages: int | None = None
     max_tokens: int | None = None
-    counter: str = "approximate"
+    counter: TokenCounter | None = None
     summary: Any = None
 
 

@@ -230,6 +230,8 @@ def _with_calls(message: AIMessage, answered: set[str], *, legacy: bool) -> AIMe
 
 
 def _calls_in_content(message: AIMessage) -> set[Any]:
+    if isinstance(message.content, str):
+        return set()
     return {_call_id(block) for block in message.content if _is_call(block)}
 
 

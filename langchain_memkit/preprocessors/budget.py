@@ -104,7 +104,7 @@ class Budget:
         room = max(self.room(config), 0)
         if self.counts_messages:
             return Window(max_messages=room)
-        return Window(max_tokens=room, counter=counter_name(self.counter))
+        return Window(max_tokens=room, counter=self.counter)
 
 
 def new_input(config: RunnableConfig | None, value: Any = ()) -> list[BaseMessage]:

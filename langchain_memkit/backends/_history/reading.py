@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import Page, Scope, TurnStore
+from langchain_memkit.backends._history.rows import Enough, Page, Scope, TurnStore
 from langchain_memkit.base import HistoryMessages, HistoryView, Position, TokenCounter, Turn, Window
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError
-from langchain_memkit.messages.counting import counter_name
+from langchain_memkit.messages.counting import count_tokens, counter_name
 from langchain_memkit.messages.turns import cut_tail
 
 logger = logging.getLogger("langchain_memkit")
@@ -37,70 +37,79 @@ class ReadingFlows:
         max_messages, max_tokens = check_limit(max_messages, "max_messages"), check_limit(max_tokens, "max_tokens")
         if window is not None:
             return (yield from self._window(window))
-        head, turns = yield from self._newest(max_messages, max_tokens, sliced=True)
+        counter = self.token_counter
+        head, turns = yield from self._newest(max_messages, max_tokens, sliced=True, counter=counter)
         tokens = [n for t in turns for n in t.tokens]
-        kept = cut_tail(
-            [m for t in turns for m in t.messages], tokens, max_messages=max_messages, max_tokens=max_tokens
-        )
-        owners = [t for t in turns for _ in t.messages]
-        begin = len(tokens) - len(kept)
-        return self._as_view(head, turns, kept, tokens[begin:], owners[begin:], None)
+        messages = [m for t in turns for m in t.messages]
+        kept = cut_tail(messages, tokens, max_messages=max_messages, max_tokens=max_tokens)
+        return self._as_view(head, turns, len(messages) - len(kept), None, counter)
 
     def _window(self, window: Window) -> Flow[HistoryView]:
         """The rows that a preprocessor asked for. It cuts them itself, so none is cut here, but at `after`."""
-        after = window.after
+        after, counter = window.after, self.token_counter
         if after is None:
-            tokens = window.max_tokens
-            if tokens and window.counter != counter_name(self.token_counter):
-                tokens *= 4  # counted otherwise when stored (for Chinese, three times): rather too much than too little
-            head, turns = yield from self._newest(window.max_messages, tokens)
+            counter = window.counter
+            head, turns = yield from self._newest(window.max_messages, window.max_tokens, counter=counter)
             begin: int | None = 0
         else:
             head, turns = yield from self._newest(None, None, after=after)
             begin = _place_after(turns, after) if after.seq == 0 or after.epoch == head.epoch else None
         if begin is None:  # cleared or expired since: what was known of it is void
             return (yield from self._window(replace(window, after=None)))
-        messages = [m for t in turns for m in t.messages][begin:]
-        counts = [n for t in turns for n in t.tokens][begin:]
-        owners = [t for t in turns for _ in t.messages][begin:]
-        return self._as_view(head, turns, messages, counts, owners, window)
+        return self._as_view(head, turns, begin, window, counter)
 
     def _newest(
-        self, max_messages: int | None, max_tokens: int | None, *, sliced: bool = False, after: Position | None = None
+        self,
+        max_messages: int | None,
+        max_tokens: int | None,
+        *,
+        sliced: bool = False,
+        after: Position | None = None,
+        counter: TokenCounter | None = None,
     ) -> Flow[tuple[Page, list[Turn]]]:
         """The newest turns that hold at least so much, or all that come after a position; oldest first."""
         # a turn is rarely less than two messages, so half the limit is usually one page and all of it
         limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2
+        recount = max_tokens is not None and not _same_counter(counter, self.token_counter)
         turns: list[Turn] = []
         head: Page | None = None
         older: Any | None = None
+        messages = tokens = 0
         while True:
-            wanted = max_messages - sum(len(t.messages) for t in turns) if sliced and max_messages is not None else None
+            enough = Enough(
+                max_messages - messages if sliced and max_messages is not None else None,
+                max_tokens - tokens if max_tokens is not None and not recount else None,
+            )
             floor = after.seq if after else 0
-            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE), wanted, floor)
+            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE), enough, floor)
             head, older, limit = head or page, page.older, limit * 2
-            turns += page.turns
+            found = [replace(t, tokens=count_tokens(t.messages, counter)) if recount else t for t in page.turns]
+            turns += found
+            messages += sum(len(t.messages) for t in found)
+            tokens += sum(sum(t.tokens) for t in found)
             if (
                 older is None
                 or (max_messages is not None and _is_full(turns, max_messages))
-                or (max_tokens is not None and sum(sum(t.tokens) for t in turns) > max_tokens)
-                or (after is not None and any(_is_at(turn, after) for turn in page.turns))
+                or (max_tokens is not None and tokens > max_tokens)
+                or (after is not None and any(_is_at(turn, after) for turn in found))
             ):
                 break
         turns.reverse()
         return head, turns
 
     def _as_view(
-        self,
-        head: Page,
-        turns: list[Turn],
-        messages: list[BaseMessage],
-        tokens: list[int],
-        owners: list[Turn],
-        window: Window | None,
+        self, head: Page, turns: list[Turn], begin: int, window: Window | None, counter: TokenCounter | None
     ) -> HistoryView:
+        """What was read, without the first `begin` messages of it."""
         problems = self._report(turns)
-        known = HistoryMessages(messages, tokens, counter_name(self.token_counter), owners, head.epoch, window)
+        known = HistoryMessages(
+            [m for t in turns for m in t.messages][begin:],
+            [n for t in turns for n in t.tokens][begin:],
+            counter_name(counter),
+            [t for t in turns for _ in t.messages][begin:],
+            head.epoch,
+            window,
+        )
         return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems))
 
     def _last_questions(self, n: int) -> Flow[list[str]]:
@@ -108,7 +117,7 @@ class ReadingFlows:
         questions: list[str] = []
         older: Any | None = None
         while len(questions) < limit:
-            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE), None)
+            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE), Enough())
             for turn in page.turns:
                 questions += [m.text for m in reversed(turn.messages) if isinstance(m, HumanMessage)]
             older = page.older
@@ -135,24 +144,34 @@ class ReadingFlows:
         return problems
 
 
+def _same_counter(one: TokenCounter | None, other: TokenCounter | None) -> bool:
+    """Whether counts of one are counts of the other."""
+    name = counter_name(one)
+    return one is other or (name == counter_name(other) and "<" not in name)
+
+
 def _is_at(turn: Turn, position: Position) -> bool:
-    return turn.op == position.op if position.seq == 0 else turn.seq <= position.seq
+    if position.seq:
+        return turn.seq <= position.seq
+    return turn.op == position.op and position.message_id in [m.id for m in turn.messages]
 
 
 def _place_after(turns: list[Turn], position: Position) -> int | None:
     """How many messages of these turns, oldest first, are up to the position; None if it is not among them."""
     begin = found = 0
+    is_known = position.seq > 0
     for turn in turns:
         ids = [m.id for m in turn.messages]
         if turn.op == position.op and turn.seq == position.seq:
-            place = ids.index(position.message_id) + 1 if position.message_id in ids else 0
-            found = begin + place
-            if position.seq == 0:
-                return found
-        elif 0 < turn.seq < position.seq:
+            if position.message_id in ids:
+                found = begin + ids.index(position.message_id) + 1
+            elif not is_known:  # rows of langchain-mongodb that we wrote: a message each, and one op for the turn
+                found = begin
+            is_known = True
+        elif turn.seq < position.seq:
             found = begin + len(ids)
         begin += len(ids)
-    return found if position.seq else None
+    return found if is_known else None
 
 
 def _is_full(turns: list[Turn], max_messages: int) -> bool:

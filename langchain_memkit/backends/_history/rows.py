@@ -170,18 +170,28 @@ def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
     return stored.seq
 
 
-def until_enough(turns: Iterable[Turn], enough: int | None) -> tuple[list[Turn], bool]:
-    """Turns until they hold more than `enough` messages, and whether that was before the end.
+class Enough(NamedTuple):
+    """When a page may end early: when it holds more than so many messages or tokens.
 
     Rows of an import hold up to 100 messages: decoding a page of them for the newest twenty would be most of the cost.
     """
+
+    messages: int | None = None
+    tokens: int | None = None
+
+
+def until_enough(turns: Iterable[Turn], enough: Enough) -> tuple[list[Turn], bool]:
+    """Turns until they hold enough, and whether that was before the end."""
     taken: list[Turn] = []
-    count = 0
+    messages = tokens = 0
     for turn in turns:
-        if enough is not None and count > enough:
+        if (enough.messages is not None and messages > enough.messages) or (
+            enough.tokens is not None and tokens > enough.tokens
+        ):
             return taken, True
         taken.append(turn)
-        count += len(turn.messages)
+        messages += len(turn.messages)
+        tokens += sum(turn.tokens)
     return taken, False
 
 
@@ -209,9 +219,7 @@ class TurnStore(Protocol):
     def run(self, flow: Flow[T]) -> T: ...
     async def arun(self, flow: Flow[T]) -> T: ...
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]: ...
-    def page_back(
-        self, scope: Scope, older: Any | None, limit: int, enough: int | None, floor: int = 0
-    ) -> Flow[Page]: ...
+    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Flow[Page]: ...
     def page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]: ...
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]: ...
     def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]: ...

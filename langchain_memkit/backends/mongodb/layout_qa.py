@@ -17,7 +17,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pymongo import ASCENDING, IndexModel
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import Batch, Origin, Page, Row, Scope, read_turn
+from langchain_memkit.backends._history.rows import Batch, Enough, Origin, Page, Row, Scope, read_turn
 from langchain_memkit.backends.mongodb.commands import Call, Commands
 from langchain_memkit.backends.mongodb.foreign import ascending_ids, ensure, insert_once, is_shown, refuse_positions
 from langchain_memkit.base import SessionInfo, TokenCounter, Turn
@@ -65,7 +65,7 @@ class QAStore(Commands):
 
     # -- reading
 
-    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None, floor: int = 0) -> Flow[Page]:
+    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Flow[Page]:
         """Turns newest first."""
         turns, older = yield from self.reading(self._page(scope, older, -1, limit))
         return Page(turns, 0, 0, None, older)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pymongo.read_concern import ReadConcern
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import EMPTY, Head, Page, Scope, until_enough
+from langchain_memkit.backends._history.rows import EMPTY, Enough, Head, Page, Scope, until_enough
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Call, Commands, Settings
 from langchain_memkit.backends.mongodb.documents import (
@@ -43,11 +43,11 @@ class Reader(Commands):
         super().__init__(clients, settings)
         self._warned = False
 
-    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None, floor: int = 0) -> Flow[Page]:
+    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Flow[Page]:
         """Turns newest first; below our own lie the rows of langchain-mongodb, for histories without a user."""
         return (yield from self.reading(self._page_back(scope, older, limit, enough, floor)))
 
-    def _page_back(self, scope: Scope, older: Any | None, limit: int, enough: int | None, floor: int = 0) -> Flow[Page]:
+    def _page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Flow[Page]:
         if isinstance(older, LegacyPlace):
             turns, older = yield from self._legacy_page(scope, older, -1, limit)
             return Page(turns, 0, 0, None, older)
@@ -55,7 +55,7 @@ class Reader(Commands):
         base = max(base, floor - 1)
         seq = {"$gt": base} if before is None else {"$gt": base, "$lt": before}
         query = turns_filter(*scope, seq=seq)
-        documents = yield self.find(query, -1, limit, newest=enough)
+        documents = yield self.find(query, -1, limit, newest=enough.messages)
         head = head_of(documents) or EMPTY
         base = base if older else max(base, head.base)
         epoch = head.epoch
@@ -63,7 +63,7 @@ class Reader(Commands):
             epoch = (yield from self.purged(scope.user_id)) if scope.user_id else 0
         now = self.settings.now()
         turns, stopped = until_enough(self._live_turns(documents, base, now), enough)
-        if enough is not None and any(turn.problems for turn in turns):
+        if enough.messages is not None and any(turn.problems for turn in turns):
             documents = yield self.find(query, -1, limit)  # what cannot be read does not count: whole rows are needed
             turns, stopped = until_enough(self._live_turns(documents, base, now), enough)
         last = turns[-1].seq if stopped else documents[-1]["seq"] if documents else 0

@@ -13,6 +13,7 @@ from langchain_memkit.backends._history.rows import (
     EMPTY,
     MARKER_TTL,
     Batch,
+    Enough,
     Head,
     Origin,
     Page,
@@ -70,7 +71,7 @@ class Operations:
         scope: Scope,
         older: tuple[int, int] | None,
         limit: int,
-        enough: int | None,
+        enough: Enough,
         floor: int,
         connection: sqlite3.Connection,
     ) -> Page:
@@ -86,7 +87,7 @@ class Operations:
         head = Head(rows[0]["seq"], rows[0]["epoch"], base) if rows else EMPTY
         epoch = head.epoch or self._purged(connection, scope.user_id)
         shown = (row for row in rows if row["seq"] > base and not row["is_deleted"])
-        turns, stopped = until_enough((self._turn(row, enough) for row in shown), enough)
+        turns, stopped = until_enough((self._turn(row, enough.messages) for row in shown), enough)
         last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
         return Page(turns, head.seq, epoch, self._now(), (last, base) if last > base + 1 else None)
 

@@ -9,6 +9,7 @@ from functools import partial
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import (
     Batch,
+    Enough,
     Origin,
     Page,
     Scope,
@@ -28,7 +29,7 @@ class SQLiteTurnStore(Operations, Transactions):
         yield from self._read(lambda connection: None)
 
     def page_back(
-        self, scope: Scope, older: tuple[int, int] | None, limit: int, enough: int | None, floor: int = 0
+        self, scope: Scope, older: tuple[int, int] | None, limit: int, enough: Enough, floor: int = 0
     ) -> Flow[Page]:
         """Turns before `older` = (seq, base), newest first."""
         return (yield from self._read(partial(self._page_back, scope, older, limit, enough, floor)))

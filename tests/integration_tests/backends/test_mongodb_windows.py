@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_mongodb.chat_message_histories import MongoDBChatMessageHistory as Peer
 
 from langchain_memkit import MongoDBChatMessageHistory
@@ -105,16 +105,33 @@ def test_other_layouts(standalone: Any, database: str, layout: Any, call: Call) 
             history.add_messages(exchange(name))
         whole: Any = call(history, "view").messages
         assert texts(whole) == said(*"abcd")
-        for i in range(0, 8, 1 if layout == "qa" else 2):
+        for i in range(8):
             assert whole.position(i).seq == 0
             assert after(history, call, i) == texts(whole)[i + 1 :]
         for n in (1, 3, 8):
             newest: list[BaseMessage] = call(history, "view", window=Window(max_messages=n)).messages
             assert len(newest) >= n
             assert newest == whole[8 - len(newest) :]
-        window = Window(after=whole.position(4))
+        window = Window(after=whole.position(3))
         call(history, "clear")
         history.add_messages(exchange("e"))
         view = call(history, "view", window=window)
         assert texts(view.messages) == said("e")
         assert view.messages.window.after is None
+
+
+def test_position_in_a_deleted_turn_of_ours(grown: Any, call: Call) -> None:
+    """The first of our turns deleted at the position: the rows before it stay known."""
+    position = call(grown, "view").messages.position(7)
+    call(grown, "delete_turn", 1)
+    assert texts(call(grown, "view", window=Window(after=position)).messages) == said("new 2")
+
+
+def test_position_in_a_turn_of_many_rows(standalone: Any, database: str, call: Call) -> None:
+    """A turn that lies over the border of two pages, a row a message: nothing of it is lost."""
+    with MongoDBChatMessageHistory.factory(standalone.uri, database, layout="langchain") as factory:
+        history = factory("s1")
+        history.add_messages([HumanMessage("q"), *[AIMessage(f"a{i}") for i in range(150)]])
+        whole = call(history, "view").messages
+        for i in (0, 20, 86, 87, 88, 149):
+            assert after(history, call, i) == texts(whole)[i + 1 :]

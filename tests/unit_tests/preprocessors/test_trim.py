@@ -143,7 +143,7 @@ def test_results_of_functions_are_truncated_too() -> None:
 def test_overflow_raises() -> None:
     """`"raise"` says how much there is and how much would fit; `"keep"` returns it; both only if it must be kept."""
     messages = [*NEMO, *loop(1, 4_000)]
-    with pytest.raises(ContextTooLargeError, match=r"\d{4} tokens, and there is room for 100") as raised:
+    with pytest.raises(ContextTooLargeError, match=r"\d{4} tokens .* room for 100") as raised:
         create_trim_preprocessor(100, on_overflow="raise").invoke(messages)
     assert "xxx" not in str(raised.value)
     assert create_trim_preprocessor(100).invoke(messages) == messages[-3:]
