@@ -6,8 +6,10 @@ awaiting. What an operation is, the runner of each module says; the plainest is 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -59,3 +61,35 @@ def run_step(step: Step) -> Any:
 async def arun_step(step: Step) -> Any:
     """Runs a step by awaiting."""
     return await step.asynchronous()
+
+
+class Closing(ABC):
+    """`with` and `async with` for what has `close` and `aclose`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends what this object began."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Async twin of `close`."""
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes."""
+        await self.aclose()

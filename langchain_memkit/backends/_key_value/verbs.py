@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow
+from langchain_memkit._flow import Closing, Flow
 from langchain_memkit.backends._key_value.data import (
     PAGE,
     KeyRange,
@@ -40,7 +39,7 @@ class KeyValueBackend(Protocol):
     async def aclose(self) -> None: ...
 
 
-class KeyValueStore(BaseStore[str, dict[str, Any]]):
+class KeyValueStore(Closing, BaseStore[str, dict[str, Any]]):
     """Verbs shared by `SQLiteKeyValueStore` and `MongoDBKeyValueStore`; see there."""
 
     def __init__(self, backend: KeyValueBackend) -> None:
@@ -215,23 +214,3 @@ class KeyValueStore(BaseStore[str, dict[str, Any]]):
     async def aclose(self) -> None:
         """Async twin of `close`."""
         await self._backend.aclose()
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes."""
-        await self.aclose()
