@@ -42,7 +42,8 @@ five messages, the others have two. Every message begins and ends with a word of
    turn, once it is taken over whole and goes on until the second compaction. A compaction is a turn in which the
    summariser was called. "gone" are the messages that the first compaction took out of view, "given" those of them that
    the summariser was given whole in it. The summariser repeats any fact that it is shown, so if its summary has no fact
-   then it was not shown any. "at end": whether the model is given the fact in the last turn.
+   then it was not shown any. "at end": whether the model is given the fact in the last turn. "stored": whether message
+   0 is still in the system's own history or state; langmem leaves those to the app.
 4. Turns through `create_runnable_with_message_history` with `create_history_preprocessor(max_tokens=8000)`, over a
    SQLite file and a standalone mongod; the summaries are stored in the same place. A session for each size, of rows of
    two messages. Its first turn summarizes all of it, which is given apart, once. Then turns are measured, the session
@@ -261,6 +262,8 @@ def fact_tables(rows: Sequence[Row]) -> Iterator[Table]:
         "twice",
         "largest",
         "view",
+        "stored",
+        "verdict",
     )
     for scenario in dict.fromkeys(row["scenario"] for row in rows):
         title = (
@@ -270,8 +273,17 @@ def fact_tables(rows: Sequence[Row]) -> Iterator[Table]:
         for row in (row for row in rows if row["scenario"] == scenario):
             cells = [f"{row['first_gone_given']} / {row['first_gone']}", *("yes" if row[n] else "NO" for n in FOUND)]
             cells += [f"{row[name]:,}" for name in ("gone_unseen", "given_twice", "largest_prompt", "view_tokens_max")]
-            made.add_row(row["system"], *cells)
+            made.add_row(row["system"], *cells, "yes" if row["message_0_in_its_log"] else "NO", verdict(row))
         yield made
+
+
+def verdict(row: Row) -> str:
+    """What the facts test asks for: the fact seen and carried on, nothing summarized twice, the message still there."""
+    if not (row["fact_in_first_input"] and row["fact_in_second_prompt"]):
+        return "fact lost"
+    if row["given_twice"]:
+        return "summarized twice"
+    return "holds" if row["message_0_in_its_log"] else "message lost"
 
 
 def turn_table(rows: Sequence[Row]) -> Table:
