@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.messages import BaseMessage, SystemMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenCounterLike, TurnContext, Window
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import count_tokens, count_tool_tokens, counter_name, resolve_counter
+from langchain_memkit.messages.cuts import is_summary
 
 __all__ = ["Budget", "Sizes", "as_messages", "checked_size", "new_input"]
 
@@ -108,12 +109,24 @@ class Budget:
 
 
 def new_input(config: RunnableConfig | None, value: Any = ()) -> list[BaseMessage]:
-    """The turn's new input that is yet to follow `value`: nothing follows a whole prompt, nor what holds it already."""
+    """The turn's new input, if it is yet to follow `value`: that is so where `value` is (a part of) the past.
+
+    What ends otherwise is a prompt, or the messages of an agent under way, or of somebody else's: nothing follows, and
+    its own newest question and results are what has to be kept.
+    """
     context = turn_context(config)
     if context is None or hasattr(value, "to_messages"):
         return []
-    held = {id(m) for m in value[-len(context.asked) :]} if context.asked else set()
-    return [m for m in context.asked if id(m) not in held]
+    last = next((m for m in reversed(value) if not (isinstance(m, SystemMessage) or _is_ours(m))), None)
+    if last is None:
+        return list(context.asked)
+    name = getattr(last, "id", None)
+    is_past = any(m is last or (name is not None and m.id == name) for m in reversed(context.past))
+    return list(context.asked) if is_past else []
+
+
+def _is_ours(message: Any) -> bool:
+    return isinstance(message, BaseMessage) and is_summary(message)
 
 
 def turn_context(config: RunnableConfig | None) -> TurnContext | None:

@@ -133,7 +133,7 @@ def _read_native(messages: HistoryMessages, window: Window, place: Place, store:
         system: list[BaseMessage] = [SystemMessage(text) for text in known[1].lead]
         return Conversation(place, system, known, messages, [], messages, native=True)
     if window.summary is not None:  # cleared or expired since: what belongs to another epoch is of no use to anybody
-        yield from store.delete_all(place.prefix, but=place.list_prefix)
+        yield from store.delete_all(place.prefix)
     # a record keeps the lead as text, so it is system lines alone: nothing else may come back as one
     lead = next((i for i, m in enumerate(messages) if not isinstance(m, SystemMessage)), len(messages))
     complete = window.max_messages is None and window.max_tokens is None

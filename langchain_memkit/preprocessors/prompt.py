@@ -59,6 +59,9 @@ class SummaryPrompt:
         if not (prompt is None or isinstance(prompt, (str, BasePromptTemplate))):
             msg = f"prompt must be an instruction or a prompt template, not {type(prompt).__name__}"  # type: ignore[unreachable]  # callers without types
             raise ConfigurationError(msg)
+        if isinstance(prompt, str) and (not prompt.strip() or any(f"{{{name}}}" in prompt for name in VARIABLES)):
+            msg = f"prompt={prompt!r:.60} is no instruction: with variables in it, pass a ChatPromptTemplate"
+            raise ConfigurationError(msg)
         if self._template is not None:
             self._takes = {*self._template.input_variables, *self._template.optional_variables}
             if not self._takes & {"conversation", "chat_history"} or self._takes - VARIABLES:

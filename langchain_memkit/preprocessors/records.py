@@ -206,9 +206,9 @@ class SummaryStore:
         if keys:
             yield Step(lambda: self._store.mdelete(keys), lambda: self._store.amdelete(keys))
 
-    def delete_all(self, prefix: str, but: str | None = None) -> Flow[int]:
-        """Removes the records under a prefix, but not those under a longer one; returns how many."""
-        keys = [key for key in (yield from self._keys(prefix)) if but is None or not key.startswith(but)]
+    def delete_all(self, prefix: str) -> Flow[int]:
+        """Removes the records under a prefix; returns how many."""
+        keys = yield from self._keys(prefix)
         yield from self.delete(keys)
         return len(keys)
 

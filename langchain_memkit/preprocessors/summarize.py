@@ -289,8 +289,11 @@ def create_history_preprocessor(
     if store is not None and not isinstance(store, BaseStore):
         msg = f"store must be a BaseStore of langchain_core.stores, not {type(store).__name__}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):  # type: ignore[redundant-expr]  # callers without types
         msg = f"timeout is in seconds and must be above 0, or None; got {timeout!r:.50}"
+        raise ConfigurationError(msg)
+    if not callable(now):
+        msg = f"now must be a function that returns the time, not {type(now).__name__}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
     budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
     rules = Rules.of(budget, trigger, keep)

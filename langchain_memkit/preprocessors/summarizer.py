@@ -120,9 +120,18 @@ class Summarizer:
         call = merge_configs(config, CALL)
 
         async def acall() -> Any:
-            return await asyncio.wait_for(self.llm.ainvoke(prompt, call), self.timeout)
+            try:
+                return await asyncio.wait_for(self.llm.ainvoke(prompt, call), self.timeout)
+            except TimeoutError as error:
+                if str(error) or self.timeout is None:  # the model's own
+                    raise
+                msg = f"the model took longer than {self.timeout:g} s"
+                raise TimeoutError(msg) from None
 
         answer = yield Step(lambda: _within(self.timeout, lambda: self.llm.invoke(prompt, call)), acall)
+        if not isinstance(answer, (str, BaseMessage)):
+            msg = f"the model must return a message or text, not {type(answer).__name__}"
+            raise TypeError(msg)
         text = str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
         if not text:
             msg = "the model returned nothing"

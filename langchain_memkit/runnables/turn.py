@@ -253,12 +253,13 @@ class HistoryTurn(Runnable[Any, Any]):
         if native and ids:
             known = yield Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
         # the next runnable finds the history where LangChain's class puts it
-        context = TurnContext(self._asked(given, known), scale)
+        context = TurnContext(self._asked(given, known), scale=scale)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
         view = yield from load(history, self._policy.preprocessor, config, native=native)
         known |= {m.id for m in view.messages if m.id} & set(ids)
         new = [m for m in given if not m.id or m.id not in known]
         context.asked = asked = self._asked(given, known)
+        context.past = view.messages
         past: list[BaseMessage] = view.messages
         if (chain := self._policy.preprocessor) is not None:
             past = yield Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))

@@ -223,3 +223,23 @@ def test_many_small_results_share_calls() -> None:
     group = [head, *[ToolMessage("word " * 20, tool_call_id=f"{i}") for i in range(100)]]
     assert len(chunked(group, 1000)) <= 9
     assert {chunk.end for chunk in chunked(group, 1000)} == {None, 101}
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "Summarize: {conversation}", "{messages} and {chat_history}"])
+def test_a_template_as_text_is_refused(prompt: str) -> None:
+    """A text with variables is taken for an instruction by mistake: that is said at once."""
+    with pytest.raises(ConfigurationError, match="no instruction"):
+        create_history_preprocessor(lambda _: "s", max_tokens=100, prompt=prompt)
+
+
+@pytest.mark.parametrize("answer", [None, {"summary": "x"}, ["x"], 5, b"x"])
+def test_an_answer_that_is_no_text_is_a_failure(answer: Any) -> None:
+    """What is neither message nor text never becomes the summary: noted, and tried again."""
+    answers = [answer, "Nemo said hello."]
+    fits = create_history_preprocessor(
+        lambda _: answers.pop(0), max_tokens=1000, trigger=("messages", 2), keep=("messages", 0)
+    )
+    talk = [HumanMessage("I am Nemo."), AIMessage("Hello!")]
+    assert [m.text for m in fits.invoke(talk)] == ["I am Nemo.", "Hello!"]
+    (summary,) = fits.invoke(talk)
+    assert "Nemo said hello." in summary.text
