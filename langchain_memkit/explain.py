@@ -60,7 +60,8 @@ class TurnExplanation:
         max_tokens: The budget, answer and tools included; None if no preprocessor of ours takes part.
         dropped: How many of the messages that were read are neither shown nor in a summary.
         summarized: How many messages the summary stands for.
-        dropped_ids: Their ids; None for a message without one.
+        dropped_ids: Ids of what was dropped; None for a message without one.
+        summarized_ids: Ids of what was read in this turn and is summarized; of earlier turns only the count is known.
         notes: What did not go as wished.
         counter: What counted: `"approximate"`, the name of an encoding, `"len"` for messages.
     """
@@ -71,6 +72,7 @@ class TurnExplanation:
     dropped: int = 0
     summarized: int = 0
     dropped_ids: list[str | None] = field(default_factory=list)
+    summarized_ids: list[str | None] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     counter: str = "approximate"
 
@@ -258,6 +260,7 @@ def _explained(shown: Sequence[BaseMessage], asked: int, preprocessor: Any, list
         sum(event["dropped"] for event in heard),
         max((event["summarized"] for event in heard), default=0),
         [message_id for event in heard for message_id in event["dropped_ids"]],
+        [message_id for event in heard for message_id in event["summarized_ids"]],
         notes,
         counter_name(counter),
     )

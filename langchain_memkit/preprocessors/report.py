@@ -67,6 +67,7 @@ class ContextReport:
             "summarized": self.summarized,
             "kept_ids": [m.id for m in self.kept],
             "dropped_ids": dropped,
+            "summarized_ids": [m.id for m in self.covered],
             "notes": list(self.notes),
         }
 

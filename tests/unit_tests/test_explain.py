@@ -242,6 +242,8 @@ async def test_several_compactions(explain: Any, histories: Any) -> None:
         seen = await explain(chat, f"ask {n}", S1)
         assert seen.summarized + len(texts(seen, "history")) == 2 * n
         assert (seen.dropped, seen.dropped_ids, seen.notes) == (0, [], [])
+        assert len(seen.summarized_ids) in (0, seen.summarized, 4)
+        assert not set(seen.summarized_ids) & {m.id for m in seen.messages}
         assert len(texts(seen, "summary")) == (1 if seen.summarized else 0)
         assert_sums(seen)
         written = len(summarizer.asked)
@@ -476,7 +478,8 @@ def test_to_dict_is_json(histories: Any) -> None:
     assert data["messages"][0]["tokens"] == seen.messages[0].tokens > 85
     assert data["counter"] == "approximate"
     assert data.keys() == {
-        "messages", "tokens", "max_tokens", "dropped", "summarized", "dropped_ids", "notes", "counter",
+        "messages", "tokens", "max_tokens", "dropped", "summarized", "dropped_ids", "summarized_ids", "notes",
+        "counter",
     }  # fmt: skip
 
 

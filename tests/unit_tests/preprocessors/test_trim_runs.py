@@ -195,6 +195,7 @@ def test_event(style: str, handler: Any, counter: Any) -> None:
         "summarized": 0,
         "kept_ids": ["s", "sum", "new", "call", "result"],
         "dropped_ids": ["old", "new"],
+        "summarized_ids": [],
         "notes": [],
     }
     assert "SECRET" not in repr(data)
