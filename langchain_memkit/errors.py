@@ -4,10 +4,13 @@
 MemkitError
 ├── ConfigurationError (ValueError)          wrong or missing arguments, ids, indexes
 ├── MissingExtraError (ImportError)          an optional dependency is not installed
+│   └── SpacyModelMissing                    no trained spaCy pipeline is there
 ├── ContextTooLargeError (ValueError)        what a model must be given does not fit its budget
 ├── HistoryReadError                         the stored conversation could not be read
-│   └── MessageDecodeError (ValueError)      a stored row is damaged (only with on_corrupt="raise")
+│   ├── MessageDecodeError (ValueError)      a stored row is damaged (only with on_corrupt="raise")
+│   └── MemoryReadError                      a memory could not be loaded (only with on_load_error="raise")
 └── HistoryWriteError                        a turn was not (or perhaps not) stored; has .output
+    ├── MemoryWriteError                     the turn is in the history, but a memory was not told of it
     ├── MessageEncodeError (ValueError)      a value in a message cannot be stored; has .path
     ├── MessageTooLargeError (ValueError)    one turn is larger than a document may be
     ├── UnsupportedOutputError (ValueError)  the chain returned nothing that is a message
@@ -35,10 +38,13 @@ __all__ = [
     "HistoryWriteError",
     "IdempotencyConflictError",
     "MemkitError",
+    "MemoryReadError",
+    "MemoryWriteError",
     "MessageDecodeError",
     "MessageEncodeError",
     "MessageTooLargeError",
     "MissingExtraError",
+    "SpacyModelMissing",
     "StaleTurnError",
     "UnsupportedOutputError",
 ]
@@ -56,6 +62,10 @@ class MissingExtraError(MemkitError, ImportError):
     """An optional dependency is missing; the text names the `pip install` that brings it."""
 
 
+class SpacyModelMissing(MissingExtraError):  # noqa: N818  # the name that was asked for
+    """There is no trained spaCy pipeline that may be used; the text lists the ways to one."""
+
+
 class ContextTooLargeError(MemkitError, ValueError):
     """What has to be kept does not fit into the budget (only with `on_overflow="raise"`)."""
 
@@ -66,6 +76,10 @@ class HistoryReadError(MemkitError):
 
 class MessageDecodeError(HistoryReadError, ValueError):
     """A stored row cannot be turned back into messages. Raised only with `on_corrupt="raise"`."""
+
+
+class MemoryReadError(HistoryReadError):
+    """A memory could not be loaded. Raised only with `on_load_error="raise"`; its own error is the `__cause__`."""
 
 
 class HistoryWriteError(MemkitError):
@@ -98,6 +112,14 @@ class HistoryWriteError(MemkitError):
         self.messages = list(messages)
         self.turn_id = turn_id
         self.maybe_stored = maybe_stored
+
+
+class MemoryWriteError(HistoryWriteError):
+    """The turn is stored in the history, but one of the memories beside it failed; its error is the `__cause__`.
+
+    `maybe_stored` is True: the turn is stored. Calling again with the same `turn_id` stores it once and tells the
+    memories again.
+    """
 
 
 class MessageEncodeError(HistoryWriteError, ValueError):

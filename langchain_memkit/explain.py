@@ -17,7 +17,7 @@ from langchain_core.runnables.config import ensure_config, merge_configs
 from langchain_memkit.base import TokenCounter
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens, counter_name
-from langchain_memkit.preprocessors.prompt import said
+from langchain_memkit.messages.text import said
 from langchain_memkit.preprocessors.report import EVENT, part_of
 from langchain_memkit.runnables import RunnableWithMessageHistory
 from langchain_memkit.runnables.saving import OpenTurn

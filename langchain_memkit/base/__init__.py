@@ -1,0 +1,56 @@
+"""The words of the package: a memory, a turn, a view of a history, and the few aliases that all else is made of.
+
+*Memory is a list of messages.* A history keeps turns; a view is what was read of it; a preprocessor takes messages and
+returns messages; a memory loads messages. Nothing here does I/O.
+"""
+
+from langchain_memkit.base.aliases import (
+    GetSessionHistory,
+    Now,
+    Preprocessor,
+    TokenCounter,
+    TokenCounterLike,
+    utc_now,
+)
+from langchain_memkit.base.ids import check_id, check_text, user_prefix
+from langchain_memkit.base.memory import EntityExtractor, Memory, MemoryFactory, Mention, Query, SavedTurn
+from langchain_memkit.base.purge import Purgeable, apurge_user, purge_user
+from langchain_memkit.base.turns import (
+    CONTEXT,
+    HistoryMessages,
+    HistoryView,
+    Position,
+    SessionInfo,
+    Turn,
+    TurnContext,
+    Window,
+)
+
+__all__ = [
+    "CONTEXT",
+    "EntityExtractor",
+    "GetSessionHistory",
+    "HistoryMessages",
+    "HistoryView",
+    "Memory",
+    "MemoryFactory",
+    "Mention",
+    "Now",
+    "Position",
+    "Preprocessor",
+    "Purgeable",
+    "Query",
+    "SavedTurn",
+    "SessionInfo",
+    "TokenCounter",
+    "TokenCounterLike",
+    "Turn",
+    "TurnContext",
+    "Window",
+    "apurge_user",
+    "check_id",
+    "check_text",
+    "purge_user",
+    "user_prefix",
+    "utc_now",
+]

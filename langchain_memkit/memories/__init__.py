@@ -1,0 +1,1 @@
+"""What is remembered besides the history of a session: each module is a memory."""
