@@ -6,10 +6,16 @@ awaiting. What an operation is, the runner of each module says; the plainest is 
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
+
+from langchain_core.runnables import run_in_executor
+
+from langchain_memkit.errors import ConfigurationError
 
 T = TypeVar("T")
 
@@ -61,6 +67,49 @@ def run_step(step: Step) -> Any:
 async def arun_step(step: Step) -> Any:
     """Runs a step by awaiting."""
     return await step.asynchronous()
+
+
+def user_code(function: Callable[..., Any], *args: Any, name: str) -> Step:
+    """A caller's function, plain or async. On an event loop a plain one runs in a thread: it may do I/O."""
+
+    def sync() -> Any:
+        result = function(*args)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            msg = f"{name} is async, so use ainvoke, astream or abatch"
+            raise ConfigurationError(msg)
+        return result
+
+    async def asynchronous() -> Any:
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004  # the method itself is asked
+            return await function(*args)
+        result = await run_in_executor(None, function, *args)
+        return await result if inspect.isawaitable(result) else result
+
+    return Step(sync, asynchronous)
+
+
+def together(steps: Sequence[Step]) -> Step:
+    """All of these, one after the other or, on an event loop, at once; a failed one's result is its error."""
+
+    def sync() -> list[Any]:
+        results: list[Any] = []
+        for step in steps:
+            try:
+                results.append(step.sync())
+            except Exception as error:  # noqa: BLE001  # the flow decides what to do with it
+                results.append(error)
+        return results
+
+    async def asynchronous() -> list[Any]:
+        results = await asyncio.gather(*(step.asynchronous() for step in steps), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, Exception):
+                raise result
+        return results
+
+    return Step(sync, asynchronous)
 
 
 class Closing(ABC):

@@ -17,18 +17,27 @@ from langchain_core.runnables.config import ensure_config, merge_configs
 from langchain_memkit.base import TokenCounter
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens, counter_name
+from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.text import said
 from langchain_memkit.preprocessors.report import EVENT, part_of
 from langchain_memkit.runnables import RunnableWithMessageHistory
+from langchain_memkit.runnables.events import LOAD_ERROR
 from langchain_memkit.runnables.saving import OpenTurn
 from langchain_memkit.runnables.turn import HistoryTurn
 
 __all__ = ["ShownMessage", "TurnExplanation", "aexplain_turn", "explain_turn"]
 
-PARTS = ("system", "summary", "history", "input")  # and "reserved", which no message is
+PARTS = ("system", "summary", "history", "notes", "input")  # and "reserved", which no message is
 BAR = 40  # characters
 EXCERPT = 100  # characters
-COLOURS = {"system": "#8d99ae", "summary": "#e9c46a", "history": "#2a9d8f", "input": "#e76f51", "reserved": "#cccccc"}
+COLOURS = {
+    "system": "#8d99ae",
+    "summary": "#e9c46a",
+    "history": "#2a9d8f",
+    "notes": "#8ab17d",
+    "input": "#e76f51",
+    "reserved": "#cccccc",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,7 @@ class ShownMessage:
     """One message that the model is given.
 
     Attributes:
-        part: `"system"`, `"summary"`, `"history"` or `"input"`.
+        part: `"system"`, `"summary"`, `"history"`, `"notes"` (what memories recalled) or `"input"`.
         role: `"human"`, `"ai"`, `"tool"`, `"system"`.
         text: What it says; tool calls, and images and files by name, in brackets.
         tokens: How large it is, as `TurnExplanation.counter` counts.
@@ -124,9 +133,10 @@ class TurnExplanation:
 
 
 def _unframed(message: ShownMessage) -> str:
-    """A summary without the words around it, which would take up the line."""
-    inner = message.text.partition("<summary>\n")[2] if message.part == "summary" else ""
-    return inner.removesuffix("\n</summary>") or message.text
+    """A summary or records without the words around them, which would take up the line."""
+    tag = {"summary": "summary", "notes": "records"}.get(message.part)
+    inner = message.text.partition(f"<{tag}>\n")[2] if tag else ""
+    return inner.removesuffix(f"\n</{tag}>") or message.text
 
 
 def _line(text: str) -> str:
@@ -180,14 +190,17 @@ async def aexplain_turn(
 
 
 class _Listener(BaseCallbackHandler):
-    """Keeps what preprocessors say of their work."""
+    """Keeps what preprocessors say of their work, and which memories failed."""
 
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
+        self.failed: list[str] = []
 
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         if name == EVENT:
             self.heard.append(data)
+        elif name == LOAD_ERROR:
+            self.failed.append(f"{data['memory']} could not be loaded: {data['error']}: {data['message']}")
 
 
 def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[HistoryTurn | None, RunnableConfig, _Listener]:
@@ -240,12 +253,16 @@ def _explained(shown: Sequence[BaseMessage], asked: int, preprocessor: Any, list
     past = len(shown) - asked
     messages = [
         ShownMessage(
-            "input" if i >= past else part_of(m), m.type.removesuffix("MessageChunk").lower(), said(m), count, m.id
+            "input" if i >= past and not is_note(m) else part_of(m),
+            m.type.removesuffix("MessageChunk").lower(),
+            said(m),
+            count,
+            m.id,
         )
         for i, (m, count) in enumerate(zip(shown, count_tokens(shown, counter), strict=True))
     ]
     heard = listener.heard
-    notes = [note for event in heard for note in event["notes"]]
+    notes = [*(note for event in heard for note in event["notes"]), *listener.failed]
     if preprocessor is not None and not heard:
         notes.append("the preprocessor does not say what it left out")
     tokens = {part: sum(m.tokens for m in messages if m.part == part) for part in PARTS}

@@ -1,1 +1,1 @@
-"""Names and titles in a text: exactly, in other spellings, with typos. The home of rapidfuzz and ahocorasick_rs. Pure."""
+"""Names and titles in a text: exactly, in other spellings, with typos. Pure; home of rapidfuzz and ahocorasick_rs."""

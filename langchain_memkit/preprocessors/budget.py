@@ -13,6 +13,7 @@ from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenC
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import count_tokens, count_tool_tokens, counter_name, resolve_counter
 from langchain_memkit.messages.cuts import is_summary
+from langchain_memkit.messages.notes import is_note
 
 __all__ = ["Budget", "Sizes", "as_messages", "checked_size", "new_input"]
 
@@ -118,15 +119,16 @@ def new_input(config: RunnableConfig | None, value: Any = ()) -> list[BaseMessag
     if context is None or hasattr(value, "to_messages"):
         return []
     last = next((m for m in reversed(value) if not (isinstance(m, SystemMessage) or _is_ours(m))), None)
+    follows = [m for m in context.asked if not (is_note(m) and any(m is v for v in value))]
     if last is None:
-        return list(context.asked)
+        return follows
     name = getattr(last, "id", None)
     is_past = any(m is last or (name is not None and m.id == name) for m in reversed(context.past))
-    return list(context.asked) if is_past else []
+    return follows if is_past else []
 
 
 def _is_ours(message: Any) -> bool:
-    return isinstance(message, BaseMessage) and is_summary(message)
+    return is_summary(message) or is_note(message)
 
 
 def turn_context(config: RunnableConfig | None) -> TurnContext | None:

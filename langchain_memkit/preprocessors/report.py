@@ -12,6 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_memkit.base import TokenCounter
 from langchain_memkit.messages.counting import count_tokens
 from langchain_memkit.messages.cuts import is_summary
+from langchain_memkit.messages.notes import is_note
 
 __all__ = ["ContextReport", "has_listeners"]
 
@@ -53,7 +54,7 @@ class ContextReport:
         known = {m.id for m in self.kept if m.id and id(m) not in whole}  # of copies: ids may be there twice
         tokens = {"system": 0, "summary": 0, "history": 0}
         for message, count in zip(self.kept, count_tokens(self.kept, self.counter), strict=True):
-            tokens[part_of(message)] += count
+            tokens[part_of(message)] = tokens.get(part_of(message), 0) + count
         ids = [getattr(m, "id", None) for m in self.given if id(m) not in kept_ids]  # getattr: perhaps a tuple
         dropped = [i for i in ids if i not in known]
         return {
@@ -76,6 +77,8 @@ def part_of(message: BaseMessage) -> str:
     """Which part of the budget a message belongs to."""
     if is_summary(message):
         return "summary"
+    if is_note(message):
+        return "notes"
     return "system" if isinstance(message, SystemMessage) else "history"
 
 

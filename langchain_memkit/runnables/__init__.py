@@ -8,14 +8,15 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables import ConfigurableFieldSpec, RunnableConfig, ensure_config
+from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
 from langchain_core.runnables.utils import get_unique_config_specs
 from pydantic import BaseModel, RootModel, create_model
 
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
-from langchain_memkit.base import GetSessionHistory, Preprocessor
+from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.runnables.memories import Memories, OnLoadError
 from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
 from langchain_memkit.runnables.turn import HistoryTurn
 
@@ -55,12 +56,14 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         history_messages_key: str | None = None,
         history_factory_config: Sequence[ConfigurableFieldSpec] | None = None,
         preprocessor: Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]] | None = None,
+        memories: Sequence[Memory | MemoryFactory | Runnable[str, Any]] = (),
         before_save: BeforeSave | None = None,
         on_save_error: OnSaveError = "raise",
         on_model_error: Literal["discard", "save_input"] = "discard",
         on_abort: Literal["save_partial", "discard"] = "save_partial",
         on_dropped_turn: OnDroppedTurn = "report",
         on_context_overflow: Literal["retry", "raise"] = "retry",
+        on_load_error: OnLoadError = "report",
         **kwargs: Any,
     ) -> None:
         given: object = get_session_history
@@ -71,6 +74,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         policy = Policy(
             output_messages_key,
             chain,
+            Memories.of(memories, on_load_error),
             before_save,
             on_save_error,
             on_model_error,
@@ -176,12 +180,14 @@ def create_runnable_with_message_history(
     history_messages_key: str | None = None,
     history_factory_config: Sequence[ConfigurableFieldSpec] | None = None,
     preprocessor: Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]] | None = None,
+    memories: Sequence[Memory | MemoryFactory | Runnable[str, Any]] = (),
     before_save: BeforeSave | None = None,
     on_save_error: OnSaveError = "raise",
     on_model_error: Literal["discard", "save_input"] = "discard",
     on_abort: Literal["save_partial", "discard"] = "save_partial",
     on_dropped_turn: OnDroppedTurn = "report",
     on_context_overflow: Literal["retry", "raise"] = "retry",
+    on_load_error: OnLoadError = "report",
 ) -> RunnableWithMessageHistory:
     """Puts a durable conversation around any chain, model or graph.
 
@@ -202,7 +208,11 @@ def create_runnable_with_message_history(
         preprocessor: Messages in, messages out, applied to the loaded history: `create_history_preprocessor(...)`,
             `create_trim_preprocessor(...)`, `trim_messages(...)`. It changes what the model sees, never what is
             stored. Ours say what they need, and of our histories no more than that is read.
-        before_save: Takes the messages of the turn and returns those to store (redaction, say).
+        memories: What else the model is reminded of. Each is a factory (`EntityMemory.factory(...)`, or a function
+            `(session_id, user_id)` that makes a `Memory`), a `Memory`, or any LangChain retriever, which is only read.
+            What they recall for the new input stands in one note just before it, quoted, with source and date; it
+            counts towards the preprocessor's budget and is never stored. After the history, each is told of the turn.
+        before_save: Takes the messages of the turn and returns those to store (redaction, say), for all of these.
         on_save_error: `"raise"` (a `HistoryWriteError` whose `.output` holds the answer), `"log"`, or a callable.
         on_model_error: The runnable raised: `"discard"` stores nothing, `"save_input"` keeps the question.
         on_abort: A stream was closed or cancelled: `"save_partial"` stores what had been yielded, marked
@@ -212,6 +222,8 @@ def create_runnable_with_message_history(
         on_context_overflow: The model was given more than its context holds (core's `ContextOverflowError`) and a
             preprocessor of ours is there to give it less: `"retry"` does so once, with 70% of the budget, logs it and
             sends the event `memkit_context_overflow`; `"raise"` leaves the error to you.
+        on_load_error: A memory cannot be loaded: `"report"` leaves it out of the turn, logs it and sends the event
+            `memkit_load_error`; `"raise"` raises a `MemoryReadError`; or a callable.
 
     Returns:
         A runnable that takes the new input alone; an instance of LangChain's `RunnableWithMessageHistory` while core
@@ -237,10 +249,12 @@ def create_runnable_with_message_history(
         history_messages_key=history_messages_key,
         history_factory_config=history_factory_config,
         preprocessor=preprocessor,
+        memories=memories,
         before_save=before_save,
         on_save_error=on_save_error,
         on_model_error=on_model_error,
         on_abort=on_abort,
         on_dropped_turn=on_dropped_turn,
         on_context_overflow=on_context_overflow,
+        on_load_error=on_load_error,
     )

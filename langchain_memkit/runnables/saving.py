@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
+from uuid import NAMESPACE_OID, uuid5
 
-from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow, Step
-from langchain_memkit.base import Preprocessor
+from langchain_memkit._flow import Flow, Step, user_code
+from langchain_memkit.base import Memory, Preprocessor, SavedTurn, utc_now
 from langchain_memkit.base.ids import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -24,7 +24,8 @@ from langchain_memkit.errors import (
 )
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
 from langchain_memkit.messages.turns import same_messages
-from langchain_memkit.runnables.session import user_code
+from langchain_memkit.runnables.events import event
+from langchain_memkit.runnables.memories import Memories, save_all
 
 __all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "Policy"]
 
@@ -41,6 +42,7 @@ class OpenTurn:
 
     history: Any
     native: bool  # has `view` and `append_turn`
+    memories: list[Memory]
     turn_id: str
     epoch: int | None
     since: datetime | None
@@ -57,6 +59,7 @@ class Policy:
 
     output_key: str | None
     preprocessor: Preprocessor | None
+    memories: Memories
     before_save: BeforeSave | None
     on_save_error: OnSaveError
     on_model_error: Literal["discard", "save_input"]
@@ -72,10 +75,11 @@ class Policy:
             "on_abort": ("save_partial", "discard"),
             "on_dropped_turn": ("report", "raise"),
             "on_context_overflow": ("retry", "raise"),
+            "on_load_error": ("report", "raise"),
         }
         for name, words in allowed.items():
-            value = getattr(self, name)
-            may_be_callable = name in ("on_save_error", "on_dropped_turn")
+            value = self.memories.on_load_error if name == "on_load_error" else getattr(self, name)
+            may_be_callable = name in ("on_save_error", "on_dropped_turn", "on_load_error")
             if value not in words and not (may_be_callable and callable(value)):
                 or_callable = " or a callable" if may_be_callable else ""
                 msg = f"{name} must be {' or '.join(map(repr, words))}{or_callable}, not {value!r:.50}"
@@ -129,19 +133,26 @@ class Policy:
         history, at = turn.history, {"epoch": turn.epoch, "since": turn.since}
         if not turn.native:
             yield Step(lambda: history.add_messages(messages), lambda: history.aadd_messages(messages))
+            yield from save_all(turn.memories, SavedTurn(messages, turn_id))
             return
+        named = _with_ids(messages, history, turn_id)
         try:
             yield Step(
-                lambda: history.append_turn(messages, turn_id=turn_id, **at),
-                lambda: history.aappend_turn(messages, turn_id=turn_id, **at),
+                lambda: history.append_turn(named, turn_id=turn_id, **at),
+                lambda: history.aappend_turn(named, turn_id=turn_id, **at),
             )
         except StaleTurnError as error:
             yield from self._dropped(turn, error)
+            return
         except IdempotencyConflictError as error:
             # a retry around the chain: same question, and the model worded its answer anew. The first one stays.
             if len(messages) != given or not same_messages(error.stored[:asked], messages[:asked]):
                 raise
             yield from self._dropped(turn, error)
+            named = error.stored  # perhaps the first attempt ended before the memories were told
+        ttl = getattr(history, "ttl", None)
+        expires = None if ttl is None else utc_now() + timedelta(seconds=ttl)
+        yield from save_all(turn.memories, SavedTurn(named, turn_id, turn.epoch or 0, expires))
 
     def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:
         policy = self.on_dropped_turn
@@ -181,16 +192,13 @@ def _event(turn: OpenTurn, name: str, error: BaseException) -> Step:
     return event(turn.config, name, {"error": type(error).__name__, "message": str(error), "turn_id": turn.turn_id})
 
 
-def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step:
-    """Tells callback handlers (`on_custom_event`); data without message content."""
-
-    def sync() -> None:
-        dispatch_custom_event(name, data, config=config)
-
-    async def asynchronous() -> None:
-        await adispatch_custom_event(name, data, config=config)
-
-    return Step(sync, asynchronous)
+def _with_ids(messages: Sequence[BaseMessage], history: Any, turn_id: str) -> list[BaseMessage]:
+    """The messages, each with an id, the same in every attempt at a turn: what is derived from them is told by it."""
+    place = [getattr(history, "user_id", None) or "", getattr(history, "session_id", ""), turn_id]
+    return [
+        m if m.id else m.model_copy(update={"id": str(uuid5(NAMESPACE_OID, "\0".join([*place, str(i)])))})
+        for i, m in enumerate(messages)
+    ]
 
 
 def _derived_id(turn_id: str, state: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from langchain_core.runnables import ConfigurableFieldSpec, run_in_executor
+from langchain_core.runnables import ConfigurableFieldSpec
 
-from langchain_memkit._flow import Step
+from langchain_memkit._flow import Step, user_code
 from langchain_memkit.base import GetSessionHistory, check_id
 from langchain_memkit.errors import ConfigurationError
 
@@ -18,36 +18,19 @@ DROPPED_USER = (
 )
 
 
-def user_code(function: Callable[..., Any], *args: Any, name: str) -> Step:
-    """A caller's function, plain or async. On an event loop a plain one runs in a thread: it may do I/O."""
-
-    def sync() -> Any:
-        result = function(*args)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            msg = f"{name} is async, so use ainvoke, astream or abatch"
-            raise ConfigurationError(msg)
-        return result
-
-    async def asynchronous() -> Any:
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004  # the method itself is asked
-            return await function(*args)
-        result = await run_in_executor(None, function, *args)
-        return await result if inspect.isawaitable(result) else result
-
-    return Step(sync, asynchronous)
-
-
 def session_history(
-    function: GetSessionHistory, specs: Sequence[ConfigurableFieldSpec] | None, configurable: dict[str, Any]
+    function: GetSessionHistory,
+    specs: Sequence[ConfigurableFieldSpec] | None,
+    configurable: dict[str, Any],
+    name: str = "get_session_history",
 ) -> Step:
     """The call of `get_session_history`, by its signature; every id is checked before.
 
     Args:
-        function: `get_session_history`, plain or async.
+        function: `get_session_history` or what makes a memory, plain or async.
         specs: The keys that `history_factory_config` names; None for `session_id` and `user_id`.
         configurable: `config["configurable"]` of the call.
+        name: Of the function, for errors.
 
     Raises:
         TypeError: An id is no string.
@@ -64,7 +47,7 @@ def session_history(
     async def acall() -> Any:
         return await function(*args, **kwargs)
 
-    return user_code(acall if inspect.iscoroutinefunction(function) else call, name="get_session_history")
+    return user_code(acall if inspect.iscoroutinefunction(function) else call, name=name)
 
 
 def _standard_ids(

@@ -21,8 +21,10 @@ from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import CONTEXT, GetSessionHistory, TurnContext, check_id
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
-from langchain_memkit.runnables.loading import load
-from langchain_memkit.runnables.saving import OpenTurn, Policy, event
+from langchain_memkit.preprocessors.loading import load
+from langchain_memkit.runnables.events import event
+from langchain_memkit.runnables.memories import with_note
+from langchain_memkit.runnables.saving import OpenTurn, Policy
 from langchain_memkit.runnables.session import session_history
 
 __all__ = ["HistoryTurn"]
@@ -247,6 +249,7 @@ class HistoryTurn(Runnable[Any, Any]):
         history = configurable.get("message_history")  # given to `.bound`, as LangChain's class takes it
         if history is None:
             history = yield session_history(self._get_session_history, self._specs, configurable)
+        memories = yield from self._policy.memories.bind(self._specs, configurable, history)
         native = hasattr(history, "append_turn") and hasattr(history, "view")
         ids = [m.id for m in given if m.id]
         known: set[str] = set()
@@ -258,17 +261,21 @@ class HistoryTurn(Runnable[Any, Any]):
         view = yield from load(history, self._policy.preprocessor, config, native=native)
         known |= {m.id for m in view.messages if m.id} & set(ids)
         new = [m for m in given if not m.id or m.id not in known]
-        context.asked = asked = self._asked(given, known)
+        asked = self._asked(given, known)
         context.past = view.messages
+        note = yield from self._policy.memories.load(memories, view, asked, config)
+        context.asked = asked if note is None else [note, *asked]
         past: list[BaseMessage] = view.messages
         if (chain := self._policy.preprocessor) is not None:
             past = yield Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))
         asked_ids = {m.id for m in asked if m.id}
         if any(m.id in asked_ids for m in past):
             past = [m for m in past if m.id not in asked_ids]
-        composed = self._compose(value, past, asked)
+        before, after = with_note(past, asked, note, apart=self._history_key is not None)
+        composed = self._compose(value, before, after)
         epoch, since = (view.epoch, view.read_at) if native else (None, None)
-        return OpenTurn(history, native, turn_id, epoch, since, new, [*past, *asked], asked, composed, config)
+        shown = [*before, *after]
+        return OpenTurn(history, native, memories, turn_id, epoch, since, new, shown, asked, composed, config)
 
     def _asked(self, given: list[BaseMessage], known: set[str]) -> list[BaseMessage]:
         """What of the input the model is shown after the past."""

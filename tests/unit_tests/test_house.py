@@ -23,7 +23,7 @@ PURE = {"base", "messages", "errors", "_compat", "_flow"}
 ARROWS = {
     "errors": set(),
     "_compat": set(),
-    "_flow": set(),
+    "_flow": {"errors"},
     "base": {"errors"},
     "messages": {"base", "errors"},
     "matching": {"errors"},

@@ -58,6 +58,11 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         other._bind(session_id, user_id)
         return other
 
+    @property
+    def ttl(self) -> float | None:
+        """Seconds after which a stored turn goes; None if it stays."""
+        return self._store.ttl
+
     def __repr__(self) -> str:
         """Names the session, never the server."""
         return f"{type(self).__name__}(session_id={self.session_id!r}, user_id={self.user_id!r})"

@@ -43,6 +43,11 @@ class Reader(Commands):
         super().__init__(clients, settings)
         self._warned = False
 
+    @property
+    def ttl(self) -> float | None:
+        """Seconds after which a turn goes."""
+        return self.settings.ttl
+
     def page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Flow[Page]:
         """Turns newest first; below our own lie the rows of langchain-mongodb, for histories without a user."""
         return (yield from self.reading(self._page_back(scope, older, limit, enough, floor)))

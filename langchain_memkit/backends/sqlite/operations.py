@@ -47,7 +47,7 @@ class Operations:
             msg = f"ttl is in seconds and must be above 0, or None to keep turns; got {ttl!r:.50}"
             raise ConfigurationError(msg)
         self._database = database
-        self._ttl = ttl
+        self.ttl = ttl
         self._counter = token_counter
         self._now = now
 
@@ -180,8 +180,8 @@ class Operations:
         expires: float | None = None
         if kind != "turn":
             expires = (now + MARKER_TTL).timestamp()
-        elif self._ttl is not None:
-            expires = now.timestamp() + self._ttl
+        elif self.ttl is not None:
+            expires = now.timestamp() + self.ttl
         connection.execute(
             "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
             (

@@ -1,0 +1,24 @@
+"""What callback handlers hear of a turn (`on_custom_event`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
+from langchain_core.runnables import RunnableConfig
+
+from langchain_memkit._flow import Step
+
+LOAD_ERROR = "memkit_load_error"
+
+
+def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step:
+    """Tells callback handlers; data without message content."""
+
+    def sync() -> None:
+        dispatch_custom_event(name, data, config=config)
+
+    async def asynchronous() -> None:
+        await adispatch_custom_event(name, data, config=config)
+
+    return Step(sync, asynchronous)

@@ -1,0 +1,167 @@
+"""The memories of a turn: made with its ids, loaded into one note, told of the finished turn."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+from langchain_core.messages import BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
+
+from langchain_memkit._flow import Flow, Step, together, user_code
+from langchain_memkit.base import HistoryView, Memory, Query, SavedTurn
+from langchain_memkit.errors import ConfigurationError, MemoryReadError, MemoryWriteError
+from langchain_memkit.memories.retriever import RetrieverMemory
+from langchain_memkit.messages.notes import compose_notes
+from langchain_memkit.messages.turns import group_starts
+from langchain_memkit.runnables.events import LOAD_ERROR, event
+from langchain_memkit.runnables.session import session_history
+
+__all__ = ["Memories", "OnLoadError", "with_note"]
+
+logger = logging.getLogger("langchain_memkit")
+
+OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Memories:
+    """The `memories=` of the factory, and what is done when one cannot be loaded."""
+
+    entries: Sequence[Any]
+    on_load_error: OnLoadError
+
+    @classmethod
+    def of(cls, entries: Any, on_load_error: OnLoadError) -> Memories:
+        """Checks the argument and makes memories of retrievers."""
+        if isinstance(entries, (str, Memory)) or not isinstance(entries, Sequence):
+            msg = f"memories must be a list, not {type(entries).__name__}"
+            raise ConfigurationError(msg)
+        found: list[Any] = []
+        for i, entry in enumerate(entries):
+            known = isinstance(entry, Memory)
+            if not (known or isinstance(entry, Runnable) or callable(entry)) or isinstance(entry, type):
+                name = (entry if isinstance(entry, type) else type(entry)).__name__
+                msg = (
+                    f"memories[{i}] must be a Memory, a function (session_id, user_id) that makes one "
+                    f"(X.factory(...)), or a retriever, not {name}"
+                )
+                raise ConfigurationError(msg)
+            found.append(RetrieverMemory(entry) if isinstance(entry, Runnable) and not known else entry)
+        return cls(found, on_load_error)
+
+    def bind(
+        self, specs: Sequence[ConfigurableFieldSpec] | None, configurable: dict[str, Any], history: Any
+    ) -> Flow[list[Memory]]:
+        """The memories of a session.
+
+        Raises:
+            ConfigurationError: An id is missing, or a memory is bound to another session or user.
+        """
+        bound: list[Memory] = []
+        for i, entry in enumerate(self.entries):
+            memory = entry
+            if not isinstance(entry, Memory):
+                memory = yield session_history(entry, specs, configurable, name=f"memories[{i}]")
+            if not isinstance(memory, Memory):
+                msg = f"memories[{i}] made a {type(memory).__name__}, not a Memory"
+                raise ConfigurationError(msg)
+            _check_binding(memory, i, configurable, history)
+            bound.append(memory)
+        return bound
+
+    def load(
+        self, memories: Sequence[Memory], view: HistoryView, asked: Sequence[BaseMessage], config: RunnableConfig
+    ) -> Flow[HumanMessage | None]:
+        """What the memories have to say to the new input, as one note; None if that is nothing."""
+        if not memories:
+            return None
+        query = Query(_question(asked, view.messages), view.messages, view.epoch)
+        results = yield together([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
+        loaded: list[BaseMessage] = []
+        for memory, result in zip(memories, results, strict=True):
+            if isinstance(result, Exception):
+                yield from self._failed(memory, result, config)
+            else:
+                loaded += result
+        return compose_notes(loaded, [*view.messages, *asked])
+
+    def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> Flow[None]:
+        name = type(memory).__name__
+        failure = MemoryReadError(f"{name} could not be loaded: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        if self.on_load_error == "raise":
+            raise failure
+        yield event(config, LOAD_ERROR, {"memory": name, "error": type(error).__name__, "message": str(error)})
+        if callable(self.on_load_error):
+            yield user_code(self.on_load_error, failure, name="on_load_error")
+        else:
+            logger.warning("left out of the turn: %s", failure)
+
+
+def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:
+    """Tells every memory of a turn that is stored; then the first failure is raised."""
+    writing = [memory for memory in memories if not memory.read_only]
+    if not writing:
+        return
+    results = yield together([Step(partial(m.save, turn), partial(m.asave, turn)) for m in writing])
+    failures = [(type(m).__name__, r) for m, r in zip(writing, results, strict=True) if isinstance(r, Exception)]
+    for name, error in failures[1:]:
+        logger.error("%s was not told of a turn: %s: %s", name, type(error).__name__, error)
+    if failures:
+        name, error = failures[0]
+        msg = f"the turn is stored, but {name} was not told of it: {type(error).__name__}: {error}"
+        raise MemoryWriteError(msg, messages=turn, turn_id=turn.turn_id, maybe_stored=True) from error
+
+
+def with_note(
+    past: list[BaseMessage], asked: list[BaseMessage], note: BaseMessage | None, *, apart: bool
+) -> tuple[list[BaseMessage], list[BaseMessage]]:
+    """Past and new input with the note between them: as late as providers take it.
+
+    Results belong right after the calls that they answer, so the note goes before these; a system line that begins a
+    conversation stays first.
+
+    Args:
+        past: Oldest first.
+        asked: The new input.
+        note: What memories recalled, if anything.
+        apart: Whether a prompt puts the new input after the past.
+    """
+    if note is None:
+        return past, asked
+    if past and asked and isinstance(asked[0], (ToolMessage, FunctionMessage)):
+        calls = group_starts(past)[-1]
+        return [*past[:calls], note, *past[calls:]], asked
+    lead = 0
+    while not (apart or past) and lead < len(asked) and isinstance(asked[lead], SystemMessage):
+        lead += 1
+    return (past, [*asked[:lead], note, *asked[lead:]]) if lead else ([*past, note], asked)
+
+
+def _question(asked: Sequence[BaseMessage], past: Sequence[BaseMessage]) -> str:
+    """The new input as text; while tools are called, the question that they are called for."""
+    texts = [str(m.text) for m in asked if isinstance(m, HumanMessage)]
+    if not texts:
+        texts = [next((str(m.text) for m in reversed(past) if isinstance(m, HumanMessage)), "")]
+    return "\n".join(texts)
+
+
+def _check_binding(memory: Memory, i: int, configurable: dict[str, Any], history: Any) -> None:
+    """Refuses a memory of somebody else: one object in `memories=` would serve every session."""
+    actual = {
+        "session_id": getattr(history, "session_id", None)
+        or configurable.get("session_id", configurable.get("thread_id")),
+        "user_id": getattr(history, "user_id", None) or configurable.get("user_id"),
+    }
+    for name, value in actual.items():
+        bound = getattr(memory, name)
+        if bound is not None and bound != value:
+            msg = (
+                f"memories[{i}] ({type(memory).__name__}) is bound to {name} {bound!r}, but this turn has {value!r}. "
+                "Give its factory instead of the memory."
+            )
+            raise ConfigurationError(msg)
