@@ -10,9 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore
-from langchain_memkit.base import purge_user
+from langchain_memkit.base import Memory, purge_user
 from langchain_memkit.errors import MissingExtraError
 from langchain_memkit.explain import explain_turn
+from langchain_memkit.memories.chat_history import ChatHistoryMemory
 from langchain_memkit.preprocessors import create_history_preprocessor, create_trim_preprocessor
 from langchain_memkit.runnables import RunnableWithMessageHistory, create_runnable_with_message_history
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from langchain_memkit.backends.mongodb import MongoDBChatMessageHistory, MongoDBKeyValueStore
 
 __all__ = [
+    "ChatHistoryMemory",
+    "Memory",
     "MongoDBChatMessageHistory",
     "MongoDBKeyValueStore",
     "RunnableWithMessageHistory",

@@ -3,7 +3,8 @@
 Writing a history? Subclass `ChatMessageHistoryContract` (or `LangChainHistoryContract` if yours has LangChain's verbs
 only) and give it a `make_history` fixture; pytest runs every case in both call styles. `HistoryTurnContract` runs a
 history under `create_runnable_with_message_history`; `HistoryPropertiesContract` tries it on random input.
-`KeyValueStoreContract` does the same for key-value stores, with a `make_store` fixture.
+`KeyValueStoreContract` does the same for key-value stores, with a `make_store` fixture, and `MemoryContract` for
+memories, with `make_memory`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from langchain_memkit.testing.histories import ChatMessageHistoryContract
     from langchain_memkit.testing.key_value import KeyValueStoreContract
     from langchain_memkit.testing.langchain_histories import LangChainHistoryContract
+    from langchain_memkit.testing.memories import MemoryContract
     from langchain_memkit.testing.mongod import local_mongodb
     from langchain_memkit.testing.properties import HistoryPropertiesContract
     from langchain_memkit.testing.turns import HistoryTurnContract
@@ -29,6 +31,7 @@ __all__ = [
     "HistoryTurnContract",
     "KeyValueStoreContract",
     "LangChainHistoryContract",
+    "MemoryContract",
     "local_mongodb",
 ]
 
@@ -39,6 +42,7 @@ _LAZY = {
     "HistoryTurnContract": "langchain_memkit.testing.turns",
     "KeyValueStoreContract": "langchain_memkit.testing.key_value",
     "LangChainHistoryContract": "langchain_memkit.testing.langchain_histories",
+    "MemoryContract": "langchain_memkit.testing.memories",
     "local_mongodb": "langchain_memkit.testing.mongod",
 }
 
