@@ -94,12 +94,14 @@ class TurnContext:
     Attributes:
         asked: The new input, which shares the budget with the history.
         past: The history as it was read: after this, and after nothing else, comes the new input.
+        notes: What memories recalled, which stands beside the new input and shares the budget as well.
         scale: Share of every budget that may be used: less than 1 after the model said that it was too much.
         used: Set by preprocessors: whether a smaller scale would change anything.
     """
 
     asked: Sequence[BaseMessage] = ()
     past: Sequence[BaseMessage] = ()
+    notes: Sequence[BaseMessage] = ()
     scale: float = 1.0
     used: bool = False
 

@@ -98,7 +98,8 @@ class Budget:
         context.used = True
         if self.counts_messages:  # "the last two messages" of a history are two, whatever comes after
             return int((self.max_tokens - self.taken) * context.scale)
-        asked = sum(count_tokens(new_input(config, value), self.counter))
+        beside = [note for note in context.notes if not any(note is m for m in value)]
+        asked = sum(count_tokens([*beside, *new_input(config, value)], self.counter))
         return int((self.max_tokens - self.taken) * context.scale) - asked
 
     def window(self, config: RunnableConfig | None) -> Window:
@@ -119,12 +120,11 @@ def new_input(config: RunnableConfig | None, value: Any = ()) -> list[BaseMessag
     if context is None or hasattr(value, "to_messages"):
         return []
     last = next((m for m in reversed(value) if not (isinstance(m, SystemMessage) or _is_ours(m))), None)
-    follows = [m for m in context.asked if not (is_note(m) and any(m is v for v in value))]
     if last is None:
-        return follows
+        return list(context.asked)
     name = getattr(last, "id", None)
     is_past = any(m is last or (name is not None and m.id == name) for m in reversed(context.past))
-    return follows if is_past else []
+    return list(context.asked) if is_past else []
 
 
 def _is_ours(message: Any) -> bool:

@@ -142,7 +142,8 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
     def _run(self, value: Any, config: RunnableConfig) -> Flow[ContextReport]:
         messages, place = as_messages(value), place_of(config)
         room: int = yield self._summarizer.counting(lambda: self._budget.room(config, value))
-        asked = any(isinstance(m, HumanMessage) for m in new_input(config, value))
+        follows = new_input(config, value)
+        asked = any(isinstance(m, HumanMessage) for m in follows)
         report = ContextReport(
             "summarize", self._budget.max_tokens, room, messages, [], self._budget.counter, self._budget.taken
         )
@@ -158,7 +159,7 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
             talk = yield from self._compacted(talk, room, asked, report.notes, config)
             report.covered, report.summarized = talk.covered, talk.reach
             view = [*talk.head(), *talk.body]
-        report.kept = yield self._summarizer.counting(lambda: self._trimmer.trim(view, room, asked=asked))
+        report.kept = yield self._summarizer.counting(lambda: self._trimmer.trim(view, room, follows))
         return report
 
     def _compacted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal, TypeAlias
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
@@ -16,6 +17,7 @@ from langchain_memkit.base import TokenCounter, TokenCounterLike, Window
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens
 from langchain_memkit.messages.cuts import (
+    RESULTS,
     STATUS,
     MessageType,
     find_cut,
@@ -51,14 +53,26 @@ class Trimmer:
             raise ConfigurationError(msg)
         return cls(counter, on_overflow=on_overflow, **rules)
 
-    def trim(self, messages: Sequence[BaseMessage], room: int, *, asked: bool = False) -> list[BaseMessage]:
+    def trim(
+        self, messages: Sequence[BaseMessage], room: int, follows: Sequence[BaseMessage] = ()
+    ) -> list[BaseMessage]:
         """The newest messages within `room` tokens; see `create_trim_preprocessor`.
 
         Args:
             messages: Oldest first.
             room: Tokens in sum.
-            asked: Whether a new input follows, so that nothing in `messages` has to survive.
+            follows: What comes after: a new question, so that nothing in `messages` has to survive, or results of
+                tools, whose calls have to.
         """
+        asked = any(isinstance(m, HumanMessage) for m in follows)
+        answers = list(takewhile(lambda m: isinstance(m, RESULTS), follows))
+        if not answers:
+            return self._trim(messages, room, asked=asked)
+        kept = self._trim([*messages, *answers], room + sum(count_tokens(answers, self.counter)), asked=asked)
+        end, given = trailing_results(kept, 0), {getattr(m, "tool_call_id", id(m)) for m in answers}
+        return [*kept[:end], *(m for m in kept[end:] if getattr(m, "tool_call_id", id(m)) not in given)]
+
+    def _trim(self, messages: Sequence[BaseMessage], room: int, *, asked: bool) -> list[BaseMessage]:
         size = Sizes(messages, self.counter)
         lead = lead_length(messages) if self.include_system else 0
         fixed = sum(size(i) for i in range(lead))
@@ -68,10 +82,10 @@ class Trimmer:
         kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *messages[start:]]
         looked_at = [*messages[: lead + 1], *messages[start if task is None else task :]]
         if not all(isinstance(m, BaseMessage) for m in looked_at):
-            return self.trim(convert_to_messages(messages), room, asked=asked)
+            return self._trim(convert_to_messages(messages), room, asked=asked)
         whole = whole_tool_groups(kept)
         if self.start_on is not None and len(whole) < len(kept):  # what it was to start on may be gone
-            return self.trim(whole, room, asked=asked)
+            return self._trim(whole, room, asked=asked)
         return whole if fits else self._overflow(whole, lead, room, asked=asked)
 
     def _overflow(self, kept: list[BaseMessage], lead: int, room: int, *, asked: bool) -> list[BaseMessage]:
@@ -178,8 +192,7 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
 
     def _run(self, value: Any, config: RunnableConfig) -> ContextReport:
         messages, room = as_messages(value), self._budget.room(config, value)
-        asked = any(isinstance(m, HumanMessage) for m in new_input(config, value))
-        kept = self._trimmer.trim(messages, room, asked=asked)
+        kept = self._trimmer.trim(messages, room, new_input(config, value))
         budget = self._budget
         return ContextReport("trim", budget.max_tokens, room, messages, kept, budget.counter, budget.taken)
 

@@ -261,10 +261,10 @@ class HistoryTurn(Runnable[Any, Any]):
         view = yield from load(history, self._policy.preprocessor, config, native=native)
         known |= {m.id for m in view.messages if m.id} & set(ids)
         new = [m for m in given if not m.id or m.id not in known]
-        asked = self._asked(given, known)
+        context.asked = asked = self._asked(given, known)
         context.past = view.messages
         note = yield from self._policy.memories.load(memories, view, asked, config)
-        context.asked = asked if note is None else [note, *asked]
+        context.notes = [] if note is None else [note]
         past: list[BaseMessage] = view.messages
         if (chain := self._policy.preprocessor) is not None:
             past = yield Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from langchain_core.chat_history import InMemoryChatMessageHistory
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
@@ -19,7 +19,7 @@ from langchain_memkit import SQLiteChatMessageHistory, create_runnable_with_mess
 from langchain_memkit.base import HistoryMessages
 from langchain_memkit.errors import ContextTooLargeError, MessageDecodeError
 from langchain_memkit.messages.counting import approximate_tokens
-from langchain_memkit.preprocessors import create_trim_preprocessor
+from langchain_memkit.preprocessors import create_history_preprocessor, create_trim_preprocessor
 from langchain_memkit.testing import FakeChatModel
 from langchain_memkit.testing._styles import Styles
 
@@ -243,3 +243,34 @@ def test_trimmer_inside_the_wrapped_chain_uses_stored_counts(histories: Any) -> 
     asyncio.run(chat.ainvoke({"input": "And now?"}, S1))
     assert [type(given) for given in seen.given] == [HistoryMessages] * 2
     assert seen.given[0].knows(1)
+
+
+@pytest.mark.parametrize(
+    "preprocessor",
+    [
+        create_trim_preprocessor(max_tokens=200),
+        create_trim_preprocessor(max_tokens=30, on_overflow="truncate_tool_results"),
+        create_trim_preprocessor(max_tokens=3, token_counter=len),
+        create_history_preprocessor(lambda prompt: "They met.", max_tokens=200),
+    ],
+    ids=["trim", "tight", "messages", "summarize"],
+)
+def test_results_that_are_the_new_input_find_their_calls(preprocessor: Any) -> None:
+    """A tool's results may come in a turn of their own: the calls that they answer stay right before them."""
+    seen: list[list[BaseMessage]] = []
+    calls = [{"name": "f", "args": {}, "id": i, "type": "tool_call"} for i in ("1", "2")]
+
+    def model(messages: list[BaseMessage]) -> AIMessage:
+        seen.append(messages)
+        return AIMessage("", tool_calls=calls) if messages[-1].text == "Look." else AIMessage("Done.")
+
+    chat = create_runnable_with_message_history(
+        RunnableLambda(model), SQLiteChatMessageHistory.factory(":memory:"), preprocessor=preprocessor
+    )
+    config: Any = {"configurable": {"session_id": "s1"}}
+    results = [ToolMessage("found " * 20, tool_call_id=i) for i in ("1", "2")]
+    for value in ("Hello.", "Look.", results, "Thanks."):
+        chat.invoke(value, config)
+    assert [m.type for m in seen[2]][-4:] == ["human", "ai", "tool", "tool"]
+    assert seen[2][-3].tool_calls == calls  # type: ignore[attr-defined]
+    assert seen[2][-2:] == results
