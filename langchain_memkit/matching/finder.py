@@ -1,0 +1,147 @@
+"""Names in a text: exactly, in other spellings, with typos. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from ahocorasick_rs import AhoCorasick
+
+from langchain_memkit.matching.borders import Borders
+from langchain_memkit.matching.folding import Folded, fold, fold_text
+from langchain_memkit.matching.pieces import PieceIndex
+
+__all__ = ["Found", "KeyFinder"]
+
+SHORT = 4  # characters: a name that is shorter is found only as it is written ("It", "US")
+RANKS = {"exact": 0, "folded": 1, "fuzzy": 2}
+
+
+class Found(NamedTuple):
+    """A name found in a text.
+
+    Attributes:
+        key: What the name stands for.
+        start: Where it begins, in characters of the text.
+        end: Where it ends.
+        score: How alike they are, 0 to 100; 100 for all that is not fuzzy.
+        kind: `"exact"`: character for character. `"folded"`: in other case, punctuation or spacing. `"fuzzy"`: with
+            typos.
+    """
+
+    key: str
+    start: int
+    end: int
+    score: float
+    kind: Literal["exact", "folded", "fuzzy"]
+
+
+class KeyFinder:
+    """Finds names in a text, all in one pass: the time does not grow with the number of names. For many threads.
+
+    Args:
+        names: Surface forms with the key that each stands for; several may stand for one.
+        min_score: How alike a name and a place with typos must be, 0 to 100; None: no typos are allowed.
+
+    Example:
+        >>> finder = KeyFinder({"The Skeleton Songs": "skeleton", "US": "usa"}, min_score=88)
+        >>> finder.find("Is THE SKELETON SONGS known to us?")
+        [Found(key='skeleton', start=3, end=21, score=100, kind='folded')]
+        >>> finder.find("the skeletn songs, in the US")
+        [Found(key='skeleton', start=0, end=17, score=97, kind='fuzzy'),
+         Found(key='usa', start=26, end=28, score=100, kind='exact')]
+    """
+
+    def __init__(self, names: Mapping[str, str], *, min_score: float | None = None) -> None:
+        forms: dict[str, list[str]] = {}
+        for surface in names:
+            forms.setdefault(fold_text(surface), []).append(surface)
+        symbols = sorted(filter(None, forms.pop("", [])), key=len, reverse=True)
+        self._keys = dict(names)
+        self._symbols = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, symbols))})(?!\w)") if symbols else None
+        self._folded = list(forms)
+        self._surfaces = [tuple(surfaces) for surfaces in forms.values()]
+        self._automaton = AhoCorasick(self._folded, store_patterns=False)
+        self._pieces = PieceIndex(self._folded, min_score) if min_score is not None else None
+
+    def find(self, text: str) -> list[Found]:
+        """The names in a text.
+
+        A place counts for one name: the better kind wins (exact, folded, fuzzy), then the higher score, then the longer
+        name, then the one that comes first. Names that cannot be told apart there are found together. A fuzzy name at
+        least twice as long as all that was found within it wins as well: "Traveling at Night" is not "Night".
+
+        Args:
+            text: Any text.
+
+        Returns:
+            In order of place; `[]` for none.
+        """
+        folded = fold(text)
+        plain = list(self._plain(text, folded))
+        fuzzy = self._fuzzy(folded)
+        larger = [group for group in fuzzy if all(_outweighs(group, other) for other in plain)]
+        plain = [group for group in plain if not any(_overlap(group, other) for other in larger)]
+        taken, chosen = bytearray(len(text)), list[Found]()
+        for group in sorted([*plain, *fuzzy], key=_order):
+            start, end = group[0].start, group[0].end
+            if taken.find(1, start, end) < 0:
+                taken[start:end] = b"\x01" * (end - start)
+                chosen += group
+        return sorted(chosen, key=lambda found: found.start)
+
+    def _plain(self, text: str, folded: Folded) -> Iterator[list[Found]]:
+        """What stands there without typos, the names of one place together."""
+        if self._symbols:
+            for match in self._symbols.finditer(text):
+                yield [Found(self._keys[match.group()], *match.span(), 100, "exact")]
+        borders = Borders(folded.text)
+        for number, start, end in self._automaton.find_matches_as_indexes(folded.text, overlapping=True):
+            if start in borders.starts and end in borders.ends:
+                found = self._spelled(text, folded, number, start, end)
+                if found:
+                    yield found
+
+    def _fuzzy(self, folded: Folded) -> list[list[Found]]:
+        """What stands there with typos, the names of one place together."""
+        places: dict[tuple[int, int], list[Found]] = {}
+        for near in self._pieces.find(folded.text) if self._pieces else ():
+            span = folded.span(near.start, near.end)
+            keys = self._keys_of(self._surfaces[near.name])
+            places.setdefault(span, []).extend(Found(key, *span, near.score, "fuzzy") for key in keys)
+        return list(places.values())
+
+    def _spelled(self, text: str, folded: Folded, number: int, start: int, end: int) -> list[Found]:
+        """The names that fold to what stands at a place: those that are written so, else all."""
+        first, last = folded.span(start, end)
+        exact: list[str] = []
+        for surface in self._surfaces[number]:
+            begin = first - fold(surface).starts[0]
+            if begin >= 0 and text.startswith(surface, begin):
+                exact.append(surface)
+        if exact:  # of "C" and "C++" the longer one
+            surface = max(exact, key=len)
+            begin = first - fold(surface).starts[0]
+            return [Found(self._keys[surface], begin, begin + len(surface), 100, "exact")]
+        if len(self._folded[number]) < SHORT:
+            return []
+        return [Found(key, first, last, 100, "folded") for key in self._keys_of(self._surfaces[number])]
+
+    def _keys_of(self, surfaces: Iterable[str]) -> list[str]:
+        return list(dict.fromkeys(self._keys[surface] for surface in surfaces))
+
+
+def _order(group: list[Found]) -> tuple[int, float, int, int]:
+    found = group[0]
+    return RANKS[found.kind], -found.score, found.start - found.end, found.start
+
+
+def _overlap(group: list[Found], other: list[Found]) -> bool:
+    return group[0].start < other[0].end and other[0].start < group[0].end
+
+
+def _outweighs(group: list[Found], other: list[Found]) -> bool:
+    """Whether a name with typos is much more than a name without that it overlaps."""
+    (_, start, end, *_), (_, first, last, *_) = group[0], other[0]
+    return not _overlap(group, other) or (start <= first and last <= end and 2 * (last - first) <= end - start)

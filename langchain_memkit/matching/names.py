@@ -1,0 +1,238 @@
+"""Names of people, places and things: what two spellings have in common, and what is no name at all. Pure.
+
+Nothing here guesses who is meant: names that are written alike are one, names that are merely near are "maybe the
+same", and only a person can say more.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from rapidfuzz import fuzz
+
+from langchain_memkit.matching.folding import fold_text
+
+__all__ = [
+    "KINDS",
+    "PERSON",
+    "Relation",
+    "compatible",
+    "display_form",
+    "is_ordinary",
+    "kind_of",
+    "name_key",
+    "relation",
+]
+
+PERSON = "PERSON"
+KINDS = ("PERSON", "ORG", "GPE", "LOC", "FAC", "NORP", "PRODUCT", "EVENT", "WORK_OF_ART")
+"""The kinds of names that are kept, in spaCy's words; others that spaCy knows (dates, numbers) are dropped."""
+
+DROPPED = {"CARDINAL", "DATE", "LANGUAGE", "LAW", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", "TIME"}
+OTHER_WORDS = {"PER": PERSON, "ORGANIZATION": "ORG", "ORGANISATION": "ORG", "LOCATION": "LOC", "FACILITY": "FAC"}
+TOGETHER = ({"GPE", "LOC", "FAC"}, {"ORG", "PRODUCT", "WORK_OF_ART", "EVENT"})
+
+LEAST_MERGED = 5  # letters: Ana and Anna are two people
+CLOSE = 92  # of rapidfuzz's ratio, never WRatio: Sam and Samir score 90 there
+NEAR = 85
+MOST = 80  # characters of a name
+
+POSSESSIVE = re.compile(r"(?<=\w)(?:['\u2019\u2018\u02bc`\u00b4\uff07][sS](?!\w)|(?<=[sS])['\u2019\u02bc](?!\w))")
+NUMBER = re.compile(r"\d+(?:st|nd|rd|th|s|k|m|am|pm|h|min|km|kg|mph|x|d)?")
+DIGITS = re.compile(r"\d+")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+ARTICLES = _words("the a an")
+TITLES = _words("mr mrs ms miss mx mister dr doctor prof professor sir madam rev")
+CALLS = _words(
+    "hey hi hello hiya oh ooh ah aha wow whoa woah yeah yep yes yup no nope nah thanks thank dear ok okay congrats"
+    " congratulations haha hahaha lol aw aww awww bye goodbye cheers please sorry well so and but yay woohoo omg gosh"
+    " hmm ugh phew oops"
+)
+LEADING = ARTICLES | TITLES | CALLS
+DATES = _words(
+    "monday tuesday wednesday thursday friday saturday sunday mon tue tues wed thu thur thurs fri sat sun mondays"
+    " tuesdays wednesdays thursdays fridays saturdays sundays january february march april may june july august"
+    " september october november december jan feb mar apr jun jul aug sep sept oct nov dec spring summer autumn fall"
+    " winter today tonight tomorrow yesterday now then later soon recently lately currently morning mornings afternoon"
+    " evening evenings night nights noon midnight day days daily week weeks weekly weekend weekends weekday weekdays"
+    " month months monthly year years yearly annual decade decades century centuries hour hours hourly minute minutes"
+    " second seconds moment time times fortnight quarter season semester date ago am pm utc bc ad early late mid"
+)
+NUMBERS = _words(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    " eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred hundreds thousand thousands"
+    " million millions billion billions trillion dozen dozens half once twice thrice couple few several many lot lots"
+    " first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth"
+    " fifteenth sixteenth seventeenth eighteenth nineteenth twentieth thirtieth percent dollar dollars euro euros usd"
+    " pound pounds cent cents mile miles meter meters metres km kilometer kilometers inch inches foot feet kg"
+)
+STOPS = _words(
+    "i me my mine myself we us our ours you your yours he him his she her hers it its they them their theirs this that"
+    " these those who whom whose which what when where why how all any both each every some other another such same"
+    " own not nor only too very just also about above after again against at because been before being below between"
+    " by can could did do does doing down during for from further had has have having here if in into is am are was"
+    " were be more most of off on or out over past per next last previous coming almost nearly around least than"
+    " there through to under until up with within without would should shall will might must upon since ever never"
+    " always often sometimes whole entire rest end beginning start middle older old new plus minus another else"
+    " user assistant human ai bot system tool everyone everybody anyone someone nobody guys folks"
+)
+JUNK = DATES | NUMBERS | STOPS | LEADING
+
+ORDINARY = JUNK | _words(
+    "mark rose hope joy grace faith bill frank grant art dawn june april may will august summer autumn target apple"
+    " amazon alphabet meta oracle shell gap visa chase square stripe slack zoom ford dodge lincoln nice reading bath"
+    " china turkey chile jordan georgia chad guinea cork mobile phoenix buffalo dallas jack bob rob pat sue drew gene"
+    " jean dale glen cliff rich ray rusty sandy penny pearl ruby jade amber crystal iris ivy lily daisy violet olive"
+    " holly heather hazel ginger basil sage robin jay martin wren swift young white black brown green gray grey short"
+    " long little small rice cook baker butcher carpenter mason miller potter smith taylor turner walker hunter fisher"
+    " shepherd bishop pope king queen prince duke earl baron major page parker porter price post power pound rush ward"
+    " wood woods stone rock brook brooks lake rivers field fields hill hills forest banks bush branch berry cherry wolf"
+    " fox bear lamb bird crane drake finch hawk love sweet sunny star sky storm rain snow winter frost heaven angel"
+    " christian dean judge chance champ chase chip chuck colt buck bud buddy dot trip victor vic wade warren wheeler"
+    " wise worth nick norm peg piper pierce gale gage destiny harmony melody charity patience prudence constance mercy"
+    " felicity verity temperance honor trinity bliss skip spike curt don guy harry herb hank hugh josh lance les max"
+    " mike miles neil otto reed rod roman roger sterling ted teddy tom tony van vance act case cash ace axel blaze"
+    " blue hunt knight nature life dream mom mum dad mother father sister brother grandma grandpa aunt uncle baby"
+    " people man woman kid kids friend friends home house work school cat dog music book movie food water fire world"
+)
+
+Relation: TypeAlias = Literal["same", "close", "near"]
+"""`"same"`: the same letters; `"close"`: alike enough to be one thing, if it is no person; `"near"`: maybe the same."""
+
+
+def display_form(text: str) -> str:
+    """A name as it is shown: one line, without 's, without quotes around it, without the "Hey" before it.
+
+    Example:
+        >>> display_form(' "LangChain" '), display_form("Dr.  Smith,"), display_form("Hey Melanie!")
+        ('LangChain', 'Dr. Smith', 'Melanie')
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * MOST]).split())
+    bare = POSSESSIVE.sub("", line)
+    first = next((i for i, c in enumerate(bare) if c.isalnum()), len(bare))
+    last = next((i for i in range(len(bare), first, -1) if _ends(bare[i - 1])), first)
+    words = bare[first:last][:MOST].split()
+    while len(words) > 1 and words[0].rstrip(",!").casefold() in CALLS:
+        del words[0]
+    return " ".join(words)
+
+
+def _ends(char: str) -> bool:
+    return char.isalnum() or unicodedata.category(char)[0] == "M"
+
+
+@lru_cache(maxsize=8192)
+def name_key(text: str, *, given: bool = False) -> str | None:
+    """What is equal for spellings of one name: no case, 's, quotes, punctuation, leading article or title.
+
+    Args:
+        text: As it was written.
+        given: A person says that it is a name, so that it may be a word that is none otherwise: June, Will.
+
+    Returns:
+        The key; None for what is no name: dates, weekdays, months, numbers, "last week", pronouns, mere punctuation,
+        and text of more than 80 characters.
+
+    Example:
+        >>> name_key("Harrison's"), name_key("the “LangChain”"), name_key("Dr. Smith")
+        ('harrison', 'langchain', 'smith')
+        >>> [name_key(text) for text in ("last week", "May", "24 hours", "she", "...")]
+        [None, None, None, None, None]
+        >>> name_key("May", given=True)
+        'may'
+    """
+    if len(text) > 2 * MOST:
+        return None
+    words = fold_text(POSSESSIVE.sub(" ", unicodedata.normalize("NFKC", text))).split()
+    while len(words) > 1 and words[0] in LEADING:
+        del words[0]
+    key = " ".join(words)
+    if len(key) > MOST or not any(c.isalpha() for c in key):
+        return None
+    return key if given or not all(word in JUNK or NUMBER.fullmatch(word) for word in words) else None
+
+
+def kind_of(label: str) -> str | None:
+    """A label of an extractor in spaCy's words; None for kinds that are dropped.
+
+    Example:
+        >>> kind_of("person"), kind_of("DATE"), kind_of("programming language")
+        ('PERSON', None, 'PROGRAMMING LANGUAGE')
+    """
+    plain = label.strip().upper()
+    return None if plain in DROPPED else OTHER_WORDS.get(plain, plain)
+
+
+def is_ordinary(key: str) -> bool:
+    """Whether a name is a common English word as well, so that a text which holds it may mean the word.
+
+    Example:
+        >>> is_ordinary("will"), is_ordinary("harrison")
+        (True, False)
+    """
+    return all(word in ORDINARY for word in key.split())
+
+
+def compatible(a: str, b: str) -> bool:
+    """Whether one thing may be of both kinds; an empty kind goes with all.
+
+    Example:
+        >>> compatible("ORG", "PRODUCT"), compatible("ORG", "GPE"), compatible("", "GPE")
+        (True, False, True)
+    """
+    return not a or not b or a == b or any({a, b} <= group for group in TOGETHER)
+
+
+def relation(a: str, b: str) -> Relation | None:
+    """How near two name keys are; the same whichever comes first.
+
+    Returns:
+        - `"same"`: at least five letters that differ by spaces and one doubled letter at most. Harrison and Harison;
+          Hansen and Hanssen too.
+        - `"close"`: at least five letters, the same first letter, `ratio` of 92 or more, equal digits, and neither a
+          single word of letters only (Johnson and Johnston score 93): one thing if neither is a person.
+        - `"near"`: `ratio` of 85 or more, or one is made of words of the other.
+        - None: nothing of that.
+
+    Example:
+        >>> relation("harrison", "harison"), relation("langchain", "lang chain")
+        ('same', 'same')
+        >>> relation("openai platform", "openai platforms"), relation("johnson", "johnston")
+        ('close', 'near')
+        >>> relation("priya", "priya raman"), relation("sam", "samir")
+        ('near', None)
+    """
+    if a[:1] != b[:1]:
+        return "near" if _within(a, b) else None
+    letters = a.replace(" ", ""), b.replace(" ", "")
+    long_enough = min(map(len, letters)) >= LEAST_MERGED
+    if long_enough and _one_doubled(*sorted(letters, key=len)):
+        return "same"
+    score = fuzz.ratio(a, b, score_cutoff=NEAR)
+    if score >= CLOSE and long_enough and not (a.isalpha() or b.isalpha()):
+        return "close" if DIGITS.findall(a) == DIGITS.findall(b) else "near"
+    return "near" if score or _within(a, b) else None
+
+
+def _one_doubled(short: str, long: str) -> bool:
+    """Whether the longer one is the shorter one, or has one letter twice where that has it once."""
+    if len(long) - len(short) > 1:
+        return False
+    if short == long:
+        return True
+    if len(short) == len(long):
+        return False
+    i = next((i for i, (x, y) in enumerate(zip(short, long, strict=False)) if x != y), len(short))
+    return long[i] == long[i - 1] and long[i].isalpha() and short[i:] == long[i + 1 :]
+
+
+def _within(a: str, b: str) -> bool:
+    return f" {a} " in f" {b} " or f" {b} " in f" {a} "

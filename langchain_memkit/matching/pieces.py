@@ -1,0 +1,190 @@
+"""Names with typos in a text. Pure.
+
+A typo leaves most of a name as it is. Each name is cut into pieces, all pieces of all names stand in one automaton, and
+each piece found in a text proposes its name at its place; `rapidfuzz` then compares the two. Pieces that very many
+names share ("the complete guide to ") say little: the rest of such a name is cut again until two of its pieces are
+rare.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
+from typing import NamedTuple, TypeAlias
+
+from ahocorasick_rs import AhoCorasick
+from rapidfuzz.distance.OSA import distance
+from rapidfuzz.fuzz import ratio
+
+from langchain_memkit.matching.borders import Borders, is_wide
+
+__all__ = ["Near", "PieceIndex"]
+
+LEAST = 6  # characters of a name
+THREE_PIECES = 12  # characters from which on three pieces are made: two typos may leave one as it is
+LEAST_PIECE = 2  # characters
+WITH_GAP = 9  # characters of a part whose halves may lose one
+COMMON = 200  # names: a piece that more of them share proposes nothing if the name has two rarer ones
+MOST_COMMON = 500  # names: the same if it has one rarer piece
+MOST_PER_WORD = 25  # names proposed for each word of a text, by rare pieces first: bounds the time
+
+Part: TypeAlias = tuple[int, int]
+
+
+class Near(NamedTuple):
+    """A place in a folded text that is nearly a name.
+
+    Attributes:
+        name: The number of the name.
+        start: Where it begins.
+        end: Where it ends.
+        score: How alike they are, 0 to 100.
+    """
+
+    name: int
+    start: int
+    end: int
+    score: float
+
+
+class PieceIndex:
+    """Finds folded names of six and more characters in a folded text, typos allowed.
+
+    Args:
+        names: Folded names, each once.
+        min_score: How alike they must be, 0 to 100: `rapidfuzz.fuzz.ratio`, rounded.
+    """
+
+    def __init__(self, names: Sequence[str], min_score: float) -> None:
+        self._names = names
+        self._min_score = min_score
+        self._known = frozenset(names)
+        found: dict[str, list[int]] = {}
+        for number, parts in _choose_parts(names).items():
+            for part in parts:
+                piece = _piece(names[number], part)
+                shift = part[0] + (
+                    part[0] > 0 or piece[0] != " "
+                )  # where the piece begins in a text with a space before
+                found.setdefault(piece, []).append(number << 32 | shift)
+        # flat arrays: a tenth of the memory of a list for each piece
+        self._firsts = array("Q", accumulate(map(len, found.values()), initial=0))
+        self._owners = array("Q", chain.from_iterable(found.values()))
+        self._automaton = AhoCorasick(list(found), store_patterns=False)
+
+    def find(self, text: str) -> Iterator[Near]:
+        """Each place with the names that are most like it; places may overlap.
+
+        Args:
+            text: Folded.
+        """
+        borders = Borders(text)
+        compared: dict[Near, None] = {}
+        for number, first, last in self._proposals(text):
+            starts, ends = borders.starts_near(first), borders.ends_near(last)
+            if starts and ends:
+                nears = [self._compare(number, text, i, j) for i in starts for j in ends if i < j]
+                near = max(nears, key=lambda near: near.score, default=None)
+                if near and near.score:
+                    compared[near] = None
+        best: dict[Part, list[Near]] = {}
+        for near in sorted(compared, key=lambda near: -near.score):
+            others = best.setdefault((near.start, near.end), [])
+            if not others or others[0].score == near.score:
+                others.append(near)
+        for nears in best.values():
+            yield from nears
+
+    def _compare(self, number: int, text: str, start: int, end: int) -> Near:
+        """The score of a name at a place; 0 if it cannot be meant."""
+        window, name = text[start:end], self._names[number]
+        # whole numbers: of eight letters, one that is wrong leaves 87.5
+        score = int(ratio(window, name, score_cutoff=self._min_score - 0.5) + 0.5)
+        meant = score and window not in self._known and _digits(window) == _digits(name) and _only_typos(window, name)
+        return Near(number, start, end, score if meant else 0)
+
+    def _proposals(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """Names with where they should begin and end, by the rarest pieces first."""
+        firsts, owners = self._firsts, self._owners
+        hits = [
+            (firsts[piece + 1] - firsts[piece], firsts[piece], place)
+            for piece, place, _ in self._automaton.find_matches_as_indexes(f" {text} ", overlapping=True)
+        ]
+        left = MOST_PER_WORD * (text.count(" ") + 10)
+        for count, first, place in sorted(hits):
+            left -= count
+            if left < 0:
+                return
+            for owner in owners[first : first + count]:
+                number, shift = owner >> 32, owner & 0xFFFFFFFF
+                yield number, place - shift, place - shift + len(self._names[number])
+
+
+def _choose_parts(names: Sequence[str]) -> dict[int, list[Part]]:
+    """For each name where its pieces are: rare ones, and if there is but one, the least common of the others."""
+    chosen: dict[int, list[Part]] = {}
+    spare: dict[int, tuple[int, Part]] = {}
+    left: dict[int, list[Part]] = {}
+    for number, name in enumerate(names):
+        if len(name) >= LEAST:
+            whole = (0, len(name))
+            left[number] = _thirds(whole) if len(name) >= THREE_PIECES else _halves(whole)
+    while left:
+        counts = Counter(_piece(names[number], part) for number, parts in left.items() for part in parts)
+        following: dict[int, list[Part]] = {}
+        for number, parts in left.items():
+            shared = sorted((counts[_piece(names[number], part)], part) for part in parts)
+            rare = [part for count, part in shared if count <= COMMON]
+            if len(rare) < len(shared):
+                spare[number] = min(shared[len(rare)], spare.get(number, shared[-1]))
+            if rare:
+                chosen[number] = rare
+            if len(rare) == 1 and _can_be_cut(rare[0]):
+                following[number] = _halves(rare[0])
+        left = following
+    for number, (count, part) in spare.items():
+        if number not in chosen or (len(chosen[number]) == 1 and count <= MOST_COMMON):
+            chosen.setdefault(number, []).append(part)
+    return chosen
+
+
+def _can_be_cut(part: Part) -> bool:
+    return part[1] - part[0] >= 2 * LEAST_PIECE
+
+
+def _thirds(part: Part) -> list[Part]:
+    start, end = part
+    size = end - start
+    return [(start, start + size // 3), (start + size // 3, start + 2 * size // 3), (start + 2 * size // 3, end)]
+
+
+def _halves(part: Part) -> list[Part]:
+    """Two pieces; if they are long, with a character between them: two letters that changed places break one only."""
+    start, end = part
+    middle = (start + end) // 2
+    return [(start, middle), (middle + (end - start >= WITH_GAP), end)]
+
+
+def _piece(name: str, part: Part) -> str:
+    """The text of a piece; at the ends of the name with a space, where the script has spaces."""
+    start, end = part
+    before = " " if start == 0 and not is_wide(name[0]) else ""
+    after = " " if end == len(name) and not is_wide(name[-1]) else ""
+    return f"{before}{name[start:end]}{after}"
+
+
+def _digits(text: str) -> list[str]:
+    return [c for c in text if c.isdigit()]
+
+
+def _only_typos(window: str, name: str) -> bool:
+    """Whether each word is the name's word with typos, not another word: one for every four letters, at least one."""
+    words, others = window.split(), name.split()
+    if len(words) != len(others):  # a space was typed or left out
+        return distance(window.replace(" ", ""), name.replace(" ", "")) <= 1
+    pairs = zip(words, others, strict=True)
+    return distance(window, name) <= max(1, len(name) // 6) and all(
+        distance(word, other) <= max(1, len(other) // 4) for word, other in pairs
+    )

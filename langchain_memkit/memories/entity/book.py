@@ -1,0 +1,276 @@
+"""All that is known of one user's entities, as it was read; who is meant by a name is decided here. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from langchain_memkit.matching.finder import Found, KeyFinder
+from langchain_memkit.matching.names import Relation, display_form, name_key, relation
+from langchain_memkit.memories.entity.groups import Groups, fold_names, winner
+from langchain_memkit.memories.entity.rows import DescriptionRow, FactRow, Keys, Rule, fact_id
+
+__all__ = ["Book", "Limits", "speaker_key"]
+
+RECENT = 64  # names in the small index, which is made anew for each new name
+ROLES = frozenset({"agent", "ai", "assistant", "bot", "human", "model", "system", "tool", "user"})
+
+
+class Limits(NamedTuple):
+    """How many facts are kept of an entity, and of a user."""
+
+    facts: int
+    total: int
+
+
+def speaker_key(name: str) -> str | None:
+    """The key of a speaker's name; None for a mere role ("user")."""
+    key = name_key(name, given=True)
+    return None if key is None or key in ROLES else key
+
+
+def in_order(row: FactRow) -> tuple[datetime, str, int, str]:
+    """Sorts facts by time, in the same order for every reader."""
+    return row.at, row.message, row.start, row.text
+
+
+class Book:
+    """The rows of one user. Not for several threads at once: `Shelf` holds a lock.
+
+    Args:
+        keys: Of the user.
+        vocabulary: Names that the app gave, with their kinds.
+    """
+
+    def __init__(self, keys: Keys, vocabulary: Mapping[str, str]) -> None:
+        self.keys = keys
+        self.versions: frozenset[str] = frozenset()
+        self.facts: dict[str, FactRow] = {}
+        self.rules: dict[str, Rule] = {}
+        self.descriptions: dict[str, DescriptionRow] = {}
+        self.unreadable: set[str] = set()
+        self.generations: dict[str, set[str]] = {}
+        self.names: dict[str, dict[str, set[str]]] = {}
+        self._expiring: set[str] = set()
+        self._vocabulary = vocabulary
+        self._given = {key: kind for form, kind in vocabulary.items() if (key := name_key(form, given=True))}
+        self._speakers: dict[str, str] = {}
+        self._votes: dict[str, Counter[str]] = {}
+        self._firm: Counter[str] = Counter()
+        self._near: dict[str, dict[str, Relation]] = {}
+        self._like: dict[str, set[str]] = {}
+        self._groups: Groups | None = None
+        self._forms: dict[str, str] = {}
+        self._recent: dict[str, str] = {}
+        self._finders: tuple[KeyFinder | None, KeyFinder | None] = (None, None)
+        self._refresh_forms()
+
+    # -- what is in it
+
+    def add(self, key: str, row: FactRow) -> None:
+        """Takes a fact in; one that is there stays."""
+        if key in self.facts:
+            return
+        self.facts[key] = row
+        sessions = self.names.get(row.key)
+        if sessions is None:
+            sessions = self.names[row.key] = {}
+            self._compare(row.key)
+        if row.session not in sessions:
+            sessions[row.session] = set()
+            self._groups = None
+        sessions[row.session].add(key)
+        if row.expires_at:
+            self._expiring.add(key)
+        if row.label:
+            votes = self._votes.setdefault(row.key, Counter())
+            before = winner(votes)
+            votes[row.label] += 1
+            if winner(votes) != before:
+                self._groups = None
+        if _is_firm(row):
+            self._groups = self._groups if row.key in self._firm else None
+            self._firm[row.key] += 1
+        self.learn(display_form(row.surface), row.key)
+        if row.speaker:
+            self.hear(row.speaker)
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Takes facts out; those that are not there are no error."""
+        gone = False
+        for key in keys:
+            row = self.facts.pop(key, None)
+            if row is None:
+                continue
+            self._groups = None
+            self._expiring.discard(key)
+            if _is_firm(row):
+                self._firm -= Counter((row.key,))
+            stored = self.names[row.key][row.session]
+            stored.discard(key)
+            if row.label:
+                self._votes[row.key][row.label] -= 1
+                self._votes[row.key] += Counter()  # without zeros
+            if not stored:
+                del self.names[row.key][row.session]
+            if not self.names[row.key]:
+                del self.names[row.key]
+                gone = True
+        if gone:
+            self._refresh_forms()
+
+    def change_rules(self, rules: dict[str, Rule]) -> None:
+        """Takes decisions of people, all of them."""
+        if rules != self.rules:
+            self.rules = dict(sorted(rules.items()))
+            self._groups = None
+            self._refresh_forms()
+
+    def hear(self, speaker: str) -> None:
+        """Takes the name of someone who spoke."""
+        if speaker not in self._speakers and (key := speaker_key(speaker)):
+            self._speakers[speaker] = key
+            self.learn(speaker, key)
+
+    def holds(self, row: FactRow) -> bool:
+        """Whether the fact is there, in any live generation."""
+        return any(self.keys.fact(row.session, g, row) in self.facts for g in self.generations.get(row.session, ()))
+
+    def part(self, name: str, session: str) -> set[str]:
+        """Keys of the facts that a name has in a session."""
+        return self.names[name][session]
+
+    def of_session(self, session: str) -> list[str]:
+        """Keys of the facts of a session."""
+        return [key for sessions in self.names.values() for key in sessions.get(session, ())]
+
+    def surplus(self, limits: Limits, now: datetime) -> list[str]:
+        """Facts that have to go: expired ones, and the oldest of what is too many."""
+        gone = {key for key in self._expiring if (end := self.facts[key].expires_at) and end <= now}
+        if len(self.facts) - len(gone) <= min(limits):
+            return sorted(gone)
+        for parts in self.groups.parts.values():
+            if sum(len(self.names[name][session]) for name, session in parts) > limits.facts:
+                found = [key for name, session in parts for key in self.names[name][session] if key not in gone]
+                gone.update(self._oldest(found, len(found) - limits.facts))
+        if len(self.facts) - len(gone) > limits.total:
+            gone.update(self._oldest(self.facts.keys() - gone, len(self.facts) - len(gone) - limits.total))
+        return sorted(gone)
+
+    def _oldest(self, keys: Iterable[str], n: int) -> list[str]:
+        return sorted(keys, key=lambda key: in_order(self.facts[key]))[: max(n, 0)]
+
+    # -- names
+
+    def kind(self, key: str) -> str:
+        """What the app said that a name is; empty if nothing."""
+        return self._given.get(key, "")
+
+    def is_weak(self, key: str) -> bool:
+        """Whether a name may be a mere word: an extractor saw it, but only with the capital of a sentence's beginning.
+
+        "Glad you came" makes a person of Glad; in every chat that was tried, real names soon stand elsewhere too.
+        """
+        strong = " " in key or key in self._given or key in self._firm or key in self._speakers.values()
+        return not strong and not any(key in (rule.key, rule.other_key) for rule in self.rules.values())
+
+    def key_of(self, name: str) -> str | None:
+        """The key of a name; a common word is a name only where somebody is called so."""
+        key = name_key(name, given=True)
+        known = key in self.names or key in self._given or key in self._speakers.values()
+        return key if known else name_key(name)
+
+    def find(self, text: str) -> list[Found]:
+        """Known names in a text."""
+        big, small = self._finders
+        if small is None or big is None:
+            big = big or KeyFinder(self._forms)
+            small = KeyFinder(self._recent)
+            self._finders = (big, small)
+        return big.find(text) + (small.find(text) if self._recent else [])
+
+    def learn(self, form: str, key: str) -> None:
+        """Takes a name that is to be looked for from now on."""
+        for name in (form, key):
+            if name and name not in self._forms and name not in self._recent:
+                self._recent[name] = key
+                self._finders = (self._finders[0], None)
+        if len(self._recent) > RECENT:
+            self._forms.update(self._recent)
+            self._recent, self._finders = {}, (None, None)
+
+    def _refresh_forms(self) -> None:
+        """The forms from the beginning: names that are gone are not looked for."""
+        rules = [pair for rule in self.rules.values() for pair in ((rule.name, rule.key), (rule.other, rule.other_key))]
+        given = [(form, key) for form in self._vocabulary if (key := name_key(form, given=True))]
+        seen = [(display_form(row.surface), row.key) for row in self.facts.values()]
+        pairs = [*given, *rules, *self._speakers.items(), *seen]
+        self._forms = {name: key for form, key in pairs for name in (form, key) if name}
+        self._recent, self._finders = {}, (None, None)
+
+    def _compare(self, key: str) -> None:
+        """Finds the names that a new one is near to, once."""
+        if key in self._near:
+            return
+        near = self._near[key] = {}
+        marks = {key[0], *key.split()}  # two names that share neither are far apart
+        for other in set[str]().union(*(self._like.get(mark, ()) for mark in marks)):
+            if kind := relation(key, other):
+                near[other] = self._near[other][key] = kind
+        for mark in marks:
+            self._like.setdefault(mark, set()).add(key)
+
+    # -- entities
+
+    @property
+    def groups(self) -> Groups:
+        """Names as entities."""
+        if self._groups is None:
+            names: dict[str, Mapping[str, object]] = dict(self.names)
+            votes = dict(self._votes)
+            for key, kind in self._given.items():
+                if kind and key in names:
+                    votes[key] = Counter({kind: 10**9})  # the app knows best
+            self._groups = fold_names(names, votes, self._near, list(self.rules.values()), self._firm)
+        return self._groups
+
+    def roots(self, name: str) -> list[str]:
+        """The entities that a name means: as it is, else those with the same letters."""
+        key = self.key_of(name)
+        if key is None:
+            return []
+        if found := self.groups.roots_of(key):
+            return found
+        alike = [other for other in self.names if other[:1] == key[:1] and relation(key, other) == "same"]
+        return list(dict.fromkeys(root for other in sorted(alike) for root in self.groups.roots_of(other)))
+
+    def rows(self, root: str, now: datetime) -> dict[str, FactRow]:
+        """The facts of an entity that have not expired, oldest first, with their keys in the store."""
+        parts = self.groups.parts.get(root, [])
+        found = [(key, self.facts[key]) for name, session in parts for key in self.names[name][session]]
+        live = [(key, row) for key, row in found if row.expires_at is None or row.expires_at > now]
+        return dict(sorted(live, key=lambda pair: in_order(pair[1])))
+
+    def description(self, root: str, rows: Mapping[str, FactRow]) -> DescriptionRow | None:
+        """What a model said of an entity; None unless every fact that it was made of is among `rows`."""
+        ids = {fact_id(row) for row in rows.values()}
+        mine = [d for d in self.descriptions.values() if root in self.groups.roots_of(d.key) and ids >= set(d.facts)]
+        return max(mine, key=lambda d: (d.at, d.text), default=None)
+
+    def stale_descriptions(self) -> list[str]:
+        """Descriptions that rest on facts which are gone."""
+        if not self.descriptions:
+            return []
+        ids = {fact_id(row) for row in self.facts.values()}
+        return [key for key, d in self.descriptions.items() if not ids >= set(d.facts)]
+
+
+def _is_firm(row: FactRow) -> bool:
+    """Whether an extractor saw a name as a name where a common word has no capital letter."""
+    first = row.surface[:1]
+    if not row.label or first.islower():
+        return False
+    before = row.text.partition(row.surface)[0]
+    return not first.isupper() or any(char.isalnum() for char in before)

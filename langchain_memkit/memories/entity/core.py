@@ -1,0 +1,180 @@
+"""What all memories of a factory share: the options, the extractor, the books."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import run_in_executor
+from langchain_core.runnables.base import coerce_to_runnable
+from langchain_core.stores import BaseStore
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit.base import EntityExtractor, GetSessionHistory, Now, TokenCounter, TokenCounterLike
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.matching.names import kind_of, name_key
+from langchain_memkit.memories.entity.book import Limits
+from langchain_memkit.memories.entity.describe import Describer
+from langchain_memkit.memories.entity.mentions import Spot, read_mentions
+from langchain_memkit.memories.entity.rows import FactRow
+from langchain_memkit.memories.entity.shelf import Shelf
+from langchain_memkit.messages.counting import resolve_counter
+from langchain_memkit.preprocessors.memory_store import MemoryStore
+
+__all__ = ["Core", "NameList", "history_of"]
+
+NameList = Collection[str] | Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Core:
+    """See `EntityMemory` for what each of them is."""
+
+    extractor: EntityExtractor
+    shelf: Shelf
+    max_tokens: int
+    counter: TokenCounter
+    get_session_history: GetSessionHistory | None
+    describer: Describer | None
+    read_only: bool
+    now: Now
+
+    @classmethod
+    def of(
+        cls,
+        extractor: EntityExtractor,
+        store: BaseStore[str, dict[str, Any]] | None,
+        *,
+        names: NameList,
+        max_tokens: int,
+        max_facts: int,
+        max_total: int,
+        get_session_history: GetSessionHistory | None,
+        describe: Any,
+        read_only: bool,
+        token_counter: TokenCounterLike,
+        now: Now,
+    ) -> Core:
+        """Checks the options; no I/O."""
+        if not callable(extractor):
+            msg = f"extractor must be a function from a text to its names, not {type(extractor).__name__}"  # type: ignore[unreachable]  # callers without types
+            raise ConfigurationError(msg)
+        if store is not None and not isinstance(store, BaseStore):
+            msg = f"store must be a BaseStore of langchain_core.stores, not {type(store).__name__}"  # type: ignore[unreachable]  # callers without types
+            raise ConfigurationError(msg)
+        for name, value in (("max_tokens", max_tokens), ("max_facts", max_facts), ("max_total", max_total)):
+            if not isinstance(value, int) or value < 1:  # type: ignore[redundant-expr]  # callers without types
+                msg = f"{name} must be a whole number above 0; got {value!r:.50}"
+                raise ConfigurationError(msg)
+        for name, function in (("get_session_history", get_session_history), ("now", now)):
+            if function is not None and not callable(function):
+                msg = f"{name} must be a function, not {type(function).__name__}"  # type: ignore[unreachable]  # callers without types
+                raise ConfigurationError(msg)
+        shelf = Shelf(
+            MemoryStore() if store is None else store,
+            _vocabulary(names),
+            Limits(max_facts, max_total),
+            now,
+            read_only=read_only,
+        )
+        describer = None if describe is None else Describer(coerce_to_runnable(describe), shelf)
+        counter = resolve_counter(token_counter)
+        return cls(extractor, shelf, max_tokens, counter, get_session_history, describer, read_only, now)
+
+    def extract(self, texts: Sequence[str]) -> Flow[list[list[Spot]]]:
+        """The names in each text; many are read at once where the extractor can."""
+        batch = getattr(self.extractor, "batch", None)
+        if callable(batch) and len(texts) > 1:
+            found = yield _call(lambda: list(batch(list(texts))))
+        else:
+            found = []
+            for text in texts:
+                found.append((yield _call(lambda text=text: self.extractor(text))))  # type: ignore[misc]  # bound now
+        return [read_mentions(mentions, text) for mentions, text in zip(found, texts, strict=True)]
+
+    def gone(self, user_id: str, rows: Iterable[FactRow]) -> Flow[set[tuple[str, str]]]:
+        """Session and message of facts whose message does not stand in its history any more: one query a session."""
+        wanted: dict[str, set[str]] = {}
+        for row in rows:
+            if row.given:
+                wanted.setdefault(row.session, set()).add(row.message)
+        gone: set[tuple[str, str]] = set()
+        if self.get_session_history is None:
+            return gone
+        for session, ids in wanted.items():
+            history = yield history_of(self.get_session_history, session, user_id)
+            if hasattr(history, "stored_ids"):
+                found = yield _asked(history, sorted(ids))
+            else:
+                found = {message.id for message in (yield Step(lambda h=history: h.messages, history.aget_messages))}  # type: ignore[misc]  # bound now
+            gone |= {(session, message) for message in ids - found}
+        return gone
+
+
+def _asked(history: Any, ids: Sequence[str]) -> Step:
+    return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
+
+
+def _call(function: Callable[[], Any]) -> Step:
+    """The extractor, plain or async; on an event loop a plain one runs in a thread."""
+
+    def sync() -> Any:
+        result = function()
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            msg = "the extractor is async, so use the async verbs: aload, asave, arebuild, ainvoke"
+            raise ConfigurationError(msg)
+        return result
+
+    async def asynchronous() -> Any:
+        result = await run_in_executor(None, function)
+        return await result if inspect.isawaitable(result) else result
+
+    return Step(sync, asynchronous)
+
+
+def history_of(get_session_history: GetSessionHistory, session_id: str, user_id: str) -> Step:
+    """The history of a session, whose user is never dropped: a callable that cannot take one is refused."""
+
+    def sync() -> Any:
+        parameters = inspect.signature(get_session_history).parameters
+        if "user_id" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            msg = "get_session_history must take user_id: entity memory is of one user"
+            raise ConfigurationError(msg)
+        history = get_session_history(session_id, user_id=user_id)
+        if inspect.isawaitable(history):
+            if inspect.iscoroutine(history):
+                history.close()
+            msg = "get_session_history is async, so use the async verbs"
+            raise ConfigurationError(msg)
+        return history
+
+    async def asynchronous() -> Any:
+        if inspect.iscoroutinefunction(get_session_history):
+            return await get_session_history(session_id, user_id=user_id)
+        return await asyncio.to_thread(sync)
+
+    return Step(sync, asynchronous)
+
+
+def _vocabulary(names: NameList) -> dict[str, str]:
+    """Names with their kinds; an empty kind where none was said."""
+    if isinstance(names, str):
+        msg = f"names must be a list of names, or a dict of names with their types: names=[{names!r:.50}]"
+        raise ConfigurationError(msg)
+    given = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, "")
+    kinds: dict[str, str] = {}
+    for name, label in given.items():
+        if not isinstance(name, str) or name_key(name, given=True) is None:
+            msg = f"names: {name!r:.50} is no name"
+            raise ConfigurationError(msg)
+        kind = kind_of(label)
+        if kind is None:
+            msg = f"names: {name!r:.50} cannot be a {label!r:.50}: dates and numbers are no entities"
+            raise ConfigurationError(msg)
+        kinds[name] = kind
+    return kinds

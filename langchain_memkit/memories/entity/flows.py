@@ -1,0 +1,210 @@
+"""What the verbs of an entity memory do, written once for both call styles."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.base import SessionInfo
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.matching.names import display_form, name_key
+from langchain_memkit.memories.entity.book import Book
+from langchain_memkit.memories.entity.core import Core
+from langchain_memkit.memories.entity.listing import EntityList
+from langchain_memkit.memories.entity.mentions import Source, Spot, clean, facts_of, find_names, sources_of
+from langchain_memkit.memories.entity.portraits import list_entities
+from langchain_memkit.memories.entity.recall import candidates, choose, compose
+from langchain_memkit.memories.entity.rows import FactRow, Keys, Rule
+from langchain_memkit.memories.entity.shelf import in_thread
+from langchain_memkit.messages.sentences import sentence_spans
+
+__all__ = ["EntityFlows", "list_sessions", "purge"]
+
+logger = logging.getLogger("langchain_memkit")
+
+
+class EntityFlows:
+    """The flows of `EntityMemory`."""
+
+    _core: Core
+    _user: str
+    _session: str
+    _seen: frozenset[str] = frozenset()
+
+    def _writable(self) -> None:
+        if self._core.read_only:
+            msg = "this memory is read-only"
+            raise ConfigurationError(msg)
+
+    def _read(self) -> Flow[Book]:
+        return (yield from self._core.shelf.read(self._user))
+
+    # -- a turn
+
+    def _load(self, query: str) -> Flow[list[BaseMessage]]:
+        core = self._core
+        book = yield from self._read()
+        with core.shelf.lock:
+            self._seen = frozenset(book.generations.get(self._session, ()))
+        if not query.strip() or not book.facts:
+            return []
+        mentions = (yield from core.extract([str(query)]))[0]
+
+        def look() -> Any:
+            with core.shelf.lock:
+                return candidates(book, query, mentions, self._session, core.now())
+
+        topics = yield in_thread(look)
+        asked: set[tuple[str, str]] = set()
+        budget = core.max_tokens, core.counter
+        while True:  # what is chosen in place of facts that are gone has to be looked up as well
+            chosen = yield in_thread(lambda: choose(topics, *budget))
+            shown = [row for topic, rows in chosen for row in (*rows, *topic.behind)]
+            fresh = [row for row in shown if (row.session, row.message) not in asked]
+            asked.update((row.session, row.message) for row in fresh)
+            gone = yield from core.gone(self._user, fresh)
+            if not gone:
+                break
+            for topic in topics:
+                topic.leave_out(gone)
+        return (yield in_thread(lambda: compose(chosen, *budget)))  # type: ignore[no-any-return]  # results of steps are untyped
+
+    def _save(self, messages: Sequence[BaseMessage]) -> Flow[None]:
+        core, shelf = self._core, self._core.shelf
+        epoch: int = getattr(messages, "epoch", 0)
+        sources = sources_of(messages, core.now(), epoch, getattr(messages, "expires_at", None))
+        if core.read_only or not sources:
+            return
+        book = yield from self._read()
+        with shelf.lock:
+            lost = self._seen and not self._seen & book.generations.get(self._session, set())
+        if lost:
+            self._seen = frozenset()
+            logger.warning("a turn was left out of the entity memory: its session was cleared after it began")
+            return
+        generation = yield from shelf.generation(book, self._session)
+        found = yield from core.extract([source.text for source in sources])
+        rows, dead = yield in_thread(lambda: self._facts(book, sources, found, epoch))
+        alive = yield from shelf.write(self._user, book, (self._session, generation), rows, dead)
+        if not alive:
+            logger.warning("a turn was left out of the entity memory: its session was cleared meanwhile")
+        elif core.describer is not None and rows:
+            yield from core.describer.describe(book, [row.key for row in rows])
+
+    def _facts(
+        self, book: Book, sources: Sequence[Source], found: Sequence[Sequence[Spot]], epoch: int
+    ) -> tuple[list[FactRow], list[str]]:
+        """New facts, and keys of facts that belong to a conversation which was erased."""
+        with self._core.shelf.lock:
+            for source in sources:
+                if source.speaker:
+                    book.hear(source.speaker)
+            rows: dict[str, FactRow] = {}
+            for source, spots in zip(sources, found, strict=True):
+                sentences = sentence_spans(source.text)
+                for row in facts_of(self._session, source, find_names(source.text, spots, book, sentences), sentences):
+                    if not book.holds(row):
+                        rows.setdefault(book.keys.fact(self._session, "", row), row)
+            dead = book.of_session(self._session) if epoch else []
+            return list(rows.values()), [key for key in dead if book.facts[key].epoch not in (0, epoch)]
+
+    def _clear(self) -> Flow[None]:
+        if self._core.read_only:
+            return
+        shelf, keys = self._core.shelf, Keys(self._user)
+        self._seen = frozenset()
+        generations = yield shelf.stored(keys.sessions(self._session))
+        yield from shelf.delete(generations)  # first: what is stored from now on is dead
+        facts = yield shelf.stored(keys.facts(self._session))
+        yield from shelf.delete(facts)
+        if generations or facts:
+            yield from shelf.change(Book(keys, {}), [])
+            yield from self._read()  # descriptions that rest on these facts go
+
+    # -- people look, and decide
+
+    def _entities(self) -> Flow[EntityList]:
+        core = self._core
+        book = yield from self._read()
+        with core.shelf.lock:
+            rows = list(book.facts.values())
+        gone = yield from core.gone(self._user, rows)
+
+        def look() -> EntityList:
+            with core.shelf.lock:
+                return list_entities(book, core.shelf.limits, core.now(), gone)
+
+        return (yield in_thread(look))  # type: ignore[no-any-return]  # results of steps are untyped
+
+    def _decide(self, kind: str, name: str, other: str) -> Flow[None]:
+        self._writable()
+        shelf = self._core.shelf
+        for text in (name, other):
+            if name_key(text, given=True) is None:
+                msg = f"{text!r:.100} is no name"
+                raise ConfigurationError(msg)
+        book = yield from self._read()
+        with shelf.lock:
+            keys = [book.key_of(text) or str(name_key(text, given=True)) for text in (name, other)]
+        if kind == "split" and keys[0] == keys[1]:
+            msg = f"{name!r:.100} and {other!r:.100} are one name, which cannot be split"
+            raise ConfigurationError(msg)
+        rule = Rule(kind, clean(display_form(name)), clean(display_form(other)), *keys)
+        yield from shelf.change(book, [(book.keys.rule(self._core.now()), rule.to_dict())])
+        book = yield from self._read()
+        yield from shelf.write(self._user, book, ("", ""), [])  # two that became one may be too much
+
+    def _forget(self, name: str) -> Flow[int]:
+        self._writable()
+        shelf = self._core.shelf
+        book = yield from self._read()
+        with shelf.lock:
+            roots = book.roots(name)
+            roots = [root for root in roots[:1] if root in book.groups.parts] or roots
+            facts = [key for root in roots for part in book.groups.parts.get(root, ()) for key in book.part(*part)]
+            root_of = book.groups.root
+            rules = [k for k, rule in book.rules.items() if {root_of[rule.key], root_of[rule.other_key]} & set(roots)]
+        return (yield from self._remove(book, facts, rules))
+
+    def _forget_messages(self, ids: Collection[str]) -> Flow[int]:
+        self._writable()
+        if isinstance(ids, str):
+            msg = "ids must be a list of str, not a str"
+            raise TypeError(msg)
+        names = {clean(name) for name in ids}
+        book = yield from self._read()
+        with self._core.shelf.lock:
+            facts = [key for key in book.of_session(self._session) if book.facts[key].message in names]
+        return (yield from self._remove(book, facts, []))
+
+    def _remove(self, book: Book, facts: Sequence[str], others: Sequence[str]) -> Flow[int]:
+        if facts or others:
+            yield from self._core.shelf.delete([*facts, *others])
+            yield from self._core.shelf.change(book, [])
+            yield from self._read()  # descriptions that rest on these facts go
+        return len(facts)
+
+
+def purge(core: Core, user_id: str) -> Flow[Mapping[str, int]]:
+    """Deletes all that is stored of a user; what saves under way still write is dead, and goes."""
+    shelf, keys = core.shelf, Keys(user_id)
+    yield from shelf.delete((yield shelf.stored(f"{keys.prefix}session/")))
+    stored = yield shelf.stored(keys.prefix)
+    yield from shelf.delete(stored)
+    shelf.forget(user_id)
+    return {"facts": sum(keys.parts(key)[0] == "fact" for key in stored)}
+
+
+def list_sessions(core: Core, user_id: str) -> Flow[list[SessionInfo]]:
+    """Sessions with facts, the last used first."""
+    book = yield from core.shelf.read(user_id)
+    times: dict[str, list[Any]] = {}
+    with core.shelf.lock:
+        for row in book.facts.values():
+            times.setdefault(row.session, []).append(row.at)
+    found = [SessionInfo(session, len(at), min(at), max(at)) for session, at in times.items()]
+    return sorted(found, key=lambda info: (info.updated_at, info.session_id), reverse=True)

@@ -1,0 +1,212 @@
+"""From messages to facts: who is named where, and in which sentence. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+
+from langchain_memkit.matching.finder import Found
+from langchain_memkit.matching.names import PERSON, is_ordinary, kind_of
+from langchain_memkit.memories.entity.book import Book
+from langchain_memkit.memories.entity.rows import FactRow
+from langchain_memkit.messages.cuts import is_summary
+from langchain_memkit.messages.notes import is_note
+
+__all__ = ["Source", "Spot", "clean", "facts_of", "find_names", "read_mentions", "sources_of"]
+
+logger = logging.getLogger("langchain_memkit")
+
+MOST = 300  # characters of a fact
+POSSESSIVE = ("'s", "\u2019s")
+GREETED = re.compile(r"\b(?:Hey|Hi|Hello|Dear|Thanks|Thank you),? ([A-Z][\w\u2019'-]*[\w])(?= ?[,.!?\n]|$)")
+
+
+class Source(NamedTuple):
+    """What is needed of a message. `given`: its id is its own, so that a history knows it."""
+
+    text: str
+    role: str
+    speaker: str
+    message: str
+    given: bool
+    at: datetime
+    epoch: int = 0
+    expires_at: datetime | None = None
+
+
+class Spot(NamedTuple):
+    """A name in a text."""
+
+    key: str
+    surface: str
+    label: str
+    start: int
+    end: int
+
+
+def sources_of(
+    messages: Iterable[BaseMessage], at: datetime, epoch: int = 0, expires_at: datetime | None = None
+) -> list[Source]:
+    """What people and models said, in order; without tools, system lines, and what memories and summaries put there."""
+    found: list[Source] = []
+    seen: dict[str, int] = {}
+    for i, message in enumerate(messages):
+        if not isinstance(message, (HumanMessage, AIMessage)) or is_note(message) or is_summary(message):
+            continue
+        text = str(message.text)
+        if not text.strip():
+            continue
+        role = "human" if isinstance(message, HumanMessage) else "ai"
+        place = seen[role + text] = seen.get(role + text, -1) + 1
+        digest = hashlib.sha256(f"{role}\n{place}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
+        name = message.id or f"text-{digest[:24]}"
+        moment = at + timedelta(microseconds=i)  # keeps the order of a turn
+        found.append(Source(text, role, message.name or "", name, bool(message.id), moment, epoch, expires_at))
+    return found
+
+
+def read_mentions(found: Any, text: str) -> list[Spot]:
+    """What an extractor returned, as far as it makes sense; keys are not decided yet.
+
+    Args:
+        found: An iterable of `Mention`s, tuples or dicts.
+        text: That it read.
+    """
+    spots: list[Spot] = []
+    for mention in found or ():
+        try:
+            if isinstance(mention, Mapping):
+                label, start, end = mention["label"], mention["start"], mention["end"]
+            else:
+                _, label, start, end = tuple(mention)[:4]
+            kind = kind_of(str(label))
+            start, end = int(start), int(end)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            logger.warning("the extractor returned a %s that is no mention; it is left out", type(mention).__name__)
+            continue
+        if kind is not None and 0 <= start < end <= len(text):
+            spots.append(Spot("", text[start:end], kind, start, end))
+    return spots
+
+
+def find_names(
+    text: str, mentions: Sequence[Spot], book: Book, sentences: Sequence[tuple[int, int]], *, asked: bool = False
+) -> list[Spot]:
+    """The names in a text: those that are known, those that the extractor found, and who is greeted by name.
+
+    Where two overlap the longer one counts, of equal ones the known one, with the extractor's word on its kind. A known
+    name within a longer one that the extractor took for something else ("Melanie's Pottery"), or that may have words
+    before it ("Bravo Melanie"), is named as well.
+
+    Args:
+        text: The text.
+        mentions: What the extractor found.
+        book: What is known.
+        sentences: Where the sentences are.
+        asked: It is a question: names that may be mere words are looked for however they are written.
+    """
+    firsts = {start + _first_letter(text[start:end]) for start, end in sentences}
+    found = [f for f in book.find(text) if not _is_word(f, text, firsts, weak=not asked and book.is_weak(f.key))]
+    labels = {(spot.start, spot.end): spot.label for spot in mentions}
+    known = [
+        Spot(f.key, text[f.start : f.end], book.kind(f.key) or _label(labels, f, text), f.start, f.end) for f in found
+    ]
+    greeted = [Spot("", match[1], PERSON, *match.span(1)) for match in GREETED.finditer(text)]
+    spots: list[Spot] = []
+    for spot in (*mentions, *greeted):
+        key = book.key_of(spot.surface)
+        if key is not None and not (is_ordinary(key) and spot.surface == spot.surface.lower()):
+            spots.append(spot._replace(key=key, label=book.kind(key) or spot.label))
+    return sorted(_apart([*known, *spots], len(known), firsts), key=lambda spot: (spot.start, spot.key))
+
+
+def _first_letter(sentence: str) -> int:
+    return next((i for i, char in enumerate(sentence) if char.isalnum()), 0)
+
+
+def _label(labels: Mapping[tuple[int, int], str], found: Found, text: str) -> str:
+    """What the extractor said of the same place, with or without 's."""
+    ends = [found.end, *(found.end + len(s) for s in POSSESSIVE if text.startswith(s, found.end))]
+    return next((labels[found.start, end] for end in ends if (found.start, end) in labels), "")
+
+
+def _is_word(found: Found, text: str, firsts: Container[int], *, weak: bool) -> bool:
+    """Whether a known name may stand there as the common word that it also is."""
+    if not (weak or is_ordinary(found.key)):
+        return False
+    first = text[found.start]
+    if first.isupper() and found.start in firsts:
+        return not text.startswith(POSSESSIVE, found.end)
+    return first.islower()
+
+
+def _apart(spots: Sequence[Spot], known: int, firsts: Container[int]) -> Iterator[Spot]:
+    """Spots of which none is hidden by a longer one; the first `known` of them are known names."""
+
+    def hides(other: Spot, spot: Spot, is_known: bool) -> bool:
+        if not (other.start < spot.end and spot.start < other.end):
+            return False
+        before_it = other.start in firsts and spot.end == other.end and other.start < spot.start
+        return not is_known or other.key == spot.key or (other.label in (PERSON, "") and not before_it)
+
+    taken: list[Spot] = []
+    order = sorted(range(len(spots)), key=lambda i: (spots[i].start - spots[i].end, i))
+    for spot, is_known in ((spots[i], i < known) for i in order):
+        if not any(hides(other, spot, is_known) for other in taken):
+            taken.append(spot)
+            yield spot
+
+
+def facts_of(
+    session_id: str, source: Source, spots: Iterable[Spot], sentences: Sequence[tuple[int, int]]
+) -> list[FactRow]:
+    """One fact for each name and sentence."""
+    facts: dict[tuple[str, int], FactRow] = {}
+    for spot in spots:
+        begin, end = next(((a, b) for a, b in sentences if a <= spot.start < b), (spot.start, spot.end))
+        sentence = clean(_around(source.text, begin, max(end, spot.end), spot))
+        facts.setdefault(
+            (spot.key, begin),
+            FactRow(
+                key=spot.key,
+                surface=clean(spot.surface),
+                label=spot.label,
+                text=sentence,
+                role=source.role,
+                speaker=clean(source.speaker)[:MOST],
+                session=session_id,
+                message=clean(source.message),
+                given=source.given,
+                at=source.at,
+                start=spot.start,
+                end=spot.end,
+                epoch=source.epoch,
+                expires_at=source.expires_at,
+            ),
+        )
+    return list(facts.values())
+
+
+def _around(text: str, begin: int, end: int, spot: Spot) -> str:
+    """The sentence, or what of a long one is around the name, cut between words."""
+    if end - begin > MOST:
+        room = max(MOST - (spot.end - spot.start), 0)
+        first = max(begin, min(spot.start - room // 2, end - MOST))
+        last = min(end, first + MOST)
+        if first > begin:
+            first = min(text.find(" ", first, spot.start) + 1 or first, spot.start)
+        if last < end:
+            last = max(text.rfind(" ", spot.end, last), spot.end) if " " in text[spot.end : last] else last
+        begin, end = first, max(last, spot.end)
+    return text[begin:end].strip()
+
+
+def clean(text: str) -> str:
+    """Text that every store takes."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")

@@ -1,0 +1,161 @@
+"""Facts made anew from the transcripts: who was named only later is found from the beginning."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from typing import Any
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit.base import Turn
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.matching.names import display_form
+from langchain_memkit.memories.entity.book import Book
+from langchain_memkit.memories.entity.core import Core, history_of
+from langchain_memkit.memories.entity.mentions import Source, Spot, facts_of, find_names, sources_of
+from langchain_memkit.memories.entity.rows import FactRow, fact_id
+from langchain_memkit.memories.entity.shelf import in_thread
+from langchain_memkit.messages.sentences import sentence_spans
+
+__all__ = ["rebuild"]
+
+BATCH = 128  # messages that are read by the extractor together
+ROWS = 1000
+UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
+
+Read = list[tuple[Source, list[Spot]]]
+
+
+def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: bool) -> Flow[Mapping[str, int]]:
+    """Makes the facts of these sessions anew.
+
+    The text of all of them is held in memory until it is done.
+
+    Args:
+        core: The options.
+        user_id: Whose.
+        sessions: Their histories; None for that of `get_session_history`.
+        progress: Whether a bar is shown.
+    """
+    if core.read_only:
+        msg = "this memory is read-only"
+        raise ConfigurationError(msg)
+    book = yield from core.shelf.read(user_id)
+    with core.shelf.lock:  # what is stored from now on may be of a turn that is not read below
+        before = {session: book.of_session(session) for session in sessions}
+    sources: dict[str, list[Source]] = {}
+    for session, given in sessions.items():
+        history = given
+        if history is None:
+            if core.get_session_history is None:
+                msg = "rebuild() needs the session's history, or a memory with get_session_history"
+                raise ConfigurationError(msg)
+            history = yield history_of(core.get_session_history, session, user_id)
+        sources[session] = yield _transcript(history)
+    counts = {"messages": sum(map(len, sources.values())), "added": 0, "removed": 0}
+    with _bar(progress, counts["messages"]) as advance:
+        read: dict[str, Read] = {}
+        for session, said in sources.items():
+            read[session] = []
+            for i in range(0, len(said), BATCH):
+                batch = said[i : i + BATCH]
+                found = yield from core.extract([source.text for source in batch])
+                read[session] += zip(batch, found, strict=True)
+                advance(len(batch))
+    names = yield in_thread(lambda: _known_names(core, book, read))
+    for session, pairs in read.items():
+        rows = yield in_thread(lambda: _rows(session, pairs, names))  # noqa: B023  # used at once
+        added, removed = yield from _replace(core, user_id, session, rows, before[session])
+        counts["added"] += added
+        counts["removed"] += removed
+    return counts
+
+
+def _transcript(history: Any) -> Step:
+    """All that was said in a session."""
+
+    def plain(messages: Iterable[Any]) -> list[Source]:
+        return sources_of(messages, UNDATED)
+
+    async def aturns() -> list[Source]:
+        return [source async for turn in history.aiter_turns() for source in _of_turn(turn)]
+
+    async def amessages() -> list[Source]:
+        return plain(await history.aget_messages())
+
+    if hasattr(history, "iter_turns"):
+        return Step(lambda: [source for turn in history.iter_turns() for source in _of_turn(turn)], aturns)
+    return Step(lambda: plain(history.messages), amessages)
+
+
+def _of_turn(turn: Turn) -> list[Source]:
+    found = sources_of(turn.messages, turn.created_at or UNDATED, turn.epoch, turn.expires_at)
+    # rows of other packages have no ids that could be asked for
+    return found if turn.seq else [source._replace(given=False) for source in found]
+
+
+def _known_names(core: Core, book: Book, read: Mapping[str, Read]) -> Book:
+    """A book of names only: those of these transcripts, and of the user's other sessions."""
+    names = Book(book.keys, core.shelf.vocabulary)
+    with core.shelf.lock:
+        others = [row for row in book.facts.values() if row.session not in read]
+    for row in others:
+        names.learn(display_form(row.surface), row.key)
+        if row.speaker:
+            names.hear(row.speaker)
+    pairs = [pair for session in read.values() for pair in session]
+    for source, _ in pairs:
+        if source.speaker:
+            names.hear(source.speaker)
+    for source, spots in pairs:
+        for spot in find_names(source.text, spots, names, sentence_spans(source.text)):
+            names.learn(display_form(spot.surface), spot.key)
+    return names
+
+
+def _rows(session: str, pairs: Iterable[tuple[Source, Sequence[Spot]]], names: Book) -> list[FactRow]:
+    rows: dict[str, FactRow] = {}
+    for source, spots in pairs:
+        sentences = sentence_spans(source.text)
+        for row in facts_of(session, source, find_names(source.text, spots, names, sentences), sentences):
+            rows.setdefault(fact_id(row), row)
+    return list(rows.values())
+
+
+def _replace(
+    core: Core, user_id: str, session: str, rows: Sequence[FactRow], before: Sequence[str]
+) -> Flow[tuple[int, int]]:
+    """Stores the facts that are missing, and removes those that were there before and are not in the transcript."""
+    book = yield from core.shelf.read(user_id)
+    wanted = {fact_id(row) for row in rows}
+    removed = [key for key in before if key.rpartition("/")[2] not in wanted and key in book.facts]
+    with core.shelf.lock:
+        missing = [row for row in rows if not book.holds(row)]
+        size = len(book.facts)
+    if not missing and not removed:
+        return 0, 0
+    generation = yield from core.shelf.generation(book, session)
+    for i in range(0, max(len(missing), 1), ROWS):
+        alive = yield from core.shelf.write(
+            user_id, book, (session, generation), missing[i : i + ROWS], removed if i == 0 else ()
+        )
+        if not alive:
+            break
+        book = yield from core.shelf.read(user_id)
+    with core.shelf.lock:
+        return len(book.facts) - size + len(removed), len(removed)
+
+
+@contextlib.contextmanager
+def _bar(wanted: bool, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar over messages, where `rich` is there to draw it."""
+    if not wanted or find_spec("rich") is None:
+        yield lambda n: None
+        return
+    from rich.progress import Progress
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("reading names", total=total)
+        yield lambda n: bar.advance(task, n)

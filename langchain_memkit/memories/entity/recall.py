@@ -1,0 +1,141 @@
+"""Which facts are shown for a question: the most relevant first, as many as fit, shared fairly. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from langchain_core.messages import BaseMessage, HumanMessage
+
+from langchain_memkit.base import Query, TokenCounter
+from langchain_memkit.matching.folding import fold_text
+from langchain_memkit.memories.entity.book import Book, in_order
+from langchain_memkit.memories.entity.mentions import Spot, find_names
+from langchain_memkit.memories.entity.portraits import called
+from langchain_memkit.memories.entity.rows import FactRow, fact_id
+from langchain_memkit.messages.counting import count_tokens
+from langchain_memkit.messages.notes import Record, note_message
+from langchain_memkit.messages.sentences import sentence_spans
+
+__all__ = ["Topic", "candidates", "choose", "compose"]
+
+
+@dataclass(slots=True)
+class Topic:
+    """An entity of a question: its facts, the best first, what a model said of it, and the facts behind that."""
+
+    name: str
+    facts: list[FactRow]
+    description: str = ""
+    behind: Sequence[FactRow] = ()
+
+    def leave_out(self, gone: Container[tuple[str, str]]) -> None:
+        """Takes facts of messages (session and id) that are gone out, and the description if one was behind it."""
+        self.facts = [row for row in self.facts if (row.session, row.message) not in gone]
+        if any((row.session, row.message) in gone for row in self.behind):
+            self.description, self.behind = "", ()
+
+
+def candidates(book: Book, query: str, mentions: Sequence[Spot], session_id: str, now: datetime) -> list[Topic]:
+    """The entities that are named in a question, in the order in which they are, with the facts that may be shown."""
+    spots = find_names(query, mentions, book, sentence_spans(query), asked=True)
+    names = [spot.key for spot in spots]
+    names += [spot.surface for spot in mentions if book.key_of(spot.surface) not in names]  # other spellings
+    roots = dict.fromkeys(root for name in names for root in book.roots(name))
+    past = {message.id for message in getattr(query, "past", ()) if message.id}
+    epoch = query.epoch if isinstance(query, Query) else 0
+    words = set(fold_text(query).split()) - {word for spot in spots for word in fold_text(spot.surface).split()}
+    topics = []
+    for root in roots:
+        rows = book.rows(root, now)
+        live = {key: row for key, row in rows.items() if _same_talk(row, session_id, epoch)}
+        shown = [row for row in live.values() if row.message not in past]
+        said = book.description(root, live)
+        topic = Topic(called(book, root)[0], _ranked(_once(shown), words))
+        if said:
+            topic.description = said.text
+            topic.behind = [row for row in live.values() if fact_id(row) in said.facts]
+        if topic.facts or topic.description:
+            topics.append(topic)
+    return topics
+
+
+def _same_talk(row: FactRow, session_id: str, epoch: int) -> bool:
+    """Whether a fact is not of an erased conversation of the same session."""
+    return not (epoch and row.epoch and row.session == session_id and row.epoch != epoch)
+
+
+def _once(rows: Iterable[FactRow]) -> list[FactRow]:
+    """Of equal sentences the newest."""
+    return list({fold_text(row.text) or row.text: row for row in sorted(rows, key=in_order)}.values())
+
+
+def _ranked(rows: Sequence[FactRow], words: set[str]) -> list[FactRow]:
+    """By the words that they share with the question, the rare ones counting most; then the newest."""
+    said = [set(fold_text(row.text).split()) & words for row in rows]
+    often = Counter(word for shared in said for word in shared)
+    scores = [sum(math.log(1 + len(rows) / often[word]) for word in shared) for shared in said]
+    newest = {row: i for i, row in enumerate(sorted(rows, key=in_order))}
+    order = sorted(range(len(rows)), key=lambda i: (scores[i], newest[rows[i]]), reverse=True)
+    return [rows[i] for i in order]
+
+
+def choose(topics: Sequence[Topic], max_tokens: int, counter: TokenCounter) -> list[tuple[Topic, list[FactRow]]]:
+    """As many facts as fit: each entity in turn adds its best one that is left."""
+    taken: list[list[FactRow]] = [[] for _ in topics]
+    frame = count_tokens([note_message([Record("")])], counter)[0]
+    room = max_tokens - frame
+    room -= sum(_cost(_said(topic), counter) for topic in topics if topic.description)
+    seen: set[tuple[str, str]] = set()
+    queues = [iter(topic.facts) for topic in topics]
+    open_ones = set(range(len(topics)))
+    while open_ones and room > 0:
+        for i in sorted(open_ones):
+            row = next((r for r in queues[i] if (r.message, r.text) not in seen), None)
+            cost = 0 if row is None else _cost(_record(topics[i].name, row), counter)
+            if row is None or cost > room:
+                open_ones.discard(i)
+                continue
+            seen.add((row.message, row.text))
+            taken[i].append(row)
+            room -= cost
+    return list(zip(topics, taken, strict=True))
+
+
+def _cost(record: Record, counter: TokenCounter) -> int:
+    return count_tokens([HumanMessage(note_message([record]).text.split("\n", 2)[2].rpartition("\n")[0])], counter)[0]
+
+
+def compose(
+    chosen: Sequence[tuple[Topic, Sequence[FactRow]]], max_tokens: int, counter: TokenCounter
+) -> list[BaseMessage]:
+    """The note, oldest facts first within an entity; what is still too much goes from the end of the ranking."""
+    left = [(topic, list(rows)) for topic, rows in chosen]
+    while True:
+        records = [record for topic, rows in left for record in _records(topic, rows)]
+        if not records:
+            return []
+        note = note_message(records)
+        if count_tokens([note], counter)[0] <= max_tokens:
+            return [note]
+        longest = max(left, key=lambda pair: len(pair[1]))
+        if longest[1]:
+            longest[1].pop()
+        else:
+            next(topic for topic, _ in left if topic.description).description = ""
+
+
+def _records(topic: Topic, rows: Sequence[FactRow]) -> list[Record]:
+    said = [_said(topic)] if topic.description else []
+    return said + [_record(topic.name, row) for row in sorted(rows, key=in_order)]
+
+
+def _said(topic: Topic) -> Record:
+    return Record(topic.description, about=topic.name, role="summary")
+
+
+def _record(name: str, row: FactRow) -> Record:
+    return Record(row.text, name, row.speaker or row.role, f"session {row.session}", row.at, row.message)

@@ -1,0 +1,279 @@
+"""The users' books: read when something changed, and written without overwriting anyone.
+
+Under `version/` stands one row for each of the last changes, named by chance. A book was read when the same rows stood
+there, so one look at these few keys tells whether it is still true; a change of our own adds its row to both. (One row
+with the newest change would not do: of two writers who both read the old one, each would take its own for the only
+one.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from langchain_core.stores import BaseStore
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit.base import Now
+from langchain_memkit.memories.entity.book import Book, Limits
+from langchain_memkit.memories.entity.rows import FactRow, Keys, Rule, read_row
+
+__all__ = ["Shelf", "in_thread"]
+
+logger = logging.getLogger("langchain_memkit")
+
+T = TypeVar("T")
+
+USERS = 64
+VERSIONS = 16  # rows: more are removed by the next change
+BATCH = 1000
+
+
+def in_thread(function: Callable[[], T]) -> Step:
+    """Work that takes time; an event loop is not held up."""
+    return Step(function, lambda: asyncio.to_thread(function))
+
+
+class Shelf:
+    """Books of the last users, shared by all memories of a factory and by threads.
+
+    Args:
+        store: Any key-value store.
+        vocabulary: Names that the app gave, with their kinds.
+        limits: How much is kept.
+        now: A clock.
+        read_only: Nothing is written, and nothing tidied up.
+    """
+
+    def __init__(
+        self,
+        store: BaseStore[str, dict[str, Any]],
+        vocabulary: Mapping[str, str],
+        limits: Limits,
+        now: Now,
+        *,
+        read_only: bool,
+    ) -> None:
+        self.store = store
+        self.vocabulary = vocabulary
+        self.limits = limits
+        self.now = now
+        self.read_only = read_only
+        self.lock = Lock()  # held for work on a book, never while waiting for the store
+        self._books: OrderedDict[str, Book] = OrderedDict()
+
+    # -- the store, in both call styles
+
+    def stored(self, prefix: str) -> Step:
+        """Keys under a prefix, sorted."""
+
+        async def collect() -> list[str]:
+            return sorted([key async for key in self.store.ayield_keys(prefix=prefix)])
+
+        return Step(lambda: sorted(self.store.yield_keys(prefix=prefix)), collect)
+
+    def fetch(self, keys: Sequence[str]) -> Step:
+        """Values of keys."""
+        return Step(lambda: self.store.mget(keys), lambda: self.store.amget(keys))
+
+    def put(self, pairs: Sequence[tuple[str, dict[str, Any]]]) -> Step:
+        """Stores pairs, in this order."""
+        return Step(lambda: self.store.mset(pairs), lambda: self.store.amset(pairs))
+
+    def delete(self, keys: Iterable[str]) -> Flow[None]:
+        """Removes keys."""
+        if names := list(dict.fromkeys(keys)):
+            yield Step(lambda: self.store.mdelete(names), lambda: self.store.amdelete(names))
+
+    # -- reading
+
+    def read(self, user_id: str) -> Flow[Book]:
+        """The book of a user as it is now."""
+        keys = Keys(user_id)
+        versions = frozenset((yield self.stored(keys.versions)))
+        with self.lock:
+            book = self._books.get(user_id)
+            if book is not None:
+                self._books.move_to_end(user_id)
+                if book.versions == versions:
+                    return book
+        listed = yield self.stored(keys.prefix)
+        # once more: a generation is stored before its facts, so a fact that was listed before them has one or is dead
+        sessions = yield self.stored(f"{keys.prefix}session/")
+        parts = {key: keys.parts(key) for key in [*listed, *sessions]}
+        stored = [key for key in listed if parts[key][0] in ("description", "fact", "rule")]
+        with self.lock:
+            known = _known(book) if book is not None else {}
+        missing = [key for key in stored if key not in known]
+        rows = {key: known[key] for key in stored if key in known}
+        unreadable: set[str] = set(book.unreadable) if book is not None else set()
+        for i in range(0, len(missing), BATCH):
+            values = yield self.fetch(missing[i : i + BATCH])
+            for key, value in zip(missing[i : i + BATCH], values, strict=True):
+                rows[key] = read_row(parts[key][0], value) if value is not None else None
+                if value is not None and rows[key] is None and key not in unreadable:
+                    unreadable.add(key)
+                    logger.warning("an entity row of a user is unreadable and left as it is: key ...%.80r", key[-64:])
+        dead = yield in_thread(lambda: self._put(user_id, versions, parts, rows, unreadable))
+        if not self.read_only:
+            yield from self.delete(dead)
+        with self.lock:
+            return self._books.get(user_id) or Book(keys, self.vocabulary)
+
+    def _put(
+        self,
+        user_id: str,
+        versions: frozenset[str],
+        parts: Mapping[str, Sequence[str]],
+        rows: Mapping[str, Any],
+        unreadable: set[str],
+    ) -> list[str]:
+        """Brings the book in line with what was read; returns what can never be shown again."""
+        with self.lock:
+            book = self._books.get(user_id)
+            if book is None:
+                book = self._books[user_id] = Book(Keys(user_id), self.vocabulary)
+                while len(self._books) > USERS:
+                    self._books.popitem(last=False)
+            generations: dict[str, set[str]] = {}
+            for part in parts.values():
+                if part[0] == "session" and len(part) == 3:
+                    generations.setdefault(part[1], set()).add(part[2])
+            facts, dead = _sorted_out(parts, rows, generations)
+            book.generations, book.versions, book.unreadable = generations, versions, unreadable
+            book.remove([key for key in book.facts if key not in facts])
+            for key, row in facts.items():
+                book.add(key, row)
+            book.change_rules({key: row for key, row in rows.items() if isinstance(row, Rule)})
+            book.descriptions = {k: row for k, row in rows.items() if parts[k][0] == "description" and row is not None}
+            stale = book.stale_descriptions()
+            for key in stale:
+                del book.descriptions[key]
+            return dead + stale
+
+    def forget(self, user_id: str) -> None:
+        """Drops a book, so that it is read anew."""
+        with self.lock:
+            self._books.pop(user_id, None)
+
+    def forget_all(self) -> None:
+        """Drops every book."""
+        with self.lock:
+            self._books.clear()
+
+    # -- writing
+
+    def generation(self, book: Book, session_id: str) -> Flow[str]:
+        """The generation that facts of a session are stored under; the first save draws one.
+
+        It is stored by itself before anything is read from the messages, so that a clear which happens meanwhile finds
+        it, and what is stored afterwards is dead.
+        """
+        with self.lock:
+            if known := book.generations.get(session_id):
+                return min(known)
+        drawn = uuid4().hex
+        yield self.put([(book.keys.generation(session_id, drawn), {})])
+        with self.lock:
+            book.generations.setdefault(session_id, set()).add(drawn)
+        return drawn
+
+    def write(
+        self, user_id: str, book: Book, place: tuple[str, str], added: Iterable[FactRow], removed: Iterable[str] = ()
+    ) -> Flow[bool]:
+        """Adds facts of a session and removes others, with the oldest of what is too many.
+
+        Args:
+            user_id: Whose.
+            book: As it was read.
+            place: Session and generation.
+            added: New facts.
+            removed: Keys of facts that go.
+
+        Returns:
+            Whether the session was there until the end; if it was cleared meanwhile, nothing was added.
+        """
+        pairs = {book.keys.fact(*place, row): row for row in added}
+        gone = list(removed)
+
+        def plan() -> tuple[list[str], dict[str, FactRow]]:
+            """The rows stand in the book while it is seen what is too much; they are put there again once stored."""
+            with self.lock:
+                for key, row in pairs.items():
+                    book.add(key, row)
+                book.remove(gone)
+                surplus = set(book.surplus(self.limits, self.now()))
+                mine = {key: row for key, row in pairs.items() if key not in surplus}
+                out = sorted(surplus - pairs.keys())
+                book.remove(surplus)
+                return gone + out, mine
+
+        out, rows = yield in_thread(plan)
+        if not out and not rows:
+            return True
+        try:
+            yield from self.delete(out)
+            yield from self.change(book, [(key, row.to_dict()) for key, row in rows.items()], rows, out)
+            alive = not rows or (yield self.fetch([book.keys.generation(*place)]))[0] is not None
+            if not alive:
+                yield from self.delete(rows)
+        except BaseException:  # the book holds what may not be stored
+            self.forget(user_id)
+            raise
+        if not alive:
+            self.forget(user_id)
+            yield from self._unversion(user_id)
+        return alive
+
+    def change(
+        self,
+        book: Book,
+        pairs: Sequence[tuple[str, dict[str, Any]]],
+        rows: Mapping[str, FactRow] | None = None,
+        removed: Iterable[str] = (),
+    ) -> Flow[None]:
+        """Stores pairs, and that something changed; with `rows`, the book is brought in line, else read anew later."""
+        version = book.keys.version()
+        yield self.put([*pairs, (version, {})])
+        with self.lock:
+            old = book.versions if len(book.versions) >= VERSIONS else frozenset()
+            if rows is not None and all(
+                key.split("/")[-2] in book.generations.get(rows[key].session, ()) for key in rows
+            ):
+                for key, row in rows.items():
+                    book.add(key, row)
+                book.remove(removed)
+                book.versions = (book.versions - old) | {version}
+        yield from self.delete(old)
+
+    def _unversion(self, user_id: str) -> Flow[None]:
+        """After a purge that came in between not even the sign of a change stays."""
+        keys = Keys(user_id)
+        left = yield self.stored(keys.prefix)
+        if all(keys.parts(key)[0] == "version" for key in left):
+            yield from self.delete(left)
+
+
+def _known(book: Book) -> dict[str, Any]:
+    return {**book.facts, **book.rules, **book.descriptions, **dict.fromkeys(book.unreadable)}
+
+
+def _sorted_out(
+    parts: Mapping[str, Sequence[str]], rows: Mapping[str, Any], generations: Mapping[str, set[str]]
+) -> tuple[dict[str, FactRow], list[str]]:
+    """Live facts, and keys of facts whose session was cleared."""
+    facts: dict[str, FactRow] = {}
+    dead: list[str] = []
+    for key, part in parts.items():
+        if part[0] != "fact" or len(part) != 4:
+            continue
+        if part[2] not in generations.get(part[1], ()):
+            dead.append(key)
+        elif (row := rows.get(key)) is not None and row.session == part[1]:
+            facts[key] = row
+    return facts, dead

@@ -1,0 +1,123 @@
+"""The entries of an app or a user in a store: read again only when they were changed, by whomever.
+
+One row, `version`, holds a random token and is written last with every change. A load reads this row; if it is not what
+it was, all entries are read again. The token is read before them, so what changes meanwhile is seen by the next load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock
+from typing import Any, TypeVar
+
+from langchain_core.stores import BaseStore
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit.base import user_prefix
+from langchain_memkit.memories.key_value.catalog import Catalog
+from langchain_memkit.memories.key_value.entries import Entry
+
+__all__ = ["Shelf", "work"]
+
+logger = logging.getLogger("langchain_memkit")
+
+T = TypeVar("T")
+
+BATCH = 1000  # keys of a read or a removal
+UNREAD = object()
+
+
+def work(function: Callable[[], T], *, long: bool) -> Step:
+    """Work without I/O; if it takes long, an event loop is not held up."""
+
+    async def asynchronous() -> T:
+        return await asyncio.to_thread(function) if long else function()
+
+    return Step(function, asynchronous)
+
+
+class Shelf:
+    """Shared by all memories of one user, and by threads.
+
+    Args:
+        store: Any key-value store.
+        user_id: Whose entries; None for the app's.
+        aliases: Further names of titles.
+        min_score: See `Catalog`.
+    """
+
+    def __init__(
+        self,
+        store: BaseStore[str, dict[str, Any]],
+        user_id: str | None,
+        aliases: Mapping[str, Sequence[str]],
+        min_score: float | None,
+    ) -> None:
+        self.store = store
+        self._prefix = user_prefix(user_id or "") + "key_value/"
+        self._version = self._prefix + "version"
+        self._entries = self._prefix + "entry/"
+        self._aliases = aliases
+        self._min_score = min_score
+        self._catalog = Catalog(token=UNREAD)
+        self._lock = Lock()
+
+    def current(self) -> Flow[Catalog]:
+        """The entries as they are now: one read, unless they were changed."""
+        (row,) = yield self._get([self._version])
+        token = row.get("token") if isinstance(row, Mapping) else None
+        if self._catalog.token == token:
+            return self._catalog
+        entries: list[Entry] = []
+        keys = yield from self._keys(self._entries)
+        for i in range(0, len(keys), BATCH):
+            values = yield self._get(keys[i : i + BATCH])
+            entries += filter(None, map(Entry.from_row, values))
+        if len(entries) < len(keys):
+            logger.warning("%d of %d key-value entries are damaged and left out", len(keys) - len(entries), len(keys))
+        return (yield work(lambda: self._build(token, entries), long=True))  # type: ignore[no-any-return]  # results of steps are untyped
+
+    def _build(self, token: Any, entries: list[Entry]) -> Catalog:
+        with self._lock:  # of many threads that saw the change, one builds
+            if self._catalog.token != token:
+                self._catalog = Catalog(entries, self._aliases, self._min_score, token)
+            return self._catalog
+
+    def add(self, entries: Sequence[Entry]) -> Flow[None]:
+        """Stores entries, in place of those with the same titles."""
+        if entries:
+            yield from self._set([(self._entries + entry.key, entry.to_row()) for entry in entries])
+
+    def remove(self, titles: Iterable[str]) -> Flow[None]:
+        """Removes entries; those that are not there are no error."""
+        keys = [self._entries + Entry(title, "").key for title in titles]
+        if keys:
+            yield from self._delete(keys)
+            yield from self._set([])
+
+    def purge(self) -> Flow[int]:
+        """Removes every row; returns how many entries there were."""
+        keys = yield from self._keys(self._prefix)
+        yield from self._delete(keys)
+        return sum(key.startswith(self._entries) for key in keys)
+
+    def _get(self, keys: Sequence[str]) -> Step:
+        return Step(lambda: self.store.mget(keys), lambda: self.store.amget(keys))
+
+    def _set(self, rows: list[tuple[str, dict[str, Any]]]) -> Flow[None]:
+        pairs = [*rows, (self._version, {"token": secrets.token_hex(16)})]
+        yield Step(lambda: self.store.mset(pairs), lambda: self.store.amset(pairs))
+
+    def _delete(self, keys: Sequence[str]) -> Flow[None]:
+        for i in range(0, len(keys), BATCH):
+            some = keys[i : i + BATCH]
+            yield Step(lambda some=some: self.store.mdelete(some), lambda some=some: self.store.amdelete(some))  # type: ignore[misc]  # bound now
+
+    def _keys(self, prefix: str) -> Flow[list[str]]:
+        async def collect() -> list[str]:
+            return [key async for key in self.store.ayield_keys(prefix=prefix)]
+
+        return (yield Step(lambda: list(self.store.yield_keys(prefix=prefix)), collect))  # type: ignore[no-any-return]  # results of steps are untyped

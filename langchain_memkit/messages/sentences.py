@@ -1,0 +1,62 @@
+"""Where sentences begin and end. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+__all__ = ["sentence_spans"]
+
+ABBREVIATIONS = frozenset({"dr", "e.g", "etc", "i.e", "mr", "mrs", "ms", "no", "prof", "st", "vs"})
+# a line break; an end in Chinese or Japanese; an end with what closes it, before white space
+END = re.compile(
+    r"""\n\s*
+    | [\u3002\uff01\uff1f]+[\u201d\u2019\u300d\u300f\u300b\uff09]*\s*
+    | (?<![.!?\u2026])[.!?\u2026]+["'\u201d\u2019\u00bb)\]]*(?:\s+|$)""",
+    re.VERBOSE,
+)
+LAST_WORD = re.compile(r"(?:\w+\.)*\w+$")
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Where the sentences of a text are.
+
+    A sentence ends at `.`, `!`, `?` or `…`, with the quotes that close it, before white space; at the like of these in
+    Chinese and Japanese; and where a line ends. "Mr.", "e.g." and single capital initials end none.
+
+    Args:
+        text: Any text; what has no punctuation is one sentence a line.
+
+    Returns:
+        Start and end of each, in order, without the white space around it; `[]` if there is nothing but white space.
+
+    Example:
+        >>> text = 'Mr. J. Smith said "Hello!" He left.'
+        >>> [text[start:end] for start, end in sentence_spans(text)]
+        ['Mr. J. Smith said "Hello!"', 'He left.']
+    """
+    spans: list[tuple[int, int]] = []
+    start = 0
+    for end in (*_ends(text), len(text)):
+        part = text[start:end]
+        if bare := part.strip():
+            first = start + len(part) - len(part.lstrip())
+            spans.append((first, first + len(bare)))
+        start = end
+    return spans
+
+
+def _ends(text: str) -> Iterator[int]:
+    for match in END.finditer(text):
+        if match.group()[0] == "." and "\n" not in match.group() and _goes_on(text, match):
+            continue
+        yield match.end()
+
+
+def _goes_on(text: str, match: re.Match[str]) -> bool:
+    """Whether the stop belongs to an abbreviation or an initial."""
+    if match.group().strip() != ".":
+        return False
+    word = LAST_WORD.search(text, max(0, match.start() - 40), match.start())
+    last = word.group() if word else ""
+    return last.lower() in ABBREVIATIONS or (len(last) == 1 and last.isupper())

@@ -1,0 +1,25 @@
+"""The names that a text is most likely to mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from langchain_memkit.matching.nearest import nearest
+
+BOOKS = ["Travelling at Night", "It", "The Skeleton Songs", "?", "The Locksmith's Dream"]
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "expected"),
+    [
+        ("that skeletn songs book", 1, ["The Skeleton Songs"]),
+        ("is it the LOCKSMITH'S dream?", 1, ["The Locksmith's Dream"]),
+        ("skeletons that travel at night", 2, ["Travelling at Night", "The Skeleton Songs"]),
+        ("", 2, ["The Skeleton Songs", "The Locksmith's Dream"]),
+        ("anything", 9, BOOKS),
+        ("anything", 0, []),
+    ],
+)
+def test_nearest(text: str, most: int, expected: list[str]) -> None:
+    """The most alike, in the order in which they were given; all if there are not more than wanted."""
+    assert nearest(text, BOOKS, most) == expected
