@@ -133,11 +133,15 @@ class SpacyEntityExtractor:
         found: list[list[Mention]] = [[] for _ in texts]
         for places in _portions(texts, min(self._nlp.max_length, PORTION)):
             with self._lock, _zone(self._nlp):
-                parts = (re.sub("[\ud800-\udfff]", "\ufffd", texts[i][start:end]) for i, start, end in places)
-                read = self._nlp.pipe(parts, disable=self._idle, batch_size=len(places))
-                for (i, start, _), doc in zip(places, read, strict=True):
+                parts = [re.sub("[\ud800-\udfff]", "\ufffd", texts[i][start:end]) for i, start, end in places]
+                for (i, start, _), doc in zip(places, self._docs(parts), strict=True):
                     found[i] += self._kept(texts[i], start, doc)
         return found
+
+    def _docs(self, parts: list[str]) -> Iterable[Any]:
+        if len(parts) == 1:  # `pipe` would take a fifth longer
+            return [self._nlp(parts[0], disable=self._idle)]
+        return self._nlp.pipe(parts, disable=self._idle, batch_size=len(parts))
 
     def _kept(self, text: str, start: int, doc: Any) -> Iterator[Mention]:
         for name in (self._ruler(doc) if self._ruler else doc).ents:

@@ -42,7 +42,9 @@ class KeyFinder:
 
     Args:
         names: Surface forms with the key that each stands for; several may stand for one.
-        min_score: How alike a name and a place with typos must be, 0 to 100; None: no typos are allowed.
+        min_score: How alike a name of six letters or more and a place with typos must be, 0 to 100, by
+            `rapidfuzz.fuzz.ratio`; None: no typos are allowed. Whatever the score, names with other digits are other
+            names, and a word with more than a typo for four letters is another word.
 
     Example:
         >>> finder = KeyFinder({"The Skeleton Songs": "skeleton", "US": "usa"}, min_score=88)

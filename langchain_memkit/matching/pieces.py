@@ -65,9 +65,8 @@ class PieceIndex:
         for number, parts in _choose_parts(names).items():
             for part in parts:
                 piece = _piece(names[number], part)
-                shift = part[0] + (
-                    part[0] > 0 or piece[0] != " "
-                )  # where the piece begins in a text with a space before
+                anchored = part[0] == 0 and piece[0] == " "
+                shift = 0 if anchored else part[0] + 1  # of the name's begin, in a text with a space before it
                 found.setdefault(piece, []).append(number << 32 | shift)
         # flat arrays: a tenth of the memory of a list for each piece
         self._firsts = array("Q", accumulate(map(len, found.values()), initial=0))
@@ -80,15 +79,18 @@ class PieceIndex:
         Args:
             text: Folded.
         """
-        borders = Borders(text)
+        borders, names = Borders(text), self._names
+        least = self._min_score - 0.5  # whole numbers: of eight letters, one that is wrong leaves 87.5
         compared: dict[Near, None] = {}
         for number, first, last in self._proposals(text):
-            starts, ends = borders.starts_near(first), borders.ends_near(last)
-            if starts and ends:
-                nears = [self._compare(number, text, i, j) for i in starts for j in ends if i < j]
-                near = max(nears, key=lambda near: near.score, default=None)
-                if near and near.score:
-                    compared[near] = None
+            nears: list[Near] = []
+            for start in borders.starts_near(first):
+                for end in borders.ends_near(last):
+                    score = ratio(text[start:end], names[number], score_cutoff=least)
+                    if score and self._is_meant(text[start:end], names[number]):
+                        nears.append(Near(number, start, end, int(score + 0.5)))
+            if nears:
+                compared[max(nears, key=lambda near: near.score)] = None
         best: dict[Part, list[Near]] = {}
         for near in sorted(compared, key=lambda near: -near.score):
             others = best.setdefault((near.start, near.end), [])
@@ -97,13 +99,9 @@ class PieceIndex:
         for nears in best.values():
             yield from nears
 
-    def _compare(self, number: int, text: str, start: int, end: int) -> Near:
-        """The score of a name at a place; 0 if it cannot be meant."""
-        window, name = text[start:end], self._names[number]
-        # whole numbers: of eight letters, one that is wrong leaves 87.5
-        score = int(ratio(window, name, score_cutoff=self._min_score - 0.5) + 0.5)
-        meant = score and window not in self._known and _digits(window) == _digits(name) and _only_typos(window, name)
-        return Near(number, start, end, score if meant else 0)
+    def _is_meant(self, window: str, name: str) -> bool:
+        """Whether what is like a name may be that name: neither another one nor other words."""
+        return window not in self._known and _digits(window) == _digits(name) and _only_typos(window, name)
 
     def _proposals(self, text: str) -> Iterator[tuple[int, int, int]]:
         """Names with where they should begin and end, by the rarest pieces first."""

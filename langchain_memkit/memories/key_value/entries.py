@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -166,5 +167,5 @@ def _plain_entries(text: str, name: str) -> list[dict[str, str]]:
     if before:
         msg = f"{name} must begin with a title and a line ---, not with {before[0]!r:.80}"
         raise ConfigurationError(msg)
-    parts = zip(titles, [*titles[1:], len(lines)], strict=True)
+    parts = pairwise([*titles, len(lines)])
     return [{"title": lines[i].strip(), "text": "\n".join(lines[i + 2 : end]).strip()} for i, end in parts]

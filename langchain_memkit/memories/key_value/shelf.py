@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -89,7 +90,7 @@ class Shelf:
     def add(self, entries: Sequence[Entry]) -> Flow[None]:
         """Stores entries, in place of those with the same titles."""
         if entries:
-            yield from self._set([(self._entries + entry.key, entry.to_row()) for entry in entries])
+            yield from self._set(sorted(((self._entries + e.key, e.to_row()) for e in entries), key=itemgetter(0)))
 
     def remove(self, titles: Iterable[str]) -> Flow[None]:
         """Removes entries; those that are not there are no error."""

@@ -230,7 +230,7 @@ def test_in_threads() -> None:
 
 
 words = st.sampled_from(
-    ["the", "skeleton", "songs", "at", "Night", "travelling", "straße", "É", "22", "红楼", "?", "-"]
+    ["the", "skeleton", "songs", "at", "Night", "travelling", "straße", "É", "22", "红楼", "?", "-", "\ud800"]
 )
 phrases = st.lists(words, max_size=6).map(" ".join)
 
@@ -263,3 +263,21 @@ def test_a_name_that_stands_there_is_found(titles: list[str], others: list[str])
     if fold_text(title):
         place = text.index(title)
         assert any(f.start < place + len(title) and place < f.end for f in results)
+
+
+@settings(max_examples=300)
+@given(st.lists(phrases, max_size=5), phrases)
+def test_finds_what_a_slow_search_finds(titles: list[str], text: str) -> None:
+    """Without typos: exactly where, of all titles one by one, a longest one stands between word borders."""
+    latin = [t for t in titles if fold_text(t).isascii() and len(fold_text(t)) >= 4]
+    if not fold_text(text).isascii():
+        return
+    padded = f" {fold_text(text)} "
+    expected = {fold_text(t) for t in latin if f" {fold_text(t)} " in padded}
+    results = finder(*latin, min_score=None).find(text)
+    assert {fold_text(f.key) for f in results} <= expected
+    assert bool(results) == bool(expected)
+    if expected:
+        longest = max(expected, key=len)
+        exact = any(f.kind == "exact" for f in results)
+        assert exact or max(len(fold_text(f.key)) for f in results) == len(longest)

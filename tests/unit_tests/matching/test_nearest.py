@@ -15,7 +15,7 @@ BOOKS = ["Travelling at Night", "It", "The Skeleton Songs", "?", "The Locksmith'
         ("that skeletn songs book", 1, ["The Skeleton Songs"]),
         ("is it the LOCKSMITH'S dream?", 1, ["The Locksmith's Dream"]),
         ("skeletons that travel at night", 2, ["Travelling at Night", "The Skeleton Songs"]),
-        ("", 2, ["The Skeleton Songs", "The Locksmith's Dream"]),
+        ("", 2, ["Travelling at Night", "The Locksmith's Dream"]),
         ("anything", 9, BOOKS),
         ("anything", 0, []),
     ],
