@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from ahocorasick_rs import AhoCorasick
@@ -119,12 +120,12 @@ class KeyFinder:
         first, last = folded.span(start, end)
         exact: list[str] = []
         for surface in self._surfaces[number]:
-            begin = first - fold(surface).starts[0]
+            begin = first - _lead(surface)
             if begin >= 0 and text.startswith(surface, begin):
                 exact.append(surface)
         if exact:  # of "C" and "C++" the longer one
             surface = max(exact, key=len)
-            begin = first - fold(surface).starts[0]
+            begin = first - _lead(surface)
             return [Found(self._keys[surface], begin, begin + len(surface), 100, "exact")]
         if len(self._folded[number]) < SHORT:
             return []
@@ -132,6 +133,12 @@ class KeyFinder:
 
     def _keys_of(self, surfaces: Iterable[str]) -> list[str]:
         return list(dict.fromkeys(self._keys[surface] for surface in surfaces))
+
+
+@lru_cache(maxsize=4096)
+def _lead(surface: str) -> int:
+    """Where the folded part of a name begins in it."""
+    return fold.__wrapped__(surface).starts[0]
 
 
 def _order(group: list[Found]) -> tuple[int, float, int, int]:

@@ -51,6 +51,7 @@ def fold_text(text: str) -> str:
     return " ".join(filter(None, map(_based, plain.split())))
 
 
+@lru_cache(maxsize=2)  # several finders look at one text in turn
 def fold(text: str) -> Folded:
     """Makes spellings comparable: NFKC, case folded, all that is neither letter nor digit a space.
 
