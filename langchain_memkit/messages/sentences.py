@@ -22,7 +22,8 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     """Where the sentences of a text are.
 
     A sentence ends at `.`, `!`, `?` or `…`, with the quotes that close it, before white space; at the like of these in
-    Chinese and Japanese; and where a line ends. "Mr.", "e.g." and single capital initials end none.
+    Chinese and Japanese; and where a line ends, unless the next one goes on with a small letter, as in text that was
+    wrapped. "Mr.", "e.g." and single capital initials end none.
 
     Args:
         text: Any text; what has no punctuation is one sentence a line.
@@ -48,7 +49,10 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 
 def _ends(text: str) -> Iterator[int]:
     for match in END.finditer(text):
-        if match.group()[0] == "." and "\n" not in match.group() and _goes_on(text, match):
+        mark = match.group()
+        if mark[0] == "." and "\n" not in mark and _goes_on(text, match):
+            continue
+        if mark[0] == "\n" and mark.count("\n") == 1 and text[match.end() : match.end() + 1].islower():
             continue
         yield match.end()
 

@@ -613,7 +613,7 @@ def test_refused_entries(call: Call, entries: Any, named: str) -> None:
         {"aliases": {"The Skeleton Songs": "Dusk"}},
         {"token_counter": 7},
     ],
-    ids=repr,
+    ids=lambda options: next(iter(options)),
 )
 def test_refused_options(options: Any) -> None:
     """Options that make no sense are refused when they are given."""

