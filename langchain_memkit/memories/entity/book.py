@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from heapq import nsmallest
+from itertools import pairwise
 from typing import NamedTuple
 
 from langchain_memkit.matching.finder import Found, KeyFinder
-from langchain_memkit.matching.names import Relation, display_form, name_key, relation
+from langchain_memkit.matching.folding import fold_text
+from langchain_memkit.matching.names import Relation, display_form, is_ordinary, name_key, relation
 from langchain_memkit.memories.entity.groups import Groups, fold_names, winner
-from langchain_memkit.memories.entity.rows import DescriptionRow, FactRow, Keys, Rule, fact_id
+from langchain_memkit.memories.entity.rows import DescriptionRow, FactRow, Keys, Rule, id_in
 
 __all__ = ["Book", "Limits", "speaker_key"]
 
+WORDS = 200  # of a question
+MOST_SHORT = 4  # letters: shorter names have one spelling
 RECENT = 64  # names in the small index, which is made anew for each new name
 ROLES = frozenset({"agent", "ai", "assistant", "bot", "human", "model", "system", "tool", "user"})
 
@@ -160,7 +165,7 @@ class Book:
         return sorted(gone)
 
     def _oldest(self, keys: Iterable[str], n: int) -> list[str]:
-        return sorted(keys, key=lambda key: in_order(self.facts[key]))[: max(n, 0)]
+        return nsmallest(n, keys, key=lambda key: in_order(self.facts[key]))
 
     # -- names
 
@@ -236,15 +241,19 @@ class Book:
             self._groups = fold_names(names, votes, self._near, list(self.rules.values()), self._firm)
         return self._groups
 
-    def roots(self, name: str) -> list[str]:
-        """The entities that a name means: as it is, else those with the same letters."""
-        key = self.key_of(name)
-        if key is None:
-            return []
-        if found := self.groups.roots_of(key):
-            return found
-        alike = [other for other in self.names if other[:1] == key[:1] and relation(key, other) == "same"]
-        return list(dict.fromkeys(root for other in sorted(alike) for root in self.groups.roots_of(other)))
+    def roots(self, key: str) -> list[str]:
+        """The entities that a name means."""
+        return self.groups.roots_of(key)
+
+    def respelled(self, text: str) -> list[str]:
+        """Known names that stand in a text with other spaces or another doubled letter: "harison", "lang chain"."""
+        words = fold_text(text).split()[:WORDS]
+        found: dict[str, None] = {}
+        for part in dict.fromkeys([*words, *map(" ".join, pairwise(words))]):
+            if len(part) > MOST_SHORT and part not in self.names and not is_ordinary(part):
+                like = sorted(self._like.get(part[0], ()))
+                found.update(dict.fromkeys(k for k in like if k in self.names and relation(part, k) == "same"))
+        return list(found)
 
     def rows(self, root: str, now: datetime) -> dict[str, FactRow]:
         """The facts of an entity that have not expired, oldest first, with their keys in the store."""
@@ -253,18 +262,19 @@ class Book:
         live = [(key, row) for key, row in found if row.expires_at is None or row.expires_at > now]
         return dict(sorted(live, key=lambda pair: in_order(pair[1])))
 
-    def description(self, root: str, rows: Mapping[str, FactRow]) -> DescriptionRow | None:
-        """What a model said of an entity; None unless every fact that it was made of is among `rows`."""
-        ids = {fact_id(row) for row in rows.values()}
+    def description(self, root: str, keys: Iterable[str]) -> DescriptionRow | None:
+        """What a model said of an entity; None unless every fact that it was made of is among these."""
+        ids = set(map(id_in, keys))
         mine = [d for d in self.descriptions.values() if root in self.groups.roots_of(d.key) and ids >= set(d.facts)]
         return max(mine, key=lambda d: (d.at, d.text), default=None)
 
-    def stale_descriptions(self) -> list[str]:
-        """Descriptions that rest on facts which are gone."""
-        if not self.descriptions:
-            return []
-        ids = {fact_id(row) for row in self.facts.values()}
-        return [key for key, d in self.descriptions.items() if not ids >= set(d.facts)]
+    def drop_descriptions(self) -> list[str]:
+        """Takes out descriptions that rest on facts which are gone; returns their keys."""
+        ids = set(map(id_in, self.facts)) if self.descriptions else set[str]()
+        stale = [key for key, d in self.descriptions.items() if not ids >= set(d.facts)]
+        for key in stale:
+            del self.descriptions[key]
+        return stale
 
 
 def _is_firm(row: FactRow) -> bool:

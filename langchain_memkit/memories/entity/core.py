@@ -88,7 +88,7 @@ class Core:
         """The names in each text; many are read at once where the extractor can."""
         batch = getattr(self.extractor, "batch", None)
         if callable(batch) and len(texts) > 1:
-            found = yield _call(lambda: list(batch(list(texts))))
+            found = list((yield _call(lambda: _whole(batch(list(texts))))))
         else:
             found = []
             for text in texts:
@@ -116,6 +116,11 @@ class Core:
 
 def _asked(history: Any, ids: Sequence[str]) -> Step:
     return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
+
+
+def _whole(found: Any) -> Any:
+    """What a `batch` that is a generator does is done here, where it is called."""
+    return found if inspect.isawaitable(found) else list(found)
 
 
 def _call(function: Callable[[], Any]) -> Step:

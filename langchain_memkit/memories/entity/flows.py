@@ -59,18 +59,14 @@ class EntityFlows:
                 return candidates(book, query, mentions, self._session, core.now())
 
         topics = yield in_thread(look)
-        asked: set[tuple[str, str]] = set()
         budget = core.max_tokens, core.counter
-        while True:  # what is chosen in place of facts that are gone has to be looked up as well
-            chosen = yield in_thread(lambda: choose(topics, *budget))
-            shown = [row for topic, rows in chosen for row in (*rows, *topic.behind)]
-            fresh = [row for row in shown if (row.session, row.message) not in asked]
-            asked.update((row.session, row.message) for row in fresh)
-            gone = yield from core.gone(self._user, fresh)
-            if not gone:
-                break
+        chosen = yield in_thread(lambda: choose(topics, *budget))
+        gone = yield from core.gone(self._user, [row for topic, rows in chosen for row in (*rows, *topic.behind)])
+        if gone:  # what is chosen in their place has to be looked up as well
+            gone |= yield from core.gone(self._user, [row for topic in topics for row in (*topic.facts, *topic.behind)])
             for topic in topics:
                 topic.leave_out(gone)
+            chosen = yield in_thread(lambda: choose(topics, *budget))
         return (yield in_thread(lambda: compose(chosen, *budget)))  # type: ignore[no-any-return]  # results of steps are untyped
 
     def _save(self, messages: Sequence[BaseMessage]) -> Flow[None]:
@@ -163,7 +159,7 @@ class EntityFlows:
         shelf = self._core.shelf
         book = yield from self._read()
         with shelf.lock:
-            roots = book.roots(name)
+            roots = book.roots(book.key_of(name) or "")
             roots = [root for root in roots[:1] if root in book.groups.parts] or roots
             facts = [key for root in roots for part in book.groups.parts.get(root, ()) for key in book.part(*part)]
             root_of = book.groups.root

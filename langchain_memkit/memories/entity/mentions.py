@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from bisect import bisect_right
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ __all__ = ["Source", "Spot", "clean", "facts_of", "find_names", "read_mentions",
 logger = logging.getLogger("langchain_memkit")
 
 MOST = 300  # characters of a fact
+RECORDS = re.compile(r"<records>.*?</records>", re.DOTALL)
 POSSESSIVE = ("'s", "\u2019s")
 GREETED = re.compile(r"\b(?:Hey|Hi|Hello|Dear|Thanks|Thank you),? ([A-Z][\w\u2019'-]*[\w])(?= ?[,.!?\n]|$)")
 
@@ -59,10 +61,12 @@ def sources_of(
     for i, message in enumerate(messages):
         if not isinstance(message, (HumanMessage, AIMessage)) or is_note(message) or is_summary(message):
             continue
+        role = "human" if isinstance(message, HumanMessage) else "ai"
         text = str(message.text)
+        if role == "ai":  # a model that repeats what it was reminded of says nothing new
+            text = RECORDS.sub(lambda frame: " " * len(frame.group()), text)
         if not text.strip():
             continue
-        role = "human" if isinstance(message, HumanMessage) else "ai"
         place = seen[role + text] = seen.get(role + text, -1) + 1
         digest = hashlib.sha256(f"{role}\n{place}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
         name = message.id or f"text-{digest[:24]}"
@@ -119,10 +123,11 @@ def find_names(
     ]
     greeted = [Spot("", match[1], PERSON, *match.span(1)) for match in GREETED.finditer(text)]
     spots: list[Spot] = []
-    for spot in (*mentions, *greeted):
+    for i, spot in enumerate((*mentions, *greeted)):
         key = book.key_of(spot.surface)
-        if key is not None and not (is_ordinary(key) and spot.surface == spot.surface.lower()):
-            spots.append(spot._replace(key=key, label=book.kind(key) or spot.label))
+        if key is None or (is_ordinary(key) and (i >= len(mentions) or spot.surface == spot.surface.lower())):
+            continue
+        spots.append(spot._replace(key=key, label=book.kind(key) or spot.label))
     return sorted(_apart([*known, *spots], len(known), firsts), key=lambda spot: (spot.start, spot.key))
 
 
@@ -148,19 +153,30 @@ def _is_word(found: Found, text: str, firsts: Container[int], *, weak: bool) -> 
 
 def _apart(spots: Sequence[Spot], known: int, firsts: Container[int]) -> Iterator[Spot]:
     """Spots of which none is hidden by a longer one; the first `known` of them are known names."""
+    group: list[tuple[int, bool, Spot]] = []  # of spots that overlap, length, whether it is new, and the spot
+    reach = 0
+    for i in sorted(range(len(spots)), key=lambda i: spots[i].start):
+        spot = spots[i]
+        if spot.start >= reach:
+            yield from _longest(group, firsts)
+            group = []
+        group.append((spot.start - spot.end, i >= known, spot))
+        reach = max(reach, spot.end)
+    yield from _longest(group, firsts)
 
-    def hides(other: Spot, spot: Spot, is_known: bool) -> bool:
+
+def _longest(group: Sequence[tuple[int, bool, Spot]], firsts: Container[int]) -> list[Spot]:
+    def hides(other: Spot, spot: Spot, is_new: bool) -> bool:
         if not (other.start < spot.end and spot.start < other.end):
             return False
         before_it = other.start in firsts and spot.end == other.end and other.start < spot.start
-        return not is_known or other.key == spot.key or (other.label in (PERSON, "") and not before_it)
+        return is_new or other.key == spot.key or (other.label in (PERSON, "") and not before_it)
 
     taken: list[Spot] = []
-    order = sorted(range(len(spots)), key=lambda i: (spots[i].start - spots[i].end, i))
-    for spot, is_known in ((spots[i], i < known) for i in order):
-        if not any(hides(other, spot, is_known) for other in taken):
+    for _, is_new, spot in sorted(group):
+        if not any(hides(other, spot, is_new) for other in taken):
             taken.append(spot)
-            yield spot
+    return taken
 
 
 def facts_of(
@@ -168,8 +184,10 @@ def facts_of(
 ) -> list[FactRow]:
     """One fact for each name and sentence."""
     facts: dict[tuple[str, int], FactRow] = {}
+    starts = [start for start, _ in sentences]
     for spot in spots:
-        begin, end = next(((a, b) for a, b in sentences if a <= spot.start < b), (spot.start, spot.end))
+        i = bisect_right(starts, spot.start) - 1
+        begin, end = sentences[i] if i >= 0 else (spot.start, spot.end)
         sentence = clean(_around(source.text, begin, max(end, spot.end), spot))
         facts.setdefault(
             (spot.key, begin),

@@ -37,7 +37,8 @@ def list_entities(book: Book, limits: Limits, now: datetime, gone: Container[tup
         rows = {k: row for k, row in book.rows(root, now).items() if (row.session, row.message) not in gone}
         if rows:
             found.append(_entity(book, root, rows, limits))
-    return EntityList(sorted(found, key=lambda e: (e.last, e.name), reverse=True))
+    found.sort(key=lambda entity: entity.name)
+    return EntityList(sorted(found, key=lambda entity: entity.last, reverse=True))
 
 
 def _entity(book: Book, root: str, rows: Mapping[str, FactRow], limits: Limits) -> Entity:

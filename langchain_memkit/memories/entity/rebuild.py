@@ -11,11 +11,10 @@ from typing import Any
 from langchain_memkit._flow import Flow, Step
 from langchain_memkit.base import Turn
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.matching.names import display_form
 from langchain_memkit.memories.entity.book import Book
 from langchain_memkit.memories.entity.core import Core, history_of
 from langchain_memkit.memories.entity.mentions import Source, Spot, facts_of, find_names, sources_of
-from langchain_memkit.memories.entity.rows import FactRow, fact_id
+from langchain_memkit.memories.entity.rows import FactRow, fact_id, id_in
 from langchain_memkit.memories.entity.shelf import in_thread
 from langchain_memkit.messages.sentences import sentence_spans
 
@@ -97,21 +96,18 @@ def _of_turn(turn: Turn) -> list[Source]:
 
 
 def _known_names(core: Core, book: Book, read: Mapping[str, Read]) -> Book:
-    """A book of names only: those of these transcripts, and of the user's other sessions."""
+    """A book of the names in these transcripts and in the user's other sessions; some of their facts are missing."""
     names = Book(book.keys, core.shelf.vocabulary)
     with core.shelf.lock:
-        others = [row for row in book.facts.values() if row.session not in read]
-    for row in others:
-        names.learn(display_form(row.surface), row.key)
-        if row.speaker:
-            names.hear(row.speaker)
-    pairs = [pair for session in read.values() for pair in session]
-    for source, _ in pairs:
-        if source.speaker:
-            names.hear(source.speaker)
-    for source, spots in pairs:
-        for spot in find_names(source.text, spots, names, sentence_spans(source.text)):
-            names.learn(display_form(spot.surface), spot.key)
+        others = {key: row for key, row in book.facts.items() if row.session not in read}
+    for key, row in others.items():
+        names.add(key, row)
+    for session, pairs in read.items():
+        for source, _ in pairs:
+            if source.speaker:
+                names.hear(source.speaker)
+        for row in _rows(session, pairs, names):
+            names.add(f"{session}/{fact_id(row)}", row)
     return names
 
 
@@ -130,10 +126,9 @@ def _replace(
     """Stores the facts that are missing, and removes those that were there before and are not in the transcript."""
     book = yield from core.shelf.read(user_id)
     wanted = {fact_id(row) for row in rows}
-    removed = [key for key in before if key.rpartition("/")[2] not in wanted and key in book.facts]
+    removed = [key for key in before if id_in(key) not in wanted and key in book.facts]
     with core.shelf.lock:
         missing = [row for row in rows if not book.holds(row)]
-        size = len(book.facts)
     if not missing and not removed:
         return 0, 0
     generation = yield from core.shelf.generation(book, session)
@@ -145,7 +140,7 @@ def _replace(
             break
         book = yield from core.shelf.read(user_id)
     with core.shelf.lock:
-        return len(book.facts) - size + len(removed), len(removed)
+        return sum(map(book.holds, missing)), len(removed)
 
 
 @contextlib.contextmanager

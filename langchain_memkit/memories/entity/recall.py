@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from langchain_memkit.matching.folding import fold_text
 from langchain_memkit.memories.entity.book import Book, in_order
 from langchain_memkit.memories.entity.mentions import Spot, find_names
 from langchain_memkit.memories.entity.portraits import called
-from langchain_memkit.memories.entity.rows import FactRow, fact_id
+from langchain_memkit.memories.entity.rows import FactRow, id_in
 from langchain_memkit.messages.counting import count_tokens
 from langchain_memkit.messages.notes import Record, note_message
 from langchain_memkit.messages.sentences import sentence_spans
 
 __all__ = ["Topic", "candidates", "choose", "compose"]
+
+ASKED = re.compile(r"[?\uff1f]\W*$")
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ def candidates(book: Book, query: str, mentions: Sequence[Spot], session_id: str
     """The entities that are named in a question, in the order in which they are, with the facts that may be shown."""
     spots = find_names(query, mentions, book, sentence_spans(query), asked=True)
     names = [spot.key for spot in spots]
-    names += [spot.surface for spot in mentions if book.key_of(spot.surface) not in names]  # other spellings
+    names += book.respelled(query)
     roots = dict.fromkeys(root for name in names for root in book.roots(name))
     past = {message.id for message in getattr(query, "past", ()) if message.id}
     epoch = query.epoch if isinstance(query, Query) else 0
@@ -57,7 +60,7 @@ def candidates(book: Book, query: str, mentions: Sequence[Spot], session_id: str
         topic = Topic(called(book, root)[0], _ranked(_once(shown), words))
         if said:
             topic.description = said.text
-            topic.behind = [row for row in live.values() if fact_id(row) in said.facts]
+            topic.behind = [row for key, row in live.items() if id_in(key) in said.facts]
         if topic.facts or topic.description:
             topics.append(topic)
     return topics
@@ -74,12 +77,13 @@ def _once(rows: Iterable[FactRow]) -> list[FactRow]:
 
 
 def _ranked(rows: Sequence[FactRow], words: set[str]) -> list[FactRow]:
-    """By the words that they share with the question, the rare ones counting most; then the newest."""
+    """Statements first; then by the words shared with the question, the rare ones counting most; then the newest."""
     said = [set(fold_text(row.text).split()) & words for row in rows]
     often = Counter(word for shared in said for word in shared)
     scores = [sum(math.log(1 + len(rows) / often[word]) for word in shared) for shared in said]
     newest = {row: i for i, row in enumerate(sorted(rows, key=in_order))}
-    order = sorted(range(len(rows)), key=lambda i: (scores[i], newest[rows[i]]), reverse=True)
+    tells = [not ASKED.search(row.text) for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (tells[i], scores[i], newest[rows[i]]), reverse=True)
     return [rows[i] for i in order]
 
 
@@ -138,4 +142,5 @@ def _said(topic: Topic) -> Record:
 
 
 def _record(name: str, row: FactRow) -> Record:
-    return Record(row.text, name, row.speaker or row.role, f"session {row.session}", row.at, row.message)
+    source = f"session {row.session}"
+    return Record(row.text, name, row.speaker or row.role, source, row.at, row.message if row.given else None)

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from langchain_memkit.base import user_prefix
 
-__all__ = ["DescriptionRow", "FactRow", "Keys", "Rule", "fact_id", "read_row"]
+__all__ = ["DescriptionRow", "FactRow", "Keys", "Rule", "fact_id", "id_in", "read_row"]
 
 VERSION = 1
 DAMAGED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
@@ -130,6 +130,11 @@ def fact_id(row: FactRow) -> str:
         data = part.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()[:32]
+
+
+def id_in(key: str) -> str:
+    """The `fact_id` in a fact's key."""
+    return key.rpartition("/")[2]
 
 
 class Keys:

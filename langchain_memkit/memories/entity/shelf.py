@@ -119,11 +119,10 @@ class Shelf:
                 if value is not None and rows[key] is None and key not in unreadable:
                     unreadable.add(key)
                     logger.warning("an entity row of a user is unreadable and left as it is: key ...%.80r", key[-64:])
-        dead = yield in_thread(lambda: self._put(user_id, versions, parts, rows, unreadable))
+        found: tuple[Book, list[str]] = yield in_thread(lambda: self._put(user_id, versions, parts, rows, unreadable))
         if not self.read_only:
-            yield from self.delete(dead)
-        with self.lock:
-            return self._books.get(user_id) or Book(keys, self.vocabulary)
+            yield from self.delete(found[1])
+        return found[0]
 
     def _put(
         self,
@@ -132,8 +131,8 @@ class Shelf:
         parts: Mapping[str, Sequence[str]],
         rows: Mapping[str, Any],
         unreadable: set[str],
-    ) -> list[str]:
-        """Brings the book in line with what was read; returns what can never be shown again."""
+    ) -> tuple[Book, list[str]]:
+        """Brings the book in line with what was read; returns it with what can never be shown again."""
         with self.lock:
             book = self._books.get(user_id)
             if book is None:
@@ -151,10 +150,7 @@ class Shelf:
                 book.add(key, row)
             book.change_rules({key: row for key, row in rows.items() if isinstance(row, Rule)})
             book.descriptions = {k: row for k, row in rows.items() if parts[k][0] == "description" and row is not None}
-            stale = book.stale_descriptions()
-            for key in stale:
-                del book.descriptions[key]
-            return dead + stale
+            return book, dead + book.drop_descriptions()
 
     def forget(self, user_id: str) -> None:
         """Drops a book, so that it is read anew."""
@@ -211,7 +207,7 @@ class Shelf:
                 mine = {key: row for key, row in pairs.items() if key not in surplus}
                 out = sorted(surplus - pairs.keys())
                 book.remove(surplus)
-                return gone + out, mine
+                return gone + out + book.drop_descriptions(), mine
 
         out, rows = yield in_thread(plan)
         if not out and not rows:

@@ -1,0 +1,466 @@
+"""Entity memory: what is saved, what a question is given, and what people decide."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+
+from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore
+from langchain_memkit.base import Mention, Query, SavedTurn
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.entity import EntityMemory
+from langchain_memkit.messages.notes import Record, note_message, records_of
+from langchain_memkit.testing import FakeChatModel, FrozenClock
+
+CAPITALS = re.compile(r"\b[A-Z][a-z]+(?: [A-Z][a-z]+)*\b")
+START = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def extract(text: str) -> list[Mention]:
+    """Every run of capitalised words is a person."""
+    return [Mention(m.group(), "PERSON", m.start(), m.end()) for m in CAPITALS.finditer(text)]
+
+
+def only(*names: str, label: str = "PERSON") -> Callable[[str], list[Mention]]:
+    """Finds these names, as they are written."""
+    pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in sorted(names, key=len, reverse=True)))
+    return lambda text: [Mention(m.group(), label, m.start(), m.end()) for m in pattern.finditer(text)]
+
+
+@pytest.fixture(params=["sync", "async"])
+def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`call(memory, "save", ...)` in both styles."""
+
+    def run(target: Any, verb: str, *args: Any, **kwargs: Any) -> Any:
+        if request.param == "sync":
+            return getattr(target, verb)(*args, **kwargs)
+        return asyncio.run(getattr(target, f"a{verb}")(*args, **kwargs))
+
+    return run
+
+
+def texts(loaded: list[Any]) -> list[str]:
+    """What is recalled."""
+    return [record.text for message in loaded for record in records_of(message)]
+
+
+def names(memory: EntityMemory) -> list[str]:
+    """The entities, sorted."""
+    return sorted(entity.name for entity in memory.entities())
+
+
+def say(memory: EntityMemory, *lines: str) -> None:
+    """Saves each line as a turn."""
+    for line in lines:
+        memory.save([HumanMessage(line)])
+
+
+def test_harrison(call: Callable[..., Any]) -> None:
+    """The seed's two turns: the second is given what was said in the first."""
+    memory = EntityMemory(only("Harrison"), "s1", user_id="u1", now=FrozenClock(START))
+    assert call(memory, "load", "Harrison likes machine learning") == []
+    call(memory, "save", [HumanMessage("Harrison likes machine learning"), AIMessage("That's great to hear!")])
+    [note] = call(memory, "load", "What do you think Harrison's favorite subject in college was?")
+    assert note.text.splitlines()[1:] == [
+        "<records>",
+        "- Harrison (human, 2026-01-02, session s1):",
+        "> Harrison likes machine learning",
+        "</records>",
+    ]
+    assert call(memory, "load", "And who is Bob?") == call(memory, "load", "") == []
+
+
+def test_needs_a_user() -> None:
+    """Without a user nothing is made; ids are checked before any I/O."""
+    with pytest.raises(ConfigurationError, match="user_id"):
+        EntityMemory(extract, "s1")
+    entities = EntityMemory.factory(extract)
+    with pytest.raises(ConfigurationError, match="user_id"):
+        entities("s1")
+    for bad in (1, {"$ne": None}):
+        with pytest.raises(TypeError):
+            entities("s1", bad)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            entities.purge(bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="session_id"):
+        entities("", "u1")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_tokens": 0}, {"max_facts": -1}, {"max_total": "x"}, {"names": "Bob"}, {"names": ["42"]},
+     {"names": {"Bob": "DATE"}}, {"store": {}}, {"get_session_history": 3}, {"extractor": "en"}],
+)  # fmt: skip
+def test_wrong_options(options: dict[str, Any]) -> None:
+    """Options that make no sense are refused at construction."""
+    with pytest.raises(ConfigurationError):
+        EntityMemory(**{"extractor": extract, "session_id": "s", "user_id": "u", **options})
+
+
+def test_the_sentence_is_stored_and_not_the_message() -> None:
+    """A fact is the sentence around the name, with its span in the message; equal sentences are told once."""
+    memory = EntityMemory(only("Nemo", "Dory"), "s1", user_id="u1")
+    text = "It rained. Nemo swam home! Dory slept; Nemo did not."
+    memory.save([HumanMessage(text, id="m1", name="Ann"), AIMessage("Nemo swam home!", id="m2")])
+    entity = next(e for e in memory.entities() if e.name == "Nemo")
+    assert [f.text for f in entity.facts] == ["Nemo swam home!", "Dory slept; Nemo did not.", "Nemo swam home!"]
+    assert [text[f.start : f.end] for f in entity.facts[:2]] == ["Nemo", "Nemo"]
+    assert [(f.role, f.speaker, f.message_id) for f in entity.facts[1:]] == [("human", "Ann", "m1"), ("ai", "", "m2")]
+    assert texts(memory.load("Where is Nemo?")) == ["Dory slept; Nemo did not.", "Nemo swam home!"]
+
+
+def test_long_sentences_are_cut_around_the_name() -> None:
+    """Of a long sentence 300 characters around the name stay, cut between words."""
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
+    memory.save([HumanMessage("word " * 500 + "Nemo " + "more " * 500), HumanMessage("x" * 999 + " Nemo" + "y" * 999)])
+    facts = memory.entities()[0].facts
+    assert all(len(fact.text) <= 310 and "Nemo" in fact.text for fact in facts)
+    assert set(facts[0].text.split()) == {"word", "Nemo", "more"}
+
+
+def test_the_same_turn_again_stores_nothing(call: Callable[..., Any]) -> None:
+    """With ids and without."""
+    memory = EntityMemory(extract, "s1", user_id="u1")
+    for turn in ([HumanMessage("I met Nemo", id="1")], [HumanMessage("I met Dory"), AIMessage("And Marlin?")]):
+        for _ in range(3):
+            call(memory, "save", turn)
+    assert all(len(entity.facts) == 1 for entity in call(memory, "entities"))
+
+
+def test_what_is_not_said_by_people_or_models_is_left_out() -> None:
+    """No tools, system lines, notes and summaries."""
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
+    summary = HumanMessage("Nemo again", response_metadata={"memkit_status": "summary"})
+    note = note_message([Record("Nemo was recalled")])
+    memory.save([SystemMessage("Nemo"), ToolMessage("Nemo", tool_call_id="1"), note, summary, AIMessage("")])
+    assert memory.entities() == []
+
+
+def test_other_shapes_of_mentions(caplog: pytest.LogCaptureFixture) -> None:
+    """Dicts as of GLiNER and tuples are taken; what is no mention is left out; dates never become entities."""
+
+    def gliner(text: str) -> list[Any]:
+        return [{"text": "Nemo", "label": "person", "start": 0, "end": 4, "score": 0.9}, ("Sydney", "gpe", 14, 20),
+                {"label": "person"}, 7, ("x", "PERSON", 90, 99), ("last week", "DATE", 21, 30)]  # fmt: skip
+
+    memory = EntityMemory(gliner, "s1", user_id="u1")
+    memory.save([HumanMessage("Nemo moved to Sydney last week")])
+    assert {(e.name, e.type) for e in memory.entities()} == {("Nemo", "PERSON"), ("Sydney", "GPE")}
+    assert "no mention" in caplog.text
+
+
+def test_async_extractors() -> None:
+    """Serve the async verbs; the sync ones say so."""
+
+    async def slow(text: str) -> list[Mention]:
+        await asyncio.sleep(0)
+        return extract(text)
+
+    memory = EntityMemory(slow, "s1", user_id="u1")
+    with pytest.raises(ConfigurationError, match="async"):
+        memory.save([HumanMessage("I met Nemo")])
+    asyncio.run(memory.asave([HumanMessage("I met Nemo")]))
+    assert texts(asyncio.run(memory.aload("Who is Nemo?"))) == ["I met Nemo"]
+    with pytest.raises(ConfigurationError, match="async"):
+        memory.load("Nemo")
+
+
+def test_batches() -> None:
+    """An extractor's `batch` reads the messages of a turn together."""
+
+    class Batching:
+        seen: list[int] = []  # noqa: RUF012  # of the test
+
+        def __call__(self, text: str) -> list[Mention]:
+            return extract(text)
+
+        def batch(self, texts: Any) -> Any:
+            self.seen.append(len(texts))
+            yield from map(extract, texts)
+
+    memory = EntityMemory(Batching(), "s1", user_id="u1")
+    memory.save([HumanMessage("I met Nemo"), AIMessage("And what of Dory?")])
+    assert Batching.seen == [2]
+    assert names(memory) == ["Dory", "Nemo"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("Harrison", "Harison"), ("Harrison", "harrison"), ("Harrison", "Harrison's"), ("LangChain", "Lang Chain")],
+)
+@pytest.mark.parametrize("label", ["PERSON", "ORG", ""])
+def test_spellings_that_are_one(first: str, second: str, label: str) -> None:
+    """Case, 's, spaces and one doubled letter, whatever the model calls it."""
+    memory = EntityMemory(only(first, second, label=label), "s1", user_id="u1")
+    say(memory, f"Today {first} wrote it", f"Then {second} left")
+    [entity] = memory.entities()
+    assert len(entity.facts) == 2
+    assert set(texts(memory.load(f"Who is {second}?"))) == {f"Today {first} wrote it", f"Then {second} left"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("Sam", "Samir"), ("Anna", "Ana"), ("Daniel", "Danielle"), ("Sara", "Sarah"), ("Johnson", "Johnston")],
+)
+@pytest.mark.parametrize("label", ["PERSON", "ORG", "GPE", ""])
+def test_names_that_stay_apart(first: str, second: str, label: str) -> None:
+    """Whatever the model calls them; who is asked for is shown alone."""
+    memory = EntityMemory(only(first, second, label=label), "s1", user_id="u1")
+    say(memory, f"Today {first} wrote it", f"Then {second} left")
+    assert names(memory) == sorted([first, second])
+    assert texts(memory.load(f"Who is {first}?")) == [f"Today {first} wrote it"]
+
+
+def test_close_names_of_things() -> None:
+    """Names of several words that are no person's are one if they are 92% alike; those of people are not."""
+    for label, count in (("FAC", 1), ("PERSON", 2)):
+        memory = EntityMemory(only("Golden Gate Bridge", "Golden Gate Bridges", label=label), "s1", user_id="u1")
+        say(memory, "I saw Golden Gate Bridge", "We saw Golden Gate Bridges")
+        assert len(memory.entities()) == count
+
+
+def test_first_names() -> None:
+    """Priya is Priya Raman where she is the only one, and undecided where there are two."""
+    entities = EntityMemory.factory(only("Priya", "Priya Raman", "Priya Sharma"))
+    one, two = entities("one", "u1"), entities("two", "u1")
+    say(one, "Priya Raman joined us", "Then Priya sang")
+    assert [(e.name, len(e.facts), e.aliases) for e in one.entities()] == [("Priya Raman", 2, ("Priya",))]
+    say(two, "Later Priya danced", "We met Priya Raman", "We met Priya Sharma")
+    listed = {e.name: e for e in two.entities()}
+    assert set(listed) == {"Priya", "Priya Raman", "Priya Sharma"}
+    assert len(listed["Priya Raman"].facts) == 3
+    assert set(listed["Priya"].maybe) == {"Priya Raman", "Priya Sharma"}
+    assert "Then Priya sang" in texts(two.load("Who is Priya?"))
+
+
+def test_places_take_no_first_names() -> None:
+    """Only a person's full name draws its first word in."""
+    memory = EntityMemory(only("Boston", "Boston Marathon", label="ORG"), "s1", user_id="u1")
+    say(memory, "I ran the Boston Marathon", "I live in Boston")
+    assert names(memory) == ["Boston", "Boston Marathon"]
+
+
+def test_known_names_are_found_without_the_extractor() -> None:
+    """Given names, speakers, names seen before, in any case; who is greeted by name."""
+    memory = EntityMemory(only("Marlin"), "s1", user_id="u1", names={"LangChain": "ORG"})
+    memory.save([HumanMessage("I use langchain, says DORY.", name="Dory")])
+    say(memory, "We met Marlin", "we met marlin again", "Hey Nemo!", "I saw Nemo")
+    assert {(e.name, e.type, len(e.facts)) for e in memory.entities()} == {
+        ("langchain", "ORG", 1), ("DORY", "", 1), ("Marlin", "PERSON", 2), ("Nemo", "PERSON", 2),
+    }  # fmt: skip
+
+
+def test_common_words_that_are_names() -> None:
+    """Will, May and Target count only when capitalised and not first, so "I will go" is nothing about Will."""
+    memory = EntityMemory(lambda text: [], "s1", user_id="u1", names=["Will", "May", "Target"])
+    say(memory, "I will go", "Will you come?", "May I?", "we target Will", "I shop at Target", "Will's car is red")
+    assert {(e.name, len(e.facts)) for e in memory.entities()} == {("Will", 2), ("Target", 1)}
+    assert memory.load("What will you do, may I ask?") == []
+    assert texts(memory.load("Who is Will?")) == ["we target Will", "Will's car is red"]
+
+
+def test_words_that_only_begin_sentences_draw_no_facts() -> None:
+    """A model that takes "Dance" for a person at a sentence's beginning does not make every dance a fact."""
+    memory = EntityMemory(only("Dance"), "s1", user_id="u1")
+    say(memory, "Dance is life", "I love to dance", "We dance all night")
+    assert [len(e.facts) for e in memory.entities()] == [1]
+    say(memory, "I love Dance", "now they dance")
+    assert [len(e.facts) for e in memory.entities()] == [3]
+
+
+def test_decisions_of_people(call: Callable[..., Any]) -> None:
+    """Merge, split and rename; the later one wins; the new name is found as well."""
+    memory = EntityMemory(only("Bob", "Robert", "Harrison", "Harison"), "s1", user_id="u1")
+    say(memory, "I met Bob", "I met Robert", "I met Harrison", "I met Harison")
+    assert names(memory) == ["Bob", "Harrison", "Robert"]
+    call(memory, "merge", "Bob", into="Robert")
+    assert {e.name: e.aliases for e in memory.entities()} == {"Harrison": ("Harison",), "Robert": ("Bob",)}
+    assert texts(call(memory, "load", "Where is Bob?")) == ["I met Bob", "I met Robert"]
+    call(memory, "split", "Bob", "Robert")
+    call(memory, "split", "Harrison", "Harison")
+    assert names(memory) == ["Bob", "Harison", "Harrison", "Robert"]
+    assert all(not {"Harrison", "Harison"} & set(e.maybe) for e in memory.entities())
+    call(memory, "merge", "Harison", into="Harrison")
+    call(memory, "rename", "Bob", "Bobby Tables")
+    assert names(memory) == ["Bobby Tables", "Harrison", "Robert"]
+    assert texts(memory.load("Where is Bobby Tables?")) == ["I met Bob"]
+    for verb, a, b in (("split", "Bob", "bob"), ("merge", "...", "Bob")):
+        with pytest.raises(ConfigurationError):
+            call(memory, verb, a, b)
+
+
+def test_forgetting(call: Callable[..., Any]) -> None:
+    """An entity, messages, a session; the rest stays, and nothing comes back."""
+    entities = EntityMemory.factory(only("Bob", "Ann"), SQLiteKeyValueStore(":memory:"))
+    one, two = entities("one", "u1"), entities("two", "u1")
+    one.save([HumanMessage("I met Bob", id="1"), HumanMessage("I met Ann", id="2")])
+    two.save([HumanMessage("You met Bob and Ann", id="3")])
+    assert call(one, "forget_messages", ["2", "3"]) == 1
+    assert call(one, "forget", "bob") == 2
+    assert [(e.name, [f.text for f in e.facts]) for e in one.entities()] == [("Ann", ["You met Bob and Ann"])]
+    one.save([HumanMessage("I met Ann twice", id="4")])
+    call(two, "clear")
+    assert texts(one.load("Ann?")) == ["I met Ann twice"]
+    assert [session.session_id for session in call(entities, "list_sessions", "u1")] == ["one"]
+    assert call(entities, "purge", "u1") == {"facts": 1}
+    assert one.entities() == []
+
+
+def test_what_the_model_sees_anyway_is_left_out() -> None:
+    """Facts of messages in the query's past, and of an erased conversation of the session."""
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
+    memory.save(SavedTurn([HumanMessage("Nemo swims", id="1"), AIMessage("Does Nemo?", id="2")], epoch=5))
+    question = "Where is Nemo?"
+    assert texts(memory.load(Query(question, [HumanMessage("Nemo swims", id="1")], 5))) == ["Does Nemo?"]
+    assert memory.load(Query(question, (), 6)) == []
+    assert len(texts(memory.load(Query(question, (), 0)))) == 2
+    memory.save(SavedTurn([HumanMessage("Nemo sleeps", id="3")], epoch=6))
+    assert [f.text for f in memory.entities()[0].facts] == ["Nemo sleeps"]
+
+
+def test_expiry() -> None:
+    """A fact goes with its turn, from what is shown at once and from the store with the next save."""
+    clock, store = FrozenClock(START), SQLiteKeyValueStore(":memory:")
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1", store=store, now=clock)
+    memory.save(SavedTurn([HumanMessage("Nemo swims")], expires_at=START + timedelta(hours=1)))
+    memory.save([HumanMessage("Nemo sleeps")])
+    assert len(memory.entities()[0].facts) == 2
+    clock.tick(7200)
+    assert [f.text for f in memory.entities()[0].facts] == ["Nemo sleeps"]
+    assert texts(memory.load("Nemo?")) == ["Nemo sleeps"]
+    say(memory, "Nemo eats")
+    assert sum("/fact/" in key for key in store.yield_keys()) == 2
+
+
+def test_the_budget_is_kept_and_shared() -> None:
+    """What fits, relevant sentences first and then the newest, both entities, oldest first within each."""
+    memory = EntityMemory(only("Nemo", "Dory"), "s1", user_id="u1", max_tokens=150)
+    for i in range(30):
+        say(memory, f"Nemo counted {i} fish", f"Dory counted {i} crabs")
+    say(memory, "Nemo lost his anchovy pizza")
+    for i in range(30, 60):
+        say(memory, f"Nemo counted {i} fish")
+    [note] = memory.load("Did Nemo and Dory like the anchovy?")
+    about = [record.about for record in records_of(note)]
+    assert {"Nemo", "Dory"} == set(about)
+    assert abs(about.count("Nemo") - about.count("Dory")) <= 1
+    assert "Nemo lost his anchovy pizza" in texts([note])
+    assert "Nemo counted 59 fish" in texts([note])
+    dates = [record.date for record in records_of(note) if record.about == "Nemo"]
+    assert dates == sorted(dates)  # type: ignore[type-var]
+    small = EntityMemory(only("Nemo"), "s1", user_id="u1", max_tokens=5)
+    say(small, "Nemo swims")
+    assert small.load("Nemo?") == []
+
+
+def test_questions_find_other_spellings() -> None:
+    """Also ones that no extractor finds: in lower case, with another doubled letter, with other spaces."""
+    memory = EntityMemory(only("Harrison", "LangChain"), "s1", user_id="u1")
+    say(memory, "Harrison likes tea", "I use LangChain")
+    for question in ("what of harison?", "HARRISON", "did harrisson write lang chain?"):
+        assert "Harrison likes tea" in texts(memory.load(question))
+    assert "I use LangChain" in texts(memory.load("who wrote lang chain?"))
+    assert memory.load("what of garrison?") == []
+
+
+def test_statements_come_before_questions() -> None:
+    """Where not all fits, what was asked about someone gives way to what was told."""
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1", max_tokens=75)
+    say(memory, "Nemo swims", "Is Nemo fond of blue anemones?", "Does Nemo like blue anemones?")
+    assert texts(memory.load("Does Nemo like anemones, the blue ones?"))[0] == "Nemo swims"
+
+
+def test_what_a_model_repeats_of_a_note_is_no_fact() -> None:
+    """A memory does not feed on itself."""
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
+    say(memory, "Nemo swims")
+    memory.save([AIMessage(f"You told me: {memory.load('Nemo?')[0].text}. Nemo is a fish.")])
+    assert [f.text for e in memory.entities() for f in e.facts] == ["Nemo swims", "Nemo is a fish."]
+
+
+def test_facts_go_with_their_messages(call: Callable[..., Any]) -> None:
+    """With histories at hand, a fact whose turn was deleted or cleared is not shown, even if nobody told the memory."""
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    entities = EntityMemory.factory(only("Nemo"), get_session_history=histories)
+    memory = entities("s1", "u1")
+    for i, text in enumerate(("Nemo swims", "Nemo sleeps", "Nemo eats")):
+        history = histories("s1", "u1")
+        history.append_turn([HumanMessage(text, id=str(i))])
+        memory.save(history.messages[-1:])
+    histories("s1", "u1").delete_turn(2)
+    assert texts(call(memory, "load", "Nemo?")) == ["Nemo swims", "Nemo eats"]
+    assert len(call(memory, "entities")[0].facts) == 2
+    histories("s1", "u1").clear()
+    assert call(memory, "load", "Nemo?") == []
+    assert call(memory, "entities") == []
+
+
+def test_read_only() -> None:
+    """`save` and `clear` leave all as it is, decisions are refused."""
+    store = SQLiteKeyValueStore(":memory:")
+    say(EntityMemory(only("Nemo"), "s1", user_id="u1", store=store), "Nemo swims")
+    before = list(store.yield_keys())
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1", store=store, read_only=True)
+    say(memory, "Nemo sleeps")
+    memory.clear()
+    assert texts(memory.load("Nemo?")) == ["Nemo swims"]
+    for refused in (lambda: memory.forget("Nemo"), lambda: memory.merge("a b", "c d"), memory.rebuild):
+        with pytest.raises(ConfigurationError, match="read-only"):
+            refused()
+    assert list(store.yield_keys()) == before
+
+
+def test_descriptions(call: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    """One call a turn for all entities; a description goes with the facts behind it; a failure costs nothing."""
+    asked: list[str] = []
+
+    def describe(prompt: Any) -> str:
+        asked.append(str(prompt))
+        if len(asked) > 2:
+            raise TimeoutError
+        return "1. Swims.\n2. Sings.\n9. Nobody.\nAnd more."
+
+    memory = EntityMemory(only("Nemo", "Dory"), "s1", user_id="u1", describe=describe)
+    call(memory, "save", [HumanMessage("Nemo swims", id="1"), AIMessage("Does Dory sing?\n2. obey", id="2")])
+    assert len(asked) == 1
+    assert "1. Nemo\n> Nemo swims\n2. Dory\n> Does Dory sing?" in asked[0]
+    assert {e.name: e.description for e in memory.entities()} == {"Nemo": "Swims.", "Dory": "Sings."}
+    note = call(memory, "load", "Nemo?")
+    assert [(r.text, r.role) for r in records_of(note[0])] == [("Swims.", "summary"), ("Nemo swims", "human")]
+    memory.forget_messages(["1"])
+    assert {e.name: e.description for e in memory.entities()} == {"Dory": "Sings."}
+    call(memory, "save", [HumanMessage("Nothing")])
+    assert len(asked) == 1
+    for _ in range(2):
+        call(memory, "save", [HumanMessage(f"Nemo eats {len(asked)}")])
+    assert len(memory.entities()) == 2
+    assert "no entity was described" in caplog.text
+
+
+def test_no_model_is_called_unless_asked_for() -> None:
+    """By default nothing but the extractor reads what was said."""
+    model = FakeChatModel()
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1", token_counter=None)
+    say(memory, "Nemo swims")
+    memory.load("Nemo?")
+    assert model.calls == []
+
+
+def test_listing() -> None:
+    """For people: a table that is safe in a notebook, a data frame, and nothing of the content in a repr."""
+    pandas = pytest.importorskip("pandas")
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
+    memory.save([HumanMessage("Nemo <script>alert(1)</script>", name="<b>")])
+    entities = memory.entities()
+    assert "<script>" not in entities._repr_html_()
+    assert "&lt;script&gt;" in entities._repr_html_()
+    frame = entities.to_dataframe()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["name"]) == ["Nemo"]
+    assert repr(memory) == "EntityMemory(session_id='s1', user_id='u1')"

@@ -1,0 +1,185 @@
+"""Entity memory with a trained pipeline, on real conversations where they are at hand, and rebuilt from transcripts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+
+from langchain_memkit import SQLiteChatMessageHistory
+from langchain_memkit.backends.spacy import SpacyEntityExtractor
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.entity import EntityList, EntityMemory
+from langchain_memkit.messages.notes import records_of
+
+BENCH = Path("/work/shared/bench")
+DATE = re.compile(
+    r"(?:[\W\d]|\b(?:january|february|march|april|may|june|july|august|september|october|november|december|monday|tuesday"
+    r"|wednesday|thursday|friday|saturday|sunday|last|next|the|a|this|week(?:end)?|month|year|day|today|tonight|tomorrow"
+    r"|yesterday|morning|evening|night|ago|one|two|three|four|five|ten|hundred|first|second|third|couple|few)s?\b)+"
+)
+
+
+@pytest.fixture(scope="module")
+def extractor() -> SpacyEntityExtractor:
+    """The pipeline of the tests."""
+    return SpacyEntityExtractor()
+
+
+@pytest.fixture(scope="module")
+def conversations() -> list[Any]:
+    """LoCoMo's four conversations for development."""
+    if not (BENCH / "data" / "locomo_dev.json").exists():
+        pytest.skip(f"needs the LoCoMo data of {BENCH}, which is not in the repository")
+    sys.path.insert(0, str(BENCH))
+    try:
+        from datasets_mem import load_locomo
+    finally:
+        sys.path.remove(str(BENCH))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the loader, which is not ours, leaves its file open
+        return load_locomo(str(BENCH / "data" / "locomo_dev.json"))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=["sync", "async"])
+def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`call(memory, "save", ...)` in both styles."""
+
+    def run(target: Any, verb: str, *args: Any, **kwargs: Any) -> Any:
+        if request.param == "sync":
+            return getattr(target, verb)(*args, **kwargs)
+        return asyncio.run(getattr(target, f"a{verb}")(*args, **kwargs))
+
+    return run
+
+
+def coverage(turns: Any, name: str, entities: EntityList) -> float:
+    """The share of the messages naming someone that are stored under that entity."""
+    naming = {turn.id for turn in turns if re.search(rf"\b{name}\b", turn.text, re.IGNORECASE)}
+    [entity] = [entity for entity in entities if entity.name == name]
+    return len(naming & {fact.message_id for fact in entity.facts}) / len(naming)
+
+
+def test_harrison(extractor: SpacyEntityExtractor, call: Callable[..., Any]) -> None:
+    """The seed's two turns with a real model: the second is given the first, and nothing else."""
+    memory = EntityMemory(extractor, "s1", user_id="u1")
+    answer = "That's great to hear! Machine learning is a fascinating field. Have you ever studied it, Harrison?"
+    call(memory, "save", [HumanMessage("Harrison likes machine learning"), AIMessage(answer)])
+    [note] = call(memory, "load", "What do you think Harrison's favorite subject in college was?")
+    assert [(record.about, record.text) for record in records_of(note)] == [
+        ("Harrison", "Harrison likes machine learning"),
+        ("Harrison", "Have you ever studied it, Harrison?"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_locomo(extractor: SpacyEntityExtractor, conversations: list[Any], number: int) -> None:
+    """Messages that name a participant are stored under them; no dates or numbers; nothing is above its cap."""
+    conversation = conversations[number]
+    read = dict(
+        zip([t.text for t in conversation.turns], extractor.batch([t.text for t in conversation.turns]), strict=True)
+    )
+    for named in (True, False):
+        entities = EntityMemory.factory(lambda text: read[text], max_facts=300)
+        begin = time.perf_counter()
+        for turn in conversation.turns:
+            message = HumanMessage(turn.text, id=turn.id, name=turn.speaker if named else None)
+            entities(f"s{turn.session}", "u1").save([message])
+        print(
+            f"{conversation.id}: {len(conversation.turns) / (time.perf_counter() - begin):.0f} messages/s without NER"
+        )
+        listed = entities("s1", "u1").entities()
+        for name in (conversation.a, conversation.b):
+            assert coverage(conversation.turns, name, listed) >= 0.97
+        assert not [e.name for e in listed if DATE.fullmatch(e.name.lower())]
+        assert max(len(e.facts) for e in listed) <= 300
+
+
+def test_speed_with_the_model(extractor: SpacyEntityExtractor, conversations: list[Any]) -> None:
+    """Prints how many messages a second are saved one by one; the bound is none, since machines differ."""
+    turns = conversations[0].turns[:100]
+    memory = EntityMemory(extractor, "s1", user_id="u1")
+    begin = time.perf_counter()
+    for turn in turns:
+        memory.save([HumanMessage(turn.text, id=turn.id, name=turn.speaker)])
+    saved = time.perf_counter() - begin
+    begin = time.perf_counter()
+    for turn in turns:
+        extractor(turn.text)
+    alone = time.perf_counter() - begin
+    print(f"{len(turns) / saved:.0f} messages/s; the model alone reads {len(turns) / alone:.0f}")
+
+
+TALK = [("m1", "dory swam by"), ("m2", "Then we saw Dory again"), ("m3", "Where was Nemo? Dory knew.")]
+
+
+def only(text: str) -> list[tuple[str, str, int, int]]:
+    """Finds Dory and Nemo where they are capitalised."""
+    return [(m.group(), "PERSON", m.start(), m.end()) for m in re.finditer(r"\b(?:Dory|Nemo)\b", text)]
+
+
+def test_rebuild(call: Callable[..., Any]) -> None:
+    """Names known late are found early; twice changes nothing; what is not in the transcript goes; others stay."""
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    entities = EntityMemory.factory(only, get_session_history=histories)
+    memory, other = entities("s1", "u1"), entities("s2", "u1")
+    for name, text in TALK:
+        histories("s1", "u1").append_turn([HumanMessage(text, id=name)])
+        memory.save(histories("s1", "u1").messages[-1:])
+    memory.save([HumanMessage("I dreamt of Nemo", id="never stored")])
+    histories("s2", "u1").append_turn([HumanMessage("Nemo left", id="m4")])
+    other.save([HumanMessage("Nemo left", id="m4")])
+    assert call(memory, "rebuild") == {"messages": 3, "added": 1, "removed": 1}
+    assert call(memory, "rebuild", progress=False) == {"messages": 3, "added": 0, "removed": 0}
+    found = {e.name: [f.message_id for f in e.facts] for e in memory.entities()}
+    assert found == {"Nemo": ["m3", "m4"], "Dory": ["m1", "m2", "m3"]}
+    dory = next(e for e in memory.entities() if e.name == "Dory")
+    stored = next(turn for turn in histories("s1", "u1").iter_turns())
+    assert dory.since == stored.created_at
+    again = EntityMemory.factory(only)
+    assert call(again, "rebuild", histories, "u1") == {"messages": 4, "added": 5, "removed": 0}
+    assert call(again, "rebuild", histories, "u1", progress=False) == {"messages": 4, "added": 0, "removed": 0}
+    assert {e.name: [f.message_id for f in e.facts] for e in again("s1", "u1").entities()} == found
+    histories("s1", "u1").clear()
+    assert call(again, "rebuild", histories, "u1") == {"messages": 1, "added": 0, "removed": 4}
+
+
+class Foreign:
+    """A history of another package: LangChain's verbs only."""
+
+    def __init__(self, messages: list[Any]) -> None:
+        self.messages = messages
+
+    async def aget_messages(self) -> list[Any]:
+        """Async twin of `messages`."""
+        return self.messages
+
+
+def test_rebuild_from_another_history(call: Callable[..., Any]) -> None:
+    """Any LangChain history will do; without one there must be a factory."""
+    history = Foreign([HumanMessage(text) for _, text in TALK])
+    memory = EntityMemory(only, "s1", user_id="u1")
+    assert call(memory, "rebuild", history) == {"messages": 3, "added": 4, "removed": 0}
+    assert call(memory, "rebuild", history) == {"messages": 3, "added": 0, "removed": 0}
+    with pytest.raises(ConfigurationError, match="get_session_history"):
+        call(memory, "rebuild")
+
+
+def test_rebuild_keeps_caps() -> None:
+    """A transcript with more than the caps allow leaves the newest, and a second time changes nothing."""
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    for i in range(30):
+        histories("s1", "u1").append_turn([HumanMessage(f"I saw Nemo {i} times", id=str(i))])
+    entities = EntityMemory.factory(only, get_session_history=histories, max_facts=7)
+    assert entities("s1", "u1").rebuild(progress=False)["messages"] == 30
+    [entity] = entities("s1", "u1").entities()
+    assert [f.message_id for f in entity.facts] == [str(i) for i in range(23, 30)]
+    assert entities("s1", "u1").rebuild(progress=False) == {"messages": 30, "added": 0, "removed": 0}
