@@ -77,7 +77,7 @@ def user_code(function: Callable[..., Any], *args: Any, name: str) -> Step:
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
-            msg = f"{name} is async, so use ainvoke, astream or abatch"
+            msg = f"{name} is async, so use the async verbs: ainvoke, astream, abatch, aload"
             raise ConfigurationError(msg)
         return result
 

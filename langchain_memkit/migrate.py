@@ -7,15 +7,14 @@ and nothing else, and a run that broke off is finished by the next one. Rows tha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
+from langchain_memkit._progress import progress_bar
 from langchain_memkit.backends._history.factory import HistoryFactory
 from langchain_memkit.backends._history.rows import Batch, Origin, Row
 from langchain_memkit.base import Turn, check_id
@@ -101,7 +100,7 @@ def migrate(
     way_back = _is_way_back(source._store, target._store, user_id)
     owners = source._store.run(source._store.owners())
     sessions = [(owner, s) for owner in owners for s in source.list_sessions(owner or None)]
-    with _bar(progress, sum(s.turns for _, s in sessions)) as advance:
+    with progress_bar(progress, "migrating", sum(s.turns for _, s in sessions)) as advance:
         for owner, session in sessions:
             report.sessions += 1
             try:
@@ -230,16 +229,3 @@ def _batches(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-@contextlib.contextmanager
-def _bar(wanted: bool, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar over rows, where `rich` is there to draw it."""
-    if not wanted or find_spec("rich") is None:
-        yield lambda n: None
-        return
-    from rich.progress import Progress
-
-    with Progress(transient=True) as bar:
-        task = bar.add_task("migrating", total=total)
-        yield lambda n: bar.advance(task, n)

@@ -71,9 +71,10 @@ class KeyFinder:
     def find(self, text: str) -> list[Found]:
         """The names in a text.
 
-        A place counts for one name: the better kind wins (exact, folded, fuzzy), then the higher score, then the longer
-        name, then the one that comes first. Names that cannot be told apart there are found together. A fuzzy name at
-        least twice as long as all that was found within it wins as well: "Traveling at Night" is not "Night".
+        A place counts for one name: without typos before with typos, then the higher score, then the longer name, then
+        exact before folded, then the one that comes first. Names that cannot be told apart there are found together. A
+        fuzzy name at least twice as long as all that was found within it wins as well: "Traveling at Night" is not
+        "Night".
 
         Args:
             text: Any text.
@@ -141,9 +142,9 @@ def _lead(surface: str) -> int:
     return fold.__wrapped__(surface).starts[0]
 
 
-def _order(group: list[Found]) -> tuple[int, float, int, int]:
+def _order(group: list[Found]) -> tuple[bool, float, int, int, int]:
     found = group[0]
-    return RANKS[found.kind], -found.score, found.start - found.end, found.start
+    return found.kind == "fuzzy", -found.score, found.start - found.end, RANKS[found.kind], found.start
 
 
 def _overlap(group: list[Found], other: list[Found]) -> bool:

@@ -107,7 +107,7 @@ Relation: TypeAlias = Literal["same", "close", "near"]
 
 @lru_cache(maxsize=8192)
 def display_form(text: str) -> str:
-    """A name as it is shown: one line, without 's, without quotes around it, without the "Hey" before it.
+    """A name as it is shown: one line, without 's, quotes around it, and the "Hey" or "the" before it.
 
     Example:
         >>> display_form(' "LangChain" '), display_form("Dr.  Smith,"), display_form("Hey Melanie!")
@@ -118,7 +118,7 @@ def display_form(text: str) -> str:
     first = next((i for i, c in enumerate(bare) if c.isalnum()), len(bare))
     last = next((i for i in range(len(bare), first, -1) if _ends(bare[i - 1])), first)
     words = bare[first:last][:MOST].split()
-    while len(words) > 1 and words[0].rstrip(",!").casefold() in CALLS:
+    while len(words) > 1 and (words[0] in ARTICLES or words[0].rstrip(",!").casefold() in CALLS):
         del words[0]
     return " ".join(words)
 

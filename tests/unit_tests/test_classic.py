@@ -168,13 +168,7 @@ ANSWER = (
 )
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "That's great to hear!",
-        pytest.param(ANSWER, marks=pytest.mark.xfail(reason="EntityMemory recalls what the model said as well")),
-    ],
-)
+@pytest.mark.parametrize("answer", ["That's great to hear!", ANSWER])
 def test_the_seeds_conversation_with_our_entities(answer: str) -> None:
     """`EntityMemory` with spaCy in the place of the seed's `SpacyEntityMemory`: its second prompt, to the character."""
     model = Model(answer=answer)

@@ -19,10 +19,11 @@ from langchain_memkit.errors import HistoryWriteError, MemkitError, MissingExtra
 PACKAGE = Path(langchain_memkit.__file__).parent
 
 # a module may import from the floors named here, and from its own folder
-PURE = {"base", "messages", "errors", "_compat", "_flow"}
+PURE = {"base", "messages", "errors", "_compat", "_flow", "_progress"}
 ARROWS = {
     "errors": set(),
     "_compat": set(),
+    "_progress": set(),
     "_flow": {"errors"},
     "base": {"errors"},
     "messages": {"base", "errors"},
@@ -51,7 +52,7 @@ DRIVERS = {
     "langchain_core.chat_history": ("_compat.py",),
     "langchain_core.runnables.history": ("_compat.py",),
     "langchain_core.load": (),
-    "rich": ("migrate.py", "memories/entity/"),
+    "rich": ("_progress.py",),
     "pickle": (),
     "langchain": (),
     "langchain_community": (),

@@ -245,6 +245,11 @@ class Book:
         """The entities that a name means."""
         return self.groups.roots_of(key)
 
+    def full_names(self, key: str) -> list[str]:
+        """The one entity in whose name a word stands ("Blake" of "Katherine Blake"); none if there are several."""
+        found = {root for other in self.names if key in other.split() for root in self.groups.roots_of(other)}
+        return list(found) if len(found) == 1 else []
+
     def respelled(self, text: str) -> list[str]:
         """Known names that stand in a text with other spaces or another doubled letter: "harison", "lang chain"."""
         words = fold_text(text).split()[:WORDS]

@@ -146,11 +146,15 @@ class EntityFlows:
         book = yield from self._read()
         with shelf.lock:
             keys = [book.key_of(text) or str(name_key(text, given=True)) for text in (name, other)]
+            known = [any(root in book.groups.parts for root in book.roots(key)) for key in keys]
+            last = max(book.rules, default="")
+        if not (known[0] or (kind != "rename" and known[1])):  # a slip of the pen, or an alias known beforehand
+            logger.warning("%s: nobody is called %.100r so far; it counts for what is said from now on", kind, name)
         if kind == "split" and keys[0] == keys[1]:
             msg = f"{name!r:.100} and {other!r:.100} are one name, which cannot be split"
             raise ConfigurationError(msg)
         rule = Rule(kind, clean(display_form(name)), clean(display_form(other)), *keys)
-        yield from shelf.change(book, [(book.keys.rule(self._core.now()), rule.to_dict())])
+        yield from shelf.change(book, [(book.keys.rule(self._core.now(), last), rule.to_dict())])
         book = yield from self._read()
         yield from shelf.write(self._user, book, ("", ""), [])  # two that became one may be too much
 

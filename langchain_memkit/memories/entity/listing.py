@@ -12,6 +12,7 @@ from langchain_memkit.errors import MissingExtraError
 __all__ = ["Entity", "EntityList", "Fact"]
 
 SHOWN = 3  # facts of each entity in a notebook
+WIDTH = 80  # characters of a fact in a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,23 @@ class Entity:
 
 
 class EntityList(list[Entity]):
-    """Entities, the last mentioned first; a table in a notebook.
+    """Entities, the last mentioned first; prints a line for each, and is a table in a notebook.
 
     Example:
         >>> EntityList()._repr_html_()
         '<p>No entities.</p>'
     """
+
+    def __repr__(self) -> str:
+        """A line for each: name, type, how many facts, since when, the newest."""
+        lines = [f"{len(self) or 'no'} {'entity' if len(self) == 1 else 'entities'}"]
+        for entity in self:
+            since, last = entity.since.date().isoformat(), entity.last.date().isoformat()
+            newest = _plain(entity.description or entity.facts[-1].text)
+            newest = newest if len(newest) <= WIDTH else newest[: WIDTH - 3] + "..."
+            kind = f" ({entity.type})" if entity.type else ""
+            lines.append(f"{_plain(entity.name)}{kind}: {len(entity.facts)} from {since} to {last}: {newest}")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """A table in which stored text is text."""
@@ -120,5 +132,9 @@ def _cells(entity: Entity) -> list[str]:
 
 
 def _safe(text: str) -> str:
+    return escape(_plain(text))
+
+
+def _plain(text: str) -> str:
     """Without characters that turn the direction of what follows, or that end the line."""
-    return escape("".join(c if c.isprintable() else " " for c in text))
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -64,7 +64,6 @@ class EntityMemory(EntityVerbs, Memory):
     Example:
         >>> from datetime import UTC, datetime
         >>> from langchain_core.messages import AIMessage, HumanMessage
-        >>> from datetime import UTC, datetime
         >>> from langchain_memkit.base import Mention
         >>> def harrisons(text):
         ...     return [Mention("Harrison", "PERSON", i, i + 8) for i in [text.find("Harrison")] if i >= 0]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from typing import Any
 
 from langchain_memkit._flow import Flow, Step
+from langchain_memkit._progress import progress_bar
 from langchain_memkit.base import Turn
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.entity.book import Book
@@ -54,7 +53,7 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
             history = yield history_of(core.get_session_history, session, user_id)
         sources[session] = yield _transcript(history)
     counts = {"messages": sum(map(len, sources.values())), "added": 0, "removed": 0}
-    with _bar(progress, counts["messages"]) as advance:
+    with progress_bar(progress, "reading names", counts["messages"]) as advance:
         read: dict[str, Read] = {}
         for session, said in sources.items():
             read[session] = []
@@ -141,16 +140,3 @@ def _replace(
         book = yield from core.shelf.read(user_id)
     with core.shelf.lock:
         return sum(map(book.holds, missing)), len(removed)
-
-
-@contextlib.contextmanager
-def _bar(wanted: bool, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar over messages, where `rich` is there to draw it."""
-    if not wanted or find_spec("rich") is None:
-        yield lambda n: None
-        return
-    from rich.progress import Progress
-
-    with Progress(transient=True) as bar:
-        task = bar.add_task("reading names", total=total)
-        yield lambda n: bar.advance(task, n)

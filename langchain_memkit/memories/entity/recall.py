@@ -47,7 +47,7 @@ def candidates(book: Book, query: str, mentions: Sequence[Spot], session_id: str
     spots = find_names(query, mentions, book, sentence_spans(query), asked=True)
     names = [spot.key for spot in spots]
     names += book.respelled(query)
-    roots = dict.fromkeys(root for name in names for root in book.roots(name))
+    roots = dict.fromkeys(root for name in names for root in book.roots(name) or book.full_names(name))
     past = {message.id for message in getattr(query, "past", ()) if message.id}
     epoch = query.epoch if isinstance(query, Query) else 0
     words = set(fold_text(query).split()) - {word for spot in spots for word in fold_text(spot.surface).split()}
@@ -55,9 +55,9 @@ def candidates(book: Book, query: str, mentions: Sequence[Spot], session_id: str
     for root in roots:
         rows = book.rows(root, now)
         live = {key: row for key, row in rows.items() if _same_talk(row, session_id, epoch)}
-        shown = [row for row in live.values() if row.message not in past]
+        shown = [row for row in _told(_once(live.values())) if row.message not in past]
         said = book.description(root, live)
-        topic = Topic(called(book, root)[0], _ranked(_once(shown), words))
+        topic = Topic(called(book, root)[0], _ranked(shown, words))
         if said:
             topic.description = said.text
             topic.behind = [row for key, row in live.items() if id_in(key) in said.facts]
@@ -72,8 +72,14 @@ def _same_talk(row: FactRow, session_id: str, epoch: int) -> bool:
 
 
 def _once(rows: Iterable[FactRow]) -> list[FactRow]:
-    """Of equal sentences the newest."""
-    return list({fold_text(row.text) or row.text: row for row in sorted(rows, key=in_order)}.values())
+    """Of equal sentences the newest; but what a person said is not the model's, who says it again."""
+    later = sorted(rows, key=lambda row: (row.role != "ai", in_order(row)))
+    return list({fold_text(row.text) or row.text: row for row in later}.values())
+
+
+def _told(rows: Sequence[FactRow]) -> Sequence[FactRow]:
+    """Without what the model asked ("Have you ever studied it, Harrison?"), unless nothing else is known."""
+    return [row for row in rows if not (row.role == "ai" and ASKED.search(row.text))] or rows
 
 
 def _ranked(rows: Sequence[FactRow], words: set[str]) -> list[FactRow]:

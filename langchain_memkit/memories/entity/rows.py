@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import uuid4
@@ -159,9 +159,14 @@ class Keys:
         """What the generations of a session begin with."""
         return f"{self.prefix}session/{quote(session_id, safe='')}/"
 
-    def rule(self, now: datetime) -> str:
-        """Of a new decision: keys are in the order of time."""
-        return f"{self.prefix}rule/{now.astimezone(UTC):%Y%m%dT%H%M%S.%f}-{uuid4().hex[:12]}"
+    def rule(self, now: datetime, last: str = "") -> str:
+        """Of a new decision: keys are in the order of time, and come after the last one whatever the clock says."""
+        stamp = f"{now.astimezone(UTC):%Y%m%dT%H%M%S.%f}"
+        before = last[len(self.prefix) + len("rule/") :].partition("-")[0]
+        if before >= stamp:
+            later = datetime.strptime(before, "%Y%m%dT%H%M%S.%f") + timedelta(microseconds=1)  # noqa: DTZ007  # all are UTC
+            stamp = f"{later:%Y%m%dT%H%M%S.%f}"
+        return f"{self.prefix}rule/{stamp}-{uuid4().hex[:12]}"
 
     def description(self, key: str) -> str:
         """Of what is said about an entity."""

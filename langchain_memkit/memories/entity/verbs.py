@@ -122,6 +122,8 @@ class EntityVerbs(EntityFlows):
     def forget(self, name: str) -> int:
         """Deletes all that is known of an entity, in all sessions of the user, with the decisions about its names.
 
+        The transcript still says it: what is said of it from now on is kept, and `rebuild` finds the rest again.
+
         Args:
             name: Any of its names.
 
@@ -147,7 +149,7 @@ class EntityVerbs(EntityFlows):
         return await adrive(self._forget(name), arun_step)
 
     def forget_messages(self, ids: Collection[str]) -> int:
-        """Deletes what was taken from messages of this session.
+        """Deletes what was taken from messages of this session. `rebuild` finds it again if they are still there.
 
         Args:
             ids: Of the messages.

@@ -112,7 +112,7 @@ def test_the_sentence_is_stored_and_not_the_message() -> None:
     assert [f.text for f in entity.facts] == ["Nemo swam home!", "Dory slept; Nemo did not.", "Nemo swam home!"]
     assert [text[f.start : f.end] for f in entity.facts[:2]] == ["Nemo", "Nemo"]
     assert [(f.role, f.speaker, f.message_id) for f in entity.facts[1:]] == [("human", "Ann", "m1"), ("ai", "", "m2")]
-    assert texts(memory.load("Where is Nemo?")) == ["Dory slept; Nemo did not.", "Nemo swam home!"]
+    assert texts(memory.load("Where is Nemo?")) == ["Nemo swam home!", "Dory slept; Nemo did not."]
 
 
 def test_long_sentences_are_cut_around_the_name() -> None:
@@ -315,13 +315,79 @@ def test_forgetting(call: Callable[..., Any]) -> None:
 def test_what_the_model_sees_anyway_is_left_out() -> None:
     """Facts of messages in the query's past, and of an erased conversation of the session."""
     memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
-    memory.save(SavedTurn([HumanMessage("Nemo swims", id="1"), AIMessage("Does Nemo?", id="2")], epoch=5))
+    memory.save(SavedTurn([HumanMessage("Nemo swims", id="1"), AIMessage("Nemo does.", id="2")], epoch=5))
     question = "Where is Nemo?"
-    assert texts(memory.load(Query(question, [HumanMessage("Nemo swims", id="1")], 5))) == ["Does Nemo?"]
+    assert texts(memory.load(Query(question, [HumanMessage("Nemo swims", id="1")], 5))) == ["Nemo does."]
     assert memory.load(Query(question, (), 6)) == []
     assert len(texts(memory.load(Query(question, (), 0)))) == 2
     memory.save(SavedTurn([HumanMessage("Nemo sleeps", id="3")], epoch=6))
     assert [f.text for f in memory.entities()[0].facts] == ["Nemo sleeps"]
+
+
+def test_what_a_person_said_stays_theirs() -> None:
+    """A model that repeats a fact, or quotes the note, does not become its source; the last of two people does."""
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
+    for i, turn in enumerate([("Nemo swims.", "Noted."), ("And?", "Nemo swims."), ("And?", "> Nemo swims.")]):
+        memory.save([HumanMessage(turn[0], id=f"q{i}"), AIMessage(turn[1], id=f"a{i}")])
+    records = records_of(memory.load("Where is Nemo?")[0])
+    assert [(r.text, r.role, r.id) for r in records] == [("Nemo swims.", "human", "q0")]
+    memory.save([HumanMessage("Nemo swims.", id="q9")])
+    assert [r.id for r in records_of(memory.load("Where is Nemo?")[0])] == ["q9"]
+
+
+def test_what_the_model_asked_is_no_fact_unless_nothing_else_is_known() -> None:
+    """ "Have you met Nemo?" is recalled only while nobody has said anything of Nemo."""
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
+    memory.save([HumanMessage("Hi!", id="1"), AIMessage("Have you met Nemo?", id="2")])
+    assert texts(memory.load("Nemo")) == ["Have you met Nemo?"]
+    memory.save([HumanMessage("Does Nemo swim?", id="3"), AIMessage("Nemo does.", id="4")])
+    assert texts(memory.load("Nemo")) == ["Does Nemo swim?", "Nemo does."]
+    assert texts(memory.load(Query("Nemo", [HumanMessage("x", id="3"), AIMessage("x", id="4")]))) == []
+
+
+def test_part_of_a_full_name_is_enough_for_a_question(call: Callable[..., Any]) -> None:
+    """First or last name finds the one who has it, and nobody where two have."""
+    memory = EntityMemory(extract, "s1", user_id="u1")
+    call(memory, "save", [HumanMessage("I met Katherine Blake.", id="1")])
+    for question in ("Who is Katherine?", "Who is Ms Blake?", "Who is Katherine Blake?"):
+        assert texts(call(memory, "load", question)) == ["I met Katherine Blake."]
+    call(memory, "save", [HumanMessage("I met Peter Blake.", id="2")])
+    assert call(memory, "load", "Who is Ms Blake?") == []
+
+
+def test_later_decisions_win_though_the_clock_stands_still() -> None:
+    """Or goes back: what was decided last counts."""
+    clock = FrozenClock(START)
+    memory = EntityMemory(only("Kate", "Hansen"), "s1", user_id="u1", now=clock)
+    memory.save([HumanMessage("Kate swims. Hansen sleeps.", id="1")])
+    for i in range(20):
+        memory.merge("Kate", into="Hansen")
+        assert len(memory.entities()) == 1
+        clock.tick(-3600 if i % 2 else 0)
+        memory.split("Kate", "Hansen")
+        assert len(memory.entities()) == 2
+
+
+def test_a_decision_about_nobody_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """It counts for later, but may be a slip of the pen."""
+    memory = EntityMemory(only("Kate", "Hansen"), "s1", user_id="u1")
+    memory.rename("Kat", "Kate")
+    memory.merge("Nobody", into="Known")
+    assert caplog.text.count("nobody is called") == 2
+    memory.save([HumanMessage("Kate swims.", id="1")])
+    memory.merge("Katy", into="Kate")
+    assert caplog.text.count("nobody is called") == 2
+
+
+def test_entities_print_as_lines() -> None:
+    """In a terminal: a line each, without line breaks of what was said."""
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1", now=FrozenClock(START))
+    assert repr(memory.entities()) == "no entities"
+    memory.save([HumanMessage("Nemo " + "swims far " * 20, id="1")])
+    head, line = repr(memory.entities()).splitlines()
+    assert head == "1 entity"
+    assert line.startswith("Nemo (PERSON): 1 from 2026-01-02 to 2026-01-02: Nemo swims far")
+    assert line.endswith("...")
 
 
 def test_expiry() -> None:

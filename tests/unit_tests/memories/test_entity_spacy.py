@@ -76,7 +76,6 @@ def test_harrison(extractor: SpacyEntityExtractor, call: Callable[..., Any]) -> 
     [note] = call(memory, "load", "What do you think Harrison's favorite subject in college was?")
     assert [(record.about, record.text) for record in records_of(note)] == [
         ("Harrison", "Harrison likes machine learning"),
-        ("Harrison", "Have you ever studied it, Harrison?"),
     ]
 
 

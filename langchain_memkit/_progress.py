@@ -1,0 +1,23 @@
+"""A progress bar for long work, where `rich` is there to draw it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+
+
+@contextlib.contextmanager
+def progress_bar(wanted: bool, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Gives a function that moves the bar on by so many."""
+    if not wanted or find_spec("rich") is None:
+        yield lambda n: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    # in a notebook rich draws with ipywidgets; without them it would warn and draw nothing
+    plain = None if find_spec("ipywidgets") else Console(force_jupyter=False)
+    with Progress(transient=True, console=plain) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda n: bar.advance(task, n)
