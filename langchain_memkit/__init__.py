@@ -62,9 +62,10 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(module), name)
     except ImportError as error:
-        if (error.name or "").partition(".")[0] not in packages:
+        package = (error.name or "").partition(".")[0]
+        if package not in packages:
             raise
-        msg = f'{name} needs an extra: pip install "langchain-memkit[{extra}]" ({error.name} is missing or too old)'
+        msg = f'{name} needs an extra: pip install "langchain-memkit[{extra}]" ({package} is missing or too old)'
         raise MissingExtraError(msg) from error
 
 

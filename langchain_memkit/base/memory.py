@@ -152,4 +152,5 @@ class Mention(NamedTuple):
 
 EntityExtractor: TypeAlias = Callable[[str], Any]
 """Text in, names out, plain or async: an iterable of `Mention`s, of tuples like it, or of dicts with its keys (as
-GLiNER returns). With a method `batch(texts)` that returns one such list for each text, many texts are read at once."""
+GLiNER returns); places may be left out. With a method `batch(texts)` that returns one such list for each text, many
+texts are read at once."""

@@ -85,6 +85,8 @@ class KeyFinder:
         folded = fold(text)
         plain = list(self._plain(text, folded))
         fuzzy = self._fuzzy(folded)
+        if not (plain or fuzzy):
+            return []
         larger = [group for group in fuzzy if all(_outweighs(group, other) for other in plain)]
         plain = [group for group in plain if not any(_overlap(group, other) for other in larger)]
         taken, chosen = bytearray(len(text)), list[Found]()
@@ -100,8 +102,9 @@ class KeyFinder:
         if self._symbols:
             for match in self._symbols.finditer(text):
                 yield [Found(self._keys[match.group()], *match.span(), 100, "exact")]
-        borders = Borders(folded.text)
-        for number, start, end in self._automaton.find_matches_as_indexes(folded.text, overlapping=True):
+        matches = self._automaton.find_matches_as_indexes(folded.text, overlapping=True)
+        borders = Borders(folded.text if matches else "")
+        for number, start, end in matches:
             if start in borders.starts and end in borders.ends:
                 found = self._spelled(text, folded, number, start, end)
                 if found:
@@ -139,7 +142,7 @@ class KeyFinder:
 @lru_cache(maxsize=4096)
 def _lead(surface: str) -> int:
     """Where the folded part of a name begins in it."""
-    return fold.__wrapped__(surface).starts[0]
+    return fold.__wrapped__(surface).span(0, 1)[0]
 
 
 def _order(group: list[Found]) -> tuple[bool, float, int, int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import lru_cache
-from typing import NamedTuple
 
 __all__ = ["Folded", "fold", "fold_text"]
 
@@ -14,18 +13,27 @@ WORD = re.compile(r"\S+")
 ASCII = str.maketrans({i: chr(i).lower() if chr(i).isalnum() else " " for i in range(128)})
 
 
-class Folded(NamedTuple):
+class Folded:
     """A folded text.
 
     Attributes:
         text: Letters, digits and their marks, words with one space between them.
-        starts: For each character of `text`, where in the original that begins which it came from.
-        ends: The same for where it ends.
     """
 
-    text: str
-    starts: list[int]
-    ends: list[int]
+    __slots__ = ("_chars", "_maps", "_words", "text")
+
+    def __init__(self, text: str, maps: tuple[list[int], list[int]] | None = None, chars: str = "") -> None:
+        self.text = text
+        self._maps = maps
+        self._chars = chars  # of plain ASCII: as long as the original, with spaces for what is left out
+        self._words: list[int] | None = None
+
+    @property
+    def maps(self) -> tuple[list[int], list[int]]:
+        """For each character of `text`, where in the original that begins and ends which it came from."""
+        if self._maps is None:
+            self._maps = _mapped(self._chars, [*range(len(self._chars))], [*range(1, len(self._chars) + 1)])[1]
+        return self._maps
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """Where `text[start:end]`, which must not be empty, stands in the original.
@@ -34,7 +42,15 @@ class Folded(NamedTuple):
             >>> fold("Hello, Straße!").span(6, 13)
             (7, 13)
         """
-        return self.starts[start], self.ends[end - 1]
+        if self._maps is None and self.text[start] != " " != self.text[end - 1]:
+            return self._place(start), self._place(end - 1) + 1
+        return self.maps[0][start], self.maps[1][end - 1]
+
+    def _place(self, i: int) -> int:
+        """Where a letter of plain ASCII stands: for the few that are asked for, no map has to be drawn."""
+        if self._words is None:
+            self._words = [match.start() for match in WORD.finditer(self._chars)]
+        return self._words[self.text.count(" ", 0, i)] + i - self.text.rfind(" ", 0, i) - 1
 
 
 def fold_text(text: str) -> str:
@@ -69,8 +85,8 @@ def fold(text: str) -> Folded:
         ('the skeleton songs', (4, 12))
     """
     if text.isascii():
-        chars, starts, ends = text.translate(ASCII), range(len(text)), range(1, len(text) + 1)
-        return _joined(chars, list(starts), list(ends))
+        chars = text.translate(ASCII)
+        return Folded(" ".join(chars.split()), chars=chars)
     pieces: list[str] = []
     begins: list[int] = []
     finishes: list[int] = []
@@ -80,10 +96,10 @@ def fold(text: str) -> Folded:
         pieces.append(piece)
         begins += [start] * len(piece)
         finishes += [end] * len(piece)
-    return _joined("".join(pieces), begins, finishes)
+    return Folded(*_mapped("".join(pieces), begins, finishes))
 
 
-def _joined(chars: str, starts: list[int], ends: list[int]) -> Folded:
+def _mapped(chars: str, starts: list[int], ends: list[int]) -> tuple[str, tuple[list[int], list[int]]]:
     """One space between words, none at the ends."""
     words: list[str] = []
     begins: list[int] = []
@@ -100,7 +116,7 @@ def _joined(chars: str, starts: list[int], ends: list[int]) -> Folded:
         words.append(word)
         begins += starts[first:last]
         finishes += ends[first:last]
-    return Folded(" ".join(words), begins, finishes)
+    return " ".join(words), (begins, finishes)
 
 
 def _normal(text: str) -> str:

@@ -54,7 +54,7 @@ TITLES = _words("mr mrs ms miss mx mister dr doctor prof professor sir madam rev
 CALLS = _words(
     "hey hi hello hiya oh ooh ah aha wow whoa woah yeah yep yes yup no nope nah thanks thank dear ok okay congrats"
     " congratulations haha hahaha lol aw aww awww bye goodbye cheers please sorry well so and but yay woohoo omg gosh"
-    " hmm ugh phew oops"
+    " hmm ugh phew oops glad ya awesome bummer wanna gonna gotta lemme gimme dunno kinda sorta looky fyi"
 )
 LEADING = ARTICLES | TITLES | CALLS
 DATES = _words(

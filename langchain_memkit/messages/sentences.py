@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 __all__ = ["sentence_spans"]
 
@@ -18,6 +19,7 @@ END = re.compile(
 LAST_WORD = re.compile(r"(?:\w+\.)*\w+$")
 
 
+@lru_cache(maxsize=4)  # who looks for names in a text, and then for their sentences, asks twice
 def sentence_spans(text: str) -> list[tuple[int, int]]:
     """Where the sentences of a text are.
 

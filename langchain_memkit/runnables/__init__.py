@@ -223,7 +223,7 @@ def create_runnable_with_message_history(
             preprocessor of ours is there to give it less: `"retry"` does so once, with 70% of the budget, logs it and
             sends the event `memkit_context_overflow`; `"raise"` leaves the error to you.
         on_load_error: A memory cannot be loaded: `"report"` leaves it out of the turn, logs it and sends the event
-            `memkit_load_error`; `"raise"` raises a `MemoryReadError`; or a callable.
+            `memkit_load_error`; `"raise"` raises a `MemoryReadError`; or a callable. A `ConfigurationError` is raised.
 
     Returns:
         A runnable that takes the new input alone; an instance of LangChain's `RunnableWithMessageHistory` while core

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any, Literal, TypeAlias
 
 from langchain_core.messages import BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
@@ -65,7 +66,9 @@ class Memories:
         for i, entry in enumerate(self.entries):
             memory = entry
             if not isinstance(entry, Memory):
-                memory = yield session_history(entry, specs, configurable, name=f"memories[{i}]")
+                named = specs if specs and {spec.id for spec in specs} == {*signature(entry).parameters} else None
+                ids = configurable if named else {k: v for k, v in _ids(configurable, history).items() if v is not None}
+                memory = yield session_history(entry, named, ids, name=f"memories[{i}]")
             if not isinstance(memory, Memory):
                 msg = f"memories[{i}] made a {type(memory).__name__}, not a Memory"
                 raise ConfigurationError(msg)
@@ -83,6 +86,8 @@ class Memories:
         results = yield together([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
         loaded: list[BaseMessage] = []
         for memory, result in zip(memories, results, strict=True):
+            if isinstance(result, ConfigurationError):  # it would fail in every turn
+                raise result
             if isinstance(result, Exception):
                 yield from self._failed(memory, result, config)
             else:
@@ -90,7 +95,7 @@ class Memories:
         return compose_notes(loaded, [*view.messages, *asked])
 
     def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> Flow[None]:
-        name = type(memory).__name__
+        name = repr(memory) if isinstance(memory, RetrieverMemory) else type(memory).__name__
         failure = MemoryReadError(f"{name} could not be loaded: {type(error).__name__}: {error}")
         failure.__cause__ = error
         if self.on_load_error == "raise":
@@ -150,14 +155,18 @@ def _question(asked: Sequence[BaseMessage], past: Sequence[BaseMessage]) -> str:
     return "\n".join(texts)
 
 
-def _check_binding(memory: Memory, i: int, configurable: dict[str, Any], history: Any) -> None:
-    """Refuses a memory of somebody else: one object in `memories=` would serve every session."""
-    actual = {
-        "session_id": getattr(history, "session_id", None)
-        or configurable.get("session_id", configurable.get("thread_id")),
+def _ids(configurable: dict[str, Any], history: Any) -> dict[str, Any]:
+    """The ids of the history in use: `history_factory_config` may have given them other names in the config."""
+    session_id = configurable.get("session_id", configurable.get("thread_id"))
+    return {
+        "session_id": getattr(history, "session_id", None) or session_id,
         "user_id": getattr(history, "user_id", None) or configurable.get("user_id"),
     }
-    for name, value in actual.items():
+
+
+def _check_binding(memory: Memory, i: int, configurable: dict[str, Any], history: Any) -> None:
+    """Refuses a memory of somebody else: one object in `memories=` would serve every session."""
+    for name, value in _ids(configurable, history).items():
         bound = getattr(memory, name)
         if bound is not None and bound != value:
             msg = (

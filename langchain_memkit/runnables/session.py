@@ -13,7 +13,7 @@ from langchain_memkit.base import GetSessionHistory, check_id
 from langchain_memkit.errors import ConfigurationError
 
 DROPPED_USER = (
-    "config['configurable'] has a user_id that get_session_history cannot take, so users would share conversations. "
+    "config['configurable'] has a user_id that {} cannot take, so users would share what it gives. "
     "Give it a parameter `user_id=None`, or leave user_id out."
 )
 
@@ -38,7 +38,9 @@ def session_history(
     """
     parameters = inspect.signature(function).parameters
     args, kwargs = (
-        _configured_ids(specs, configurable, list(parameters)) if specs else _standard_ids(parameters, configurable)
+        _configured_ids(specs, configurable, list(parameters), name)
+        if specs
+        else _standard_ids(parameters, configurable, name)
     )
 
     def call() -> Any:
@@ -51,7 +53,7 @@ def session_history(
 
 
 def _standard_ids(
-    parameters: Mapping[str, inspect.Parameter], configurable: dict[str, Any]
+    parameters: Mapping[str, inspect.Parameter], configurable: dict[str, Any], name: str
 ) -> tuple[list[Any], dict[str, Any]]:
     """`session_id` (else `thread_id`) by place, `user_id` by name wherever the function takes it."""
     args: list[Any] = []
@@ -66,21 +68,21 @@ def _standard_ids(
             raise _missing(["user_id"], ["session_id", "user_id"])
         return args, {}
     if wanted is None and inspect.Parameter.VAR_KEYWORD not in {p.kind for p in parameters.values()}:
-        raise ConfigurationError(DROPPED_USER)
+        raise ConfigurationError(DROPPED_USER.format(name))
     return args, {"user_id": check_id(user_id, "user_id")}
 
 
 def _configured_ids(
-    specs: Sequence[ConfigurableFieldSpec], configurable: dict[str, Any], parameters: list[str]
+    specs: Sequence[ConfigurableFieldSpec], configurable: dict[str, Any], parameters: list[str], name: str
 ) -> tuple[list[Any], dict[str, Any]]:
     """Arguments for a factory with `history_factory_config`: its one id by place, several by name."""
     names = [spec.id for spec in specs]
     extra: dict[str, Any] = {}
     if configurable.get("user_id") is not None and "user_id" not in names:
         if "user_id" not in parameters:
-            raise ConfigurationError(DROPPED_USER)
+            raise ConfigurationError(DROPPED_USER.format(name))
         extra = {"user_id": check_id(configurable["user_id"], "user_id")}
-        parameters = [name for name in parameters if name != "user_id"]
+        parameters = [parameter for parameter in parameters if parameter != "user_id"]
     missing = sorted(set(names) - configurable.keys())
     if missing and parameters:
         raise _missing(missing, names)
@@ -90,9 +92,9 @@ def _configured_ids(
     if len(names) == 1:
         return ([configurable[names[0]]] if parameters else []), extra
     if set(names) != set(parameters):
-        msg = f"Expected keys {sorted(names)} do not match parameter names {sorted(parameters)} of get_session_history."
+        msg = f"Expected keys {sorted(names)} do not match parameter names {sorted(parameters)} of {name}."
         raise ValueError(msg)
-    return [], {name: configurable[name] for name in names} | extra
+    return [], {key: configurable[key] for key in names} | extra
 
 
 def _missing(missing: list[str], expected: list[str]) -> ValueError:

@@ -9,6 +9,7 @@ memories, with `make_memory`.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -52,4 +53,6 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
+    if "pytest" in sys.modules and _LAZY[name] not in sys.modules:
+        sys.modules["pytest"].register_assert_rewrite(_LAZY[name])  # so that a failed case shows its values
     return getattr(import_module(_LAZY[name]), name)

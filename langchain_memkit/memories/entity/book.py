@@ -250,6 +250,14 @@ class Book:
         found = {root for other in self.names if key in other.split() for root in self.groups.roots_of(other)}
         return list(found) if len(found) == 1 else []
 
+    def other_half(self, root: str) -> str | None:
+        """The only other entity that has a word of this one for a name, or the other way round; it may be the same.
+
+        "Marta" of one session may be the "Marta Vidal" of another. Both are told apart in what is shown.
+        """
+        near = [other for other in self.groups.maybe.get(root, ()) if _is_part(root, other) or _is_part(other, root)]
+        return near[0] if len(near) == 1 else None
+
     def respelled(self, text: str) -> list[str]:
         """Known names that stand in a text with other spaces or another doubled letter: "harison", "lang chain"."""
         words = fold_text(text).split()[:WORDS]
@@ -289,3 +297,7 @@ def _is_firm(row: FactRow) -> bool:
         return False
     before = row.text.partition(row.surface)[0]
     return not first.isupper() or any(char.isalnum() for char in before)
+
+
+def _is_part(short: str, full: str) -> bool:
+    return " " not in short and short in full.split()

@@ -84,6 +84,18 @@ class Core:
         counter = resolve_counter(token_counter)
         return cls(extractor, shelf, max_tokens, counter, get_session_history, describer, read_only, now)
 
+    @property
+    def style(self) -> Step:
+        """Refuses an async extractor under the sync verbs."""
+
+        async def anything() -> None:
+            return None
+
+        called = getattr(self.extractor, "__call__", None)  # noqa: B004  # the method itself is asked
+        if inspect.iscoroutinefunction(self.extractor) or inspect.iscoroutinefunction(called):
+            return Step(_refuse_async, anything)
+        return Step(lambda: None, anything)
+
     def extract(self, texts: Sequence[str]) -> Flow[list[list[Spot]]]:
         """The names in each text; many are read at once where the extractor can."""
         batch = getattr(self.extractor, "batch", None)
@@ -123,6 +135,11 @@ def _whole(found: Any) -> Any:
     return found if inspect.isawaitable(found) else list(found)
 
 
+def _refuse_async() -> None:
+    msg = "the extractor is async, so use the async verbs: aload, asave, arebuild, ainvoke"
+    raise ConfigurationError(msg)
+
+
 def _call(function: Callable[[], Any]) -> Step:
     """The extractor, plain or async; on an event loop a plain one runs in a thread."""
 
@@ -131,8 +148,7 @@ def _call(function: Callable[[], Any]) -> Step:
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
-            msg = "the extractor is async, so use the async verbs: aload, asave, arebuild, ainvoke"
-            raise ConfigurationError(msg)
+            _refuse_async()
         return result
 
     async def asynchronous() -> Any:

@@ -20,7 +20,6 @@ from langchain_memkit.memories.entity.portraits import list_entities
 from langchain_memkit.memories.entity.recall import candidates, choose, compose
 from langchain_memkit.memories.entity.rows import FactRow, Keys, Rule
 from langchain_memkit.memories.entity.shelf import in_thread
-from langchain_memkit.messages.sentences import sentence_spans
 
 __all__ = ["EntityFlows", "list_sessions", "purge"]
 
@@ -47,6 +46,7 @@ class EntityFlows:
 
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
         core = self._core
+        yield core.style  # now, and not when a turn is answered and to be saved
         book = yield from self._read()
         with core.shelf.lock:
             self._seen = frozenset(book.generations.get(self._session, ()))
@@ -101,8 +101,7 @@ class EntityFlows:
                     book.hear(source.speaker)
             rows: dict[str, FactRow] = {}
             for source, spots in zip(sources, found, strict=True):
-                sentences = sentence_spans(source.text)
-                for row in facts_of(self._session, source, find_names(source.text, spots, book, sentences), sentences):
+                for row in facts_of(self._session, source, find_names(source.text, spots, book)):
                     if not book.holds(row):
                         rows.setdefault(book.keys.fact(self._session, "", row), row)
             dead = book.of_session(self._session) if epoch else []
@@ -140,6 +139,9 @@ class EntityFlows:
         self._writable()
         shelf = self._core.shelf
         for text in (name, other):
+            if not isinstance(text, str):
+                msg = f"a name must be a str, not {type(text).__name__}"  # type: ignore[unreachable]  # callers without types
+                raise TypeError(msg)
             if name_key(text, given=True) is None:
                 msg = f"{text!r:.100} is no name"
                 raise ConfigurationError(msg)

@@ -155,7 +155,11 @@ class EntityMemory(EntityVerbs, Memory):
 
     def _bind(self, session_id: str, user_id: str | None) -> None:
         if user_id is None:
-            msg = "EntityMemory needs a user_id: what it remembers is of all sessions of one user"
+            example = {"configurable": {"session_id": "...", "user_id": "..."}}
+            msg = (
+                "EntityMemory needs a user_id: what it remembers is of all sessions of one user. "
+                f"In a chain it comes from the config; e.g., chain.invoke(..., {example})"
+            )
             raise ConfigurationError(msg)
         self.session_id = self._session = check_id(session_id, "session_id")
         self.user_id = self._user = check_id(user_id, "user_id")

@@ -18,6 +18,7 @@ from langchain_memkit.memories.entity.book import Book
 from langchain_memkit.memories.entity.rows import FactRow
 from langchain_memkit.messages.cuts import is_summary
 from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.sentences import sentence_spans
 
 __all__ = ["Source", "Spot", "clean", "facts_of", "find_names", "read_mentions", "sources_of"]
 
@@ -79,29 +80,40 @@ def read_mentions(found: Any, text: str) -> list[Spot]:
     """What an extractor returned, as far as it makes sense; keys are not decided yet.
 
     Args:
-        found: An iterable of `Mention`s, tuples or dicts.
+        found: An iterable of `Mention`s, of tuples or dicts like them, of pairs of text and kind, or of texts.
         text: That it read.
     """
     spots: list[Spot] = []
     for mention in found or ():
         try:
-            if isinstance(mention, Mapping):
-                label, start, end = mention["label"], mention["start"], mention["end"]
-            else:
-                _, label, start, end = tuple(mention)[:4]
-            kind = kind_of(str(label))
-            start, end = int(start), int(end)
+            said, label, start, end = _parts_of(mention)
+            kind = kind_of(label) if label else ""
         except (AttributeError, KeyError, TypeError, ValueError):
             logger.warning("the extractor returned a %s that is no mention; it is left out", type(mention).__name__)
             continue
-        if kind is not None and 0 <= start < end <= len(text):
-            spots.append(Spot("", text[start:end], kind, start, end))
+        if kind is None:
+            continue
+        if said and text[start:end] != said:  # no places, or wrong ones: wherever it stands
+            places = [match.span() for match in re.finditer(rf"(?<!\w){re.escape(said)}(?!\w)", text)]
+        else:
+            places = [(start, end)]
+        spots += [Spot("", text[i:j], kind, i, j) for i, j in places if 0 <= i < j <= len(text)]
     return spots
 
 
-def find_names(
-    text: str, mentions: Sequence[Spot], book: Book, sentences: Sequence[tuple[int, int]], *, asked: bool = False
-) -> list[Spot]:
+def _parts_of(mention: Any) -> tuple[str, str, int, int]:
+    """Text, kind and place; an empty text where none was given, and no place."""
+    if isinstance(mention, str):
+        return mention, "", 0, 0
+    if isinstance(mention, Mapping):
+        said = mention.get("text", mention.get("word", ""))
+        label = mention["label"] if "label" in mention else mention["entity_group"]
+        return str(said), str(label), int(mention.get("start", 0)), int(mention.get("end", 0))
+    said, label, *place = tuple(mention)
+    return str(said), str(label), *((int(place[0]), int(place[1])) if place else (0, 0))
+
+
+def find_names(text: str, mentions: Sequence[Spot], book: Book, *, asked: bool = False) -> list[Spot]:
     """The names in a text: those that are known, those that the extractor found, and who is greeted by name.
 
     Where two overlap the longer one counts, of equal ones the known one, with the extractor's word on its kind. A known
@@ -112,16 +124,18 @@ def find_names(
         text: The text.
         mentions: What the extractor found.
         book: What is known.
-        sentences: Where the sentences are.
         asked: It is a question: names that may be mere words are looked for however they are written.
     """
-    firsts = {start + _first_letter(text[start:end]) for start, end in sentences}
-    found = [f for f in book.find(text) if not _is_word(f, text, firsts, weak=not asked and book.is_weak(f.key))]
+    seen = book.find(text)
+    greeted = [Spot("", match[1], PERSON, *match.span(1)) for match in GREETED.finditer(text)]
+    if not (seen or mentions or greeted):
+        return []
+    firsts = {start + _first_letter(text[start:end]) for start, end in sentence_spans(text)}
+    found = [f for f in seen if not _is_word(f, text, firsts, weak=not asked and book.is_weak(f.key))]
     labels = {(spot.start, spot.end): spot.label for spot in mentions}
     known = [
         Spot(f.key, text[f.start : f.end], book.kind(f.key) or _label(labels, f, text), f.start, f.end) for f in found
     ]
-    greeted = [Spot("", match[1], PERSON, *match.span(1)) for match in GREETED.finditer(text)]
     spots: list[Spot] = []
     for i, spot in enumerate((*mentions, *greeted)):
         key = book.key_of(spot.surface)
@@ -179,11 +193,12 @@ def _longest(group: Sequence[tuple[int, bool, Spot]], firsts: Container[int]) ->
     return taken
 
 
-def facts_of(
-    session_id: str, source: Source, spots: Iterable[Spot], sentences: Sequence[tuple[int, int]]
-) -> list[FactRow]:
+def facts_of(session_id: str, source: Source, spots: Sequence[Spot]) -> list[FactRow]:
     """One fact for each name and sentence."""
+    if not spots:
+        return []
     facts: dict[tuple[str, int], FactRow] = {}
+    sentences = sentence_spans(source.text)
     starts = [start for start, _ in sentences]
     for spot in spots:
         i = bisect_right(starts, spot.start) - 1

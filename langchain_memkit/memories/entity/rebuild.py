@@ -15,7 +15,6 @@ from langchain_memkit.memories.entity.core import Core, history_of
 from langchain_memkit.memories.entity.mentions import Source, Spot, facts_of, find_names, sources_of
 from langchain_memkit.memories.entity.rows import FactRow, fact_id, id_in
 from langchain_memkit.memories.entity.shelf import in_thread
-from langchain_memkit.messages.sentences import sentence_spans
 
 __all__ = ["rebuild"]
 
@@ -113,8 +112,7 @@ def _known_names(core: Core, book: Book, read: Mapping[str, Read]) -> Book:
 def _rows(session: str, pairs: Iterable[tuple[Source, Sequence[Spot]]], names: Book) -> list[FactRow]:
     rows: dict[str, FactRow] = {}
     for source, spots in pairs:
-        sentences = sentence_spans(source.text)
-        for row in facts_of(session, source, find_names(source.text, spots, names, sentences), sentences):
+        for row in facts_of(session, source, find_names(source.text, spots, names)):
             rows.setdefault(fact_id(row), row)
     return list(rows.values())
 

@@ -19,7 +19,6 @@ from langchain_memkit.memories.entity.portraits import called
 from langchain_memkit.memories.entity.rows import FactRow, id_in
 from langchain_memkit.messages.counting import count_tokens
 from langchain_memkit.messages.notes import Record, note_message
-from langchain_memkit.messages.sentences import sentence_spans
 
 __all__ = ["Topic", "candidates", "choose", "compose"]
 
@@ -44,12 +43,13 @@ class Topic:
 
 def candidates(book: Book, query: str, mentions: Sequence[Spot], session_id: str, now: datetime) -> list[Topic]:
     """The entities that are named in a question, in the order in which they are, with the facts that may be shown."""
-    spots = find_names(query, mentions, book, sentence_spans(query), asked=True)
+    spots = find_names(query, mentions, book, asked=True)
     names = [spot.key for spot in spots]
     names += book.respelled(query)
     roots = dict.fromkeys(root for name in names for root in book.roots(name) or book.full_names(name))
     past = {message.id for message in getattr(query, "past", ()) if message.id}
     epoch = query.epoch if isinstance(query, Query) else 0
+    roots.update(dict.fromkeys(other for root in list(roots) if (other := book.other_half(root))))
     words = set(fold_text(query).split()) - {word for spot in spots for word in fold_text(spot.surface).split()}
     topics = []
     for root in roots:

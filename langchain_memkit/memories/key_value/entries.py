@@ -107,6 +107,9 @@ def _entry(title: Any, value: Any) -> Entry:
     if not (isinstance(value, Mapping) and isinstance(value.get("text"), str)):
         msg = f'the value of {title!r:.80} must be text or a dict with "text", not {value!r:.80}'
         raise ConfigurationError(msg)
+    if unknown := set(value) - {"title", "text", "aliases", "source"}:
+        msg = f'{title!r:.80} has {sorted(map(str, unknown))!r:.80}: an entry has "text", "aliases" and "source"'
+        raise ConfigurationError(msg)
     source = value.get("source", SOURCE)
     if not isinstance(source, str):
         msg = f'"source" of {title!r:.80} must be text, not {source!r:.80}'
@@ -147,7 +150,11 @@ def read_entries(path: str | Path) -> list[Entry]:
     if kind not in (".json", ".txt"):
         msg = f"{file.name} must be a .txt or a .json file"
         raise ConfigurationError(msg)
-    text = file.read_text(encoding="utf-8-sig")
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        msg = f"{file.name} must be UTF-8: {error}"
+        raise ConfigurationError(msg) from error
     if kind == ".txt":
         return entries_of(_plain_entries(text, file.name))
     try:

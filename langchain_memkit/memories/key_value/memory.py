@@ -136,7 +136,17 @@ class KeyValueMemory(Memory):
             ...     books("s2", "u1").titles(), books("s1").titles()
             (['My Diary'], [])
         """
+        if not isinstance(store, BaseStore):
+            msg = (  # type: ignore[unreachable]  # callers without types
+                f"store must be a BaseStore of langchain_core.stores, not {type(store).__name__}; "
+                "without a store give KeyValueMemory(entries) itself"
+            )
+            raise ConfigurationError(msg)
         return KeyValueMemoryFactory(lambda user_id: cls(store=store, user_id=user_id, **options))
+
+    def __repr__(self) -> str:
+        """Names the user."""
+        return f"KeyValueMemory(user_id={self.user_id!r})"
 
     # -- the entries
 

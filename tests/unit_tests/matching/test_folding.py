@@ -51,10 +51,13 @@ def test_the_way_back(text: str) -> None:
     """Each character has a place; the places are in order, and what lies there folds to what was found there."""
     folded = fold(text)
     assert folded.text == fold_text(text)
-    assert len(folded.text) == len(folded.starts) == len(folded.ends)
-    assert folded.starts == sorted(folded.starts)
-    assert folded.ends == sorted(folded.ends)
-    assert all(start <= end <= len(text) for start, end in zip(folded.starts, folded.ends, strict=True))
+    letters = [folded.span(i, i + 1) for i, c in enumerate(folded.text) if c != " "]  # before the map is drawn
+    starts, ends = folded.maps
+    assert letters == [folded.span(i, i + 1) for i, c in enumerate(folded.text) if c != " "]
+    assert len(folded.text) == len(starts) == len(ends)
+    assert starts == sorted(starts)
+    assert ends == sorted(ends)
+    assert all(start <= end <= len(text) for start, end in zip(starts, ends, strict=True))
     place = 0
     for word in folded.text.split():
         start, end = folded.span(place, place + len(word))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
-from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore
+from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore, create_runnable_with_message_history
 from langchain_memkit.base import Mention, Query, SavedTurn
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.entity import EntityMemory
@@ -336,7 +336,7 @@ def test_what_a_person_said_stays_theirs() -> None:
 
 
 def test_what_the_model_asked_is_no_fact_unless_nothing_else_is_known() -> None:
-    """ "Have you met Nemo?" is recalled only while nobody has said anything of Nemo."""
+    """A question of the model's is recalled only while nobody has said anything of whom it names."""
     memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
     memory.save([HumanMessage("Hi!", id="1"), AIMessage("Have you met Nemo?", id="2")])
     assert texts(memory.load("Nemo")) == ["Have you met Nemo?"]
@@ -530,3 +530,54 @@ def test_listing() -> None:
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame["name"]) == ["Nemo"]
     assert repr(memory) == "EntityMemory(session_id='s1', user_id='u1')"
+
+
+def test_a_short_name_of_another_session_is_shown_beside_the_full_one(call: Callable[..., Any]) -> None:
+    """Marta may be Marta Vidal: both are recalled, each under its own name, unless somebody said they are two."""
+    entities = EntityMemory.factory(only("Marta Vidal", "Marta"))
+    call(entities("s1", "u1"), "save", [HumanMessage("Marta Vidal lives in Girona.", id="1")])
+    call(entities("s2", "u1"), "save", [HumanMessage("Marta is allergic to peanuts.", id="2")])
+    memory = entities("s3", "u1")
+    for question in ("What should I cook for Marta Vidal?", "What should I cook for Marta?"):
+        records = [record for note in call(memory, "load", question) for record in records_of(note)]
+        assert {(r.about, r.text) for r in records} == {
+            ("Marta Vidal", "Marta Vidal lives in Girona."),
+            ("Marta", "Marta is allergic to peanuts."),
+        }
+    memory.split("Marta", "Marta Vidal")
+    assert texts(call(memory, "load", "Marta Vidal?")) == ["Marta Vidal lives in Girona."]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        ["Nemo", "Dory"],
+        [("Nemo", "PERSON"), ("Dory", "PERSON")],
+        [{"word": "Nemo", "entity_group": "PER"}, {"text": "Dory", "label": "person"}],
+        [("Nemo", "PERSON", 3, 5), ("Dory", "PERSON", 0, 0)],
+        [Mention("Nemo", "PERSON", 0, 4), {"text": "Dory", "label": "person", "start": 10, "end": 14, "score": 0.9}],
+    ],
+    ids=["texts", "pairs", "no places", "wrong places", "mentions"],
+)
+def test_what_an_extractor_may_return(found: Any) -> None:
+    """Texts, pairs, tuples, dicts; a name is where it stands, whatever place was said."""
+    memory = EntityMemory(lambda text: found, "s1", user_id="u1")
+    memory.save([HumanMessage("Nemo says Dory swims.", id="1")])
+    assert names(memory) == ["Dory", "Nemo"]
+    assert {(f.start, f.end) for e in memory.entities() for f in e.facts} == {(0, 4), (10, 14)}
+
+
+def test_an_async_extractor_is_refused_before_the_model_is_called() -> None:
+    """Under the sync verbs, and so in `chain.invoke`: at load, not when the answer is to be saved."""
+
+    async def later(text: str) -> list[Mention]:
+        return []
+
+    model = FakeChatModel()
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    chat = create_runnable_with_message_history(model, histories, memories=[EntityMemory.factory(later)])
+    config: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
+    with pytest.raises(ConfigurationError, match="async"):
+        chat.invoke("Hello.", config)
+    assert model.calls == []
+    assert asyncio.run(chat.ainvoke("Hello.", config)).text == "Noted."

@@ -561,3 +561,31 @@ def test_turns_without_memories_log_nothing(caplog: pytest.LogCaptureFixture) ->
             "Hello.", U1
         )
     assert caplog.text == ""
+
+
+def test_history_factory_config_names_the_ids_otherwise(run: Styles) -> None:
+    """Config keys of other names: memories get the ids of the history in use."""
+    from langchain_core.runnables import ConfigurableFieldSpec
+
+    specs = [ConfigurableFieldSpec(id=name, annotation=str) for name in ("owner", "conversation")]
+    histories, model = SQLiteChatMessageHistory.factory(":memory:"), FakeChatModel()
+    chat = create_runnable_with_message_history(
+        model,
+        lambda owner, conversation: histories(conversation, owner),
+        history_factory_config=specs,
+        memories=[lambda session_id, user_id: Notes(f"{user_id} in {session_id}")],
+    )
+    run(chat, "Hello.", {"configurable": {"owner": "u1", "conversation": "s1"}})
+    assert [r.text for r in records_of(model.calls[0][0])] == ["u1 in s1"]
+
+
+def test_a_memory_that_is_set_up_wrongly_raises(run: Styles) -> None:
+    """A `ConfigurationError` of a memory would come in every turn, so it is not merely reported."""
+    chat = create_runnable_with_message_history(
+        model := FakeChatModel(),
+        SQLiteChatMessageHistory.factory(":memory:"),
+        memories=[Notes(fail_load=ConfigurationError("wrong"))],
+    )
+    with pytest.raises(ConfigurationError, match="wrong"):
+        run(chat, "Hello.", U1)
+    assert model.calls == []

@@ -17,7 +17,7 @@ import pytest
 import spacy
 from spacy.language import Language
 
-from langchain_memkit.backends.spacy import PORTION, SpacyEntityExtractor
+from langchain_memkit.backends.spacy import PORTION, WARM, SpacyEntityExtractor
 from langchain_memkit.base import Mention
 from langchain_memkit.errors import ConfigurationError, SpacyModelMissing
 
@@ -89,7 +89,7 @@ def test_finds_harrison_in_both_sentences_of_the_seed(extractor: SpacyEntityExtr
 def test_what_the_small_model_does_not_know(extractor: SpacyEntityExtractor) -> None:
     """Lower-case names are found at times, misspelt ones get another type: a memory must match known names itself."""
     assert extractor("harrison likes machine learning") == []
-    assert pairs(extractor(SECOND.replace("Harrison", "harrison"))) == [("harrison", "PERSON")]
+    assert pairs(extractor(SECOND.replace("Harrison", "harrison"))) == []  # not read: only "What" has a capital
     assert pairs(extractor("Harison likes machine learning")) == [("Harison", "ORG")]
     assert pairs(extractor(SECOND.replace("Harrison", "Harison"))) == [("Harison", "PERSON")]
 
@@ -188,14 +188,30 @@ def test_long_texts_are_read_in_parts(extractor: SpacyEntityExtractor) -> None:
     assert nlp.max_length == 100
 
 
-def test_spacys_memory_does_not_grow(extractor: SpacyEntityExtractor) -> None:
-    """5,000 words that nobody saw before leave nothing behind."""
-    vocab = extractor._nlp.vocab
+def test_spacys_memory_is_bounded() -> None:
+    """So many words are learned for good; after that those that nobody saw before leave nothing behind."""
+    extractor = SpacyEntityExtractor(nlp := spacy.load(model_folder()))
+    vocab, known = nlp.vocab, len(nlp.vocab.strings)
+    for i in range(0, 3 * WARM, 100):
+        extractor(" ".join(f"wurble{j}x" for j in range(i, i + 100)))
     strings, lexemes = len(vocab.strings), len(list(vocab))
+    assert known < strings < known + WARM + 1000
     for i in range(0, 5000, 10):
-        extractor(" ".join(f"wurble{j}x" for j in range(i, i + 10)))
+        extractor(" ".join(f"zurble{j}x" for j in range(i, i + 10)))
     list(extractor.batch(f"Zorble{i} met Frobnik{i} in Quux{i}." for i in range(1000)))
     assert (len(vocab.strings), len(list(vocab))) == (strings, lexemes)
+
+
+def test_texts_without_names_are_not_read(extractor: SpacyEntityExtractor) -> None:
+    """Where only stop words have capitals; rules are asked all the same, and a writer without capitals is read."""
+    for text in ("What is it? I know, and so do You.", "It's Mine"):
+        assert not extractor._may_name(text)
+    for text in ("Harrison", "is it harrison", "What about Harrison?", "THE END", "7", ""):
+        assert extractor._may_name(text)
+    ruled = SpacyEntityExtractor(patterns=[{"label": "PRODUCT", "pattern": [{"LOWER": "aurora"}]}])
+    assert [m.text for m in ruled("What is aurora?")] == ["aurora"]
+    texts = ["What is it?", "Ann met Bob.", "I know.", "Bob left."]
+    assert [[m.text for m in found] for found in extractor.batch(texts, 2)] == [[], ["Ann", "Bob"], [], ["Bob"]]
 
 
 def test_threads_share_an_extractor() -> None:
