@@ -13,7 +13,6 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +21,7 @@ from spacy import about
 from spacy.language import Language
 from spacy.pipeline import EntityRuler
 
+from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import Mention
 from langchain_memkit.errors import ConfigurationError, SpacyModelMissing
 
@@ -53,9 +53,9 @@ PORTION = 20_000  # characters that are read in one go: spaCy takes up to 3 KB f
 WORD = re.compile(r"[^\W\d_]+")
 ENDS = ("\n", ". ", "。", " ", "\t")  # where a long text is cut, the best first
 
-_locks: WeakKeyDictionary[Language, Lock] = WeakKeyDictionary()
+_locks: WeakKeyDictionary[Language, ForkSafeLock] = WeakKeyDictionary()
 _full: WeakKeyDictionary[Language, int] = WeakKeyDictionary()  # strings from which on nothing more is learned
-_guard = Lock()
+_guard = ForkSafeLock()
 
 
 class SpacyEntityExtractor:
@@ -106,7 +106,7 @@ class SpacyEntityExtractor:
             raise ConfigurationError(msg)
         with _guard:  # of two threads that need the same model, one loads it
             self._nlp = nlp if isinstance(nlp, Language) else _load(str(nlp or os.environ.get(ENV) or _find()))
-            self._lock = _locks.setdefault(self._nlp, Lock())
+            self._lock = _locks.setdefault(self._nlp, ForkSafeLock())
         with self._lock:
             self._ruler = _ruler(self._nlp, patterns) if patterns else None
             self._idle = _idle(self._nlp)

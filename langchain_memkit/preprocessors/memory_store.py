@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import AsyncIterator, Iterator, Sequence
-from threading import Lock
 from typing import Any
 
 from langchain_core.stores import InMemoryStore
+
+from langchain_memkit._locks import ForkSafeLock
 
 __all__ = ["MemoryStore"]
 
@@ -18,7 +19,7 @@ class MemoryStore(InMemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self._sorted: list[str] = []
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
 
     def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
         """Stores values."""

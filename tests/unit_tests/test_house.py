@@ -19,10 +19,11 @@ from langchain_memkit.errors import HistoryWriteError, MemkitError, MissingExtra
 PACKAGE = Path(langchain_memkit.__file__).parent
 
 # a module may import from the floors named here, and from its own folder
-PURE = {"base", "messages", "errors", "_compat", "_flow", "_progress"}
+PURE = {"base", "messages", "errors", "_compat", "_flow", "_locks", "_progress"}
 ARROWS = {
     "errors": set(),
     "_compat": set(),
+    "_locks": set(),
     "_progress": set(),
     "_flow": {"errors"},
     "base": {"errors"},

@@ -18,7 +18,7 @@ from langchain_memkit.memories.entity.mentions import Spot, find_names
 from langchain_memkit.memories.entity.portraits import called
 from langchain_memkit.memories.entity.rows import FactRow, id_in
 from langchain_memkit.messages.counting import count_tokens
-from langchain_memkit.messages.notes import Record, note_message
+from langchain_memkit.messages.notes import Record, lines_of, note_message
 
 __all__ = ["Topic", "candidates", "choose", "compose"]
 
@@ -116,7 +116,7 @@ def choose(topics: Sequence[Topic], max_tokens: int, counter: TokenCounter) -> l
 
 
 def _cost(record: Record, counter: TokenCounter) -> int:
-    return count_tokens([HumanMessage(note_message([record]).text.split("\n", 2)[2].rpartition("\n")[0])], counter)[0]
+    return count_tokens([HumanMessage(lines_of(record))], counter)[0]
 
 
 def compose(

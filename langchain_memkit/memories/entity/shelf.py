@@ -12,13 +12,13 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from threading import Lock
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from langchain_core.stores import BaseStore
 
 from langchain_memkit._flow import Flow, Step
+from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import Now
 from langchain_memkit.memories.entity.book import Book, Limits
 from langchain_memkit.memories.entity.rows import FactRow, Keys, Rule, read_row
@@ -64,8 +64,8 @@ class Shelf:
         self.limits = limits
         self.now = now
         self.read_only = read_only
-        self.lock = Lock()  # held for work on a book, never while waiting for the store
         self._books: OrderedDict[str, Book] = OrderedDict()
+        self.lock = ForkSafeLock(self._books.clear)  # held for work on a book, never while waiting for the store
 
     # -- the store, in both call styles
 

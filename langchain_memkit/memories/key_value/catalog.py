@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from threading import Lock
 from typing import Any, Literal, NamedTuple
 
+from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.matching.finder import KeyFinder
 from langchain_memkit.memories.key_value.entries import Entry
 
@@ -63,7 +63,7 @@ class Catalog:
         self._finder = KeyFinder({name: name for name in self._meant}, min_score=min_score)
         self._remembered = lru_cache(maxsize=TEXTS)(self._find)
         self._matched: OrderedDict[str, tuple[Hit, ...]] = OrderedDict()
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
 
     def hits(self, text: str) -> list[Hit]:
         """The titles that a text mentions, each once, in order of mention."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from threading import Lock
 from typing import TYPE_CHECKING
 
 from langchain_memkit._flow import Closing, Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import check_id
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class KeyValueMemoryFactory(Closing):
     def __init__(self, make: Callable[[str | None], KeyValueMemory]) -> None:
         self._make = make
         self._shelves: OrderedDict[str | None, Shelf] = OrderedDict()
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         make(None)  # so that wrong options are known now
 
     def __repr__(self) -> str:

@@ -11,12 +11,12 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
-from threading import Lock
 from typing import Any, TypeVar
 
 from langchain_core.stores import BaseStore
 
 from langchain_memkit._flow import Flow, Step
+from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import user_prefix
 from langchain_memkit.memories.key_value.catalog import Catalog
 from langchain_memkit.memories.key_value.entries import Entry
@@ -64,7 +64,7 @@ class Shelf:
         self._aliases = aliases
         self._min_score = min_score
         self._catalog = Catalog(token=UNREAD)
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
 
     def current(self) -> Flow[Catalog]:
         """The entries as they are now: one read, unless they were changed."""

@@ -1,0 +1,52 @@
+"""A lock that a forked process finds open, whoever held it at that moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from threading import Lock
+from types import TracebackType
+from weakref import WeakSet
+
+__all__ = ["ForkSafeLock"]
+
+
+class ForkSafeLock:
+    """A `threading.Lock` that is open in a child process: the thread that would release it is not there.
+
+    Args:
+        renew: Called in the child: drops what may have been half changed under the lock.
+    """
+
+    def __init__(self, renew: Callable[[], object] | None = None) -> None:
+        self._renew = renew
+        self._lock = Lock()
+        _locks.add(self)
+
+    def __enter__(self) -> None:
+        """Waits for the lock."""
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Opens it."""
+        self._lock.release()
+
+    def open_in_child(self) -> None:
+        """Begins anew after a fork."""
+        self._lock = Lock()
+        if self._renew is not None:
+            self._renew()
+
+
+_locks: WeakSet[ForkSafeLock] = WeakSet()
+
+
+def _after_fork() -> None:
+    for lock in list(_locks):
+        lock.open_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
