@@ -20,7 +20,7 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.entity import EntityList, EntityMemory
 from langchain_memkit.messages.notes import records_of
 
-BENCH = Path("/work/shared/bench")
+BENCH = Path(__file__).parents[3].parent / "shared" / "bench"  # beside the project, if it is there
 DATE = re.compile(
     r"(?:[\W\d]|\b(?:january|february|march|april|may|june|july|august|september|october|november|december|monday|tuesday"
     r"|wednesday|thursday|friday|saturday|sunday|last|next|the|a|this|week(?:end)?|month|year|day|today|tonight|tomorrow"
@@ -38,7 +38,7 @@ def extractor() -> SpacyEntityExtractor:
 def conversations() -> list[Any]:
     """LoCoMo's four conversations for development."""
     if not (BENCH / "data" / "locomo_dev.json").exists():
-        pytest.skip(f"needs the LoCoMo data of {BENCH}, which is not in the repository")
+        pytest.skip("needs the LoCoMo data of ../shared/bench, which is not in the repository")
     sys.path.insert(0, str(BENCH))
     try:
         from datasets_mem import load_locomo
