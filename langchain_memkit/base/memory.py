@@ -17,24 +17,34 @@ class Query(str):
     """What a memory is asked in a turn: the new input as text, which also knows what else the model will see.
 
     Attributes:
-        past: The history of the turn as it was read, oldest first: what stands there need not be recalled.
+        past: The history of the turn as it was read, oldest first: what was talked about just now.
+        seen: What of it the model is sure to see, so that it need not be recalled; nothing where a preprocessor may
+            still leave some of it out.
         epoch: Of the session; 0 if unknown. What was derived in another one belongs to an erased conversation.
 
     Example:
         >>> query = Query("Who wrote it?")
-        >>> query.upper(), query.past
-        ('WHO WROTE IT?', ())
+        >>> query.upper(), query.past, query.seen
+        ('WHO WROTE IT?', (), ())
     """
 
-    __slots__ = ("epoch", "past")
+    __slots__ = ("epoch", "past", "seen")
 
     past: Sequence[BaseMessage]
+    seen: Sequence[BaseMessage]
     epoch: int
 
-    def __new__(cls, text: str, past: Sequence[BaseMessage] = (), epoch: int = 0) -> Query:
-        """The text with what is known beside it."""
+    def __new__(
+        cls,
+        text: str,
+        past: Sequence[BaseMessage] = (),
+        epoch: int = 0,
+        seen: Sequence[BaseMessage] | None = None,
+    ) -> Query:
+        """The text with what is known beside it; `seen` is all of the past if nothing is said."""
         query = super().__new__(cls, text)
         query.past = past
+        query.seen = past if seen is None else seen
         query.epoch = epoch
         return query
 

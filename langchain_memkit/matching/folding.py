@@ -10,6 +10,7 @@ __all__ = ["Folded", "fold", "fold_text"]
 
 ZERO_WIDTH_SPACE = "\u200b"  # a format character that ends a word; the others stand within words
 WORD = re.compile(r"\S+")
+FEW = 20  # places: for more of them drawing the whole map is cheaper
 ASCII = str.maketrans({i: chr(i).lower() if chr(i).isalnum() else " " for i in range(128)})
 
 
@@ -20,13 +21,14 @@ class Folded:
         text: Letters, digits and their marks, words with one space between them.
     """
 
-    __slots__ = ("_chars", "_maps", "_words", "text")
+    __slots__ = ("_asked", "_chars", "_maps", "_words", "text")
 
     def __init__(self, text: str, maps: tuple[list[int], list[int]] | None = None, chars: str = "") -> None:
         self.text = text
         self._maps = maps
         self._chars = chars  # of plain ASCII: as long as the original, with spaces for what is left out
         self._words: list[int] | None = None
+        self._asked = 0
 
     @property
     def maps(self) -> tuple[list[int], list[int]]:
@@ -42,7 +44,8 @@ class Folded:
             >>> fold("Hello, Straße!").span(6, 13)
             (7, 13)
         """
-        if self._maps is None and self.text[start] != " " != self.text[end - 1]:
+        self._asked += 1
+        if self._maps is None and self._asked < FEW and self.text[start] != " " != self.text[end - 1]:
             return self._place(start), self._place(end - 1) + 1
         return self.maps[0][start], self.maps[1][end - 1]
 

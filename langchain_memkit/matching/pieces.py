@@ -101,7 +101,13 @@ class PieceIndex:
 
     def _is_meant(self, window: str, name: str) -> bool:
         """Whether what is like a name may be that name: neither another one nor other words."""
-        return window not in self._known and _digits(window) == _digits(name) and _only_typos(window, name)
+        if window in self._known or _digits(window) != _digits(name) or not _only_typos(window, name):
+            return False
+        rest, article = _bare(name), name.partition(" ")[0] + " "
+        if rest is name or not window.startswith(article):
+            return True
+        # an article makes short words more alike than they are: "the cattle", "The Castle"
+        return len(rest) >= LEAST and ratio(window[len(article) :], rest) >= self._min_score - 0.5
 
     def _proposals(self, text: str) -> Iterator[tuple[int, int, int]]:
         """Names with where they should begin and end, by the rarest pieces first."""
@@ -171,6 +177,12 @@ def _piece(name: str, part: Part) -> str:
     before = " " if start == 0 and not is_wide(name[0]) else ""
     after = " " if end == len(name) and not is_wide(name[-1]) else ""
     return f"{before}{name[start:end]}{after}"
+
+
+def _bare(name: str) -> str:
+    """A name without its article."""
+    first, _, rest = name.partition(" ")
+    return rest if rest and first in ("a", "an", "the") else name
 
 
 def _digits(text: str) -> list[str]:

@@ -16,7 +16,6 @@ from langchain_memkit._flow import Flow, Step, together, user_code
 from langchain_memkit.base import HistoryView, Memory, Query, SavedTurn
 from langchain_memkit.errors import ConfigurationError, MemoryReadError, MemoryWriteError
 from langchain_memkit.memories.retriever import RetrieverMemory
-from langchain_memkit.messages.notes import compose_notes
 from langchain_memkit.messages.turns import group_starts
 from langchain_memkit.runnables.events import LOAD_ERROR, event
 from langchain_memkit.runnables.session import session_history
@@ -77,12 +76,27 @@ class Memories:
         return bound
 
     def load(
-        self, memories: Sequence[Memory], view: HistoryView, asked: Sequence[BaseMessage], config: RunnableConfig
-    ) -> Flow[HumanMessage | None]:
-        """What the memories have to say to the new input, as one note; None if that is nothing."""
+        self,
+        memories: Sequence[Memory],
+        view: HistoryView,
+        asked: Sequence[BaseMessage],
+        config: RunnableConfig,
+        *,
+        whole: bool,
+    ) -> Flow[list[BaseMessage]]:
+        """What the memories have to say to the new input.
+
+        Args:
+            memories: Of the turn.
+            view: The history as it was read.
+            asked: The new input.
+            config: Of the turn.
+            whole: Whether the model sees all of the history.
+        """
         if not memories:
-            return None
-        query = Query(_question(asked, view.messages), view.messages, view.epoch)
+            return []
+        past = view.messages
+        query = Query(_question(asked, past), past, view.epoch, past if whole else ())
         results = yield together([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
         loaded: list[BaseMessage] = []
         for memory, result in zip(memories, results, strict=True):
@@ -92,7 +106,7 @@ class Memories:
                 yield from self._failed(memory, result, config)
             else:
                 loaded += result
-        return compose_notes(loaded, [*view.messages, *asked])
+        return loaded
 
     def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> Flow[None]:
         name = repr(memory) if isinstance(memory, RetrieverMemory) else type(memory).__name__
@@ -120,6 +134,17 @@ def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:
         name, error = failures[0]
         msg = f"the turn is stored, but {name} was not told of it: {type(error).__name__}: {error}"
         raise MemoryWriteError(msg, messages=turn, turn_id=turn.turn_id, maybe_stored=True) from error
+
+
+def forget_erased(memories: Sequence[Memory], turn: SavedTurn, history: Any) -> Flow[None]:
+    """Takes a turn back that was erased while the memories were told of it, where they can: one look for its ids."""
+    able: list[Any] = [m for m in memories if not m.read_only and hasattr(m, "aforget_messages")]
+    if not able or not hasattr(history, "astored_ids"):
+        return
+    ids = [m.id for m in turn if m.id]
+    if (yield Step(partial(history.stored_ids, ids), partial(history.astored_ids, ids))):
+        return
+    yield together([Step(partial(m.forget_messages, ids), partial(m.aforget_messages, ids)) for m in able])
 
 
 def with_note(

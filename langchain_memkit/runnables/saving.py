@@ -23,9 +23,10 @@ from langchain_memkit.errors import (
     StaleTurnError,
 )
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
+from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.turns import same_messages
 from langchain_memkit.runnables.events import event
-from langchain_memkit.runnables.memories import Memories, save_all
+from langchain_memkit.runnables.memories import Memories, forget_erased, save_all
 
 __all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "Policy"]
 
@@ -89,7 +90,7 @@ class Policy:
         """Stores the finished turn, and applies `on_save_error` if that fails."""
         try:
             answer = output_messages(output, self.output_key)
-            messages = [*turn.new, *without_echo(answer, turn.shown, turn.asked)]
+            messages = [*turn.new, *_without_notes(without_echo(answer, turn.shown, turn.asked))]
             yield from self._store(turn, messages, turn.turn_id)
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
             if self.on_dropped_turn == "raise" and isinstance(error, (StaleTurnError, IdempotencyConflictError)):
@@ -102,7 +103,8 @@ class Policy:
             return
         output = streamed.value
         try:
-            partial = aborted(without_echo(output_messages(output, self.output_key), turn.shown, turn.asked))
+            said = without_echo(output_messages(output, self.output_key), turn.shown, turn.asked)
+            partial = aborted(_without_notes(said))
             if partial:
                 # an id of its own, so that a retry of the turn is still stored
                 yield from self._store(turn, [*turn.new, *partial], _derived_id(turn.turn_id, "aborted"))
@@ -152,7 +154,9 @@ class Policy:
             named = error.stored  # perhaps the first attempt ended before the memories were told
         ttl = getattr(history, "ttl", None)
         expires = None if ttl is None else utc_now() + timedelta(seconds=ttl)
-        yield from save_all(turn.memories, SavedTurn(named, turn_id, turn.epoch or 0, expires))
+        told = SavedTurn(named, turn_id, turn.epoch or 0, expires)
+        yield from save_all(turn.memories, told)
+        yield from forget_erased(turn.memories, told, history)
 
     def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:
         policy = self.on_dropped_turn
@@ -190,6 +194,11 @@ def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteE
 
 def _event(turn: OpenTurn, name: str, error: BaseException) -> Step:
     return event(turn.config, name, {"error": type(error).__name__, "message": str(error), "turn_id": turn.turn_id})
+
+
+def _without_notes(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """What memories recalled is never stored, whoever hands it back."""
+    return [message for message in messages if not is_note(message)]
 
 
 def _with_ids(messages: Sequence[BaseMessage], history: Any, turn_id: str) -> list[BaseMessage]:

@@ -21,6 +21,7 @@ from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import CONTEXT, GetSessionHistory, TurnContext, check_id
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
+from langchain_memkit.messages.notes import compose_notes, is_note
 from langchain_memkit.preprocessors.loading import load
 from langchain_memkit.runnables.events import event
 from langchain_memkit.runnables.memories import with_note
@@ -242,7 +243,8 @@ class HistoryTurn(Runnable[Any, Any]):
                 f"with input_messages_key or history_messages_key the input must be a dict, not {type(value).__name__}"
             )
             raise ValueError(msg)
-        given = input_messages(value, self._input_key)
+        # a note that comes back, in the state of a graph or from a client, is nobody's message
+        given = [m for m in input_messages(value, self._input_key) if not is_note(m)]
         configurable = config.get("configurable") or {}
         turn_id = configurable.get("turn_id")
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
@@ -263,11 +265,15 @@ class HistoryTurn(Runnable[Any, Any]):
         new = [m for m in given if not m.id or m.id not in known]
         context.asked = asked = self._asked(given, known)
         context.past = view.messages
-        note = yield from self._policy.memories.load(memories, view, asked, config)
-        context.notes = [] if note is None else [note]
+        chain = self._policy.preprocessor
+        loaded = yield from self._policy.memories.load(memories, view, asked, config, whole=chain is None)
+        note = compose_notes(loaded, asked)
         past: list[BaseMessage] = view.messages
-        if (chain := self._policy.preprocessor) is not None:
+        if chain is not None:
+            context.notes = [] if note is None else [note]  # the most that it can be
             past = yield Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))
+        note = compose_notes(loaded, [*past, *asked])
+        context.notes = [] if note is None else [note]
         asked_ids = {m.id for m in asked if m.id}
         if any(m.id in asked_ids for m in past):
             past = [m for m in past if m.id not in asked_ids]

@@ -16,9 +16,7 @@ from langchain_memkit.base import Mention
 def in_child(function: object) -> int | None:
     """The exit code of a forked process; None if it hangs."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of forks beside threads: the very case
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: the very case
         child = multiprocessing.get_context("fork").Process(target=function)  # type: ignore[arg-type]
         child.start()
     child.join(10)

@@ -151,9 +151,13 @@ class Book:
         """Keys of the facts of a session."""
         return [key for sessions in self.names.values() for key in sessions.get(session, ())]
 
+    def expired(self, now: datetime) -> list[str]:
+        """Facts whose time is over."""
+        return [key for key in self._expiring if (end := self.facts[key].expires_at) and end <= now]
+
     def surplus(self, limits: Limits, now: datetime) -> list[str]:
         """Facts that have to go: expired ones, and the oldest of what is too many."""
-        gone = {key for key in self._expiring if (end := self.facts[key].expires_at) and end <= now}
+        gone = set(self.expired(now))
         if len(self.facts) - len(gone) <= min(limits):
             return sorted(gone)
         for parts in self.groups.parts.values():

@@ -50,6 +50,10 @@ class EntityFlows:
         book = yield from self._read()
         with core.shelf.lock:
             self._seen = frozenset(book.generations.get(self._session, ()))
+            expired = book.expired(core.now())
+        if expired and not core.read_only:
+            yield from self._remove(book, expired, [])
+            book = yield from self._read()
         if not query.strip() or not book.facts:
             return []
         mentions = (yield from core.extract([str(query)]))[0]
@@ -63,7 +67,7 @@ class EntityFlows:
         chosen = yield in_thread(lambda: choose(topics, *budget))
         gone = yield from core.gone(self._user, [row for topic, rows in chosen for row in (*rows, *topic.behind)])
         if gone:  # what is chosen in their place has to be looked up as well
-            gone |= yield from core.gone(self._user, [row for topic in topics for row in (*topic.facts, *topic.behind)])
+            gone |= yield from core.gone(self._user, [row for topic in topics for row in (*topic.rows, *topic.behind)])
             for topic in topics:
                 topic.leave_out(gone)
             chosen = yield in_thread(lambda: choose(topics, *budget))

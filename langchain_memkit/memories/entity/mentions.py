@@ -25,6 +25,8 @@ __all__ = ["Source", "Spot", "clean", "facts_of", "find_names", "read_mentions",
 logger = logging.getLogger("langchain_memkit")
 
 MOST = 300  # characters of a fact
+READ = 100_000  # characters of a message: what comes after is not searched for names
+NAMED = 500  # names in a message
 RECORDS = re.compile(r"<records>.*?</records>", re.DOTALL)
 POSSESSIVE = ("'s", "\u2019s")
 GREETED = re.compile(r"\b(?:Hey|Hi|Hello|Dear|Thanks|Thank you),? ([A-Z][\w\u2019'-]*[\w])(?= ?[,.!?\n]|$)")
@@ -63,7 +65,7 @@ def sources_of(
         if not isinstance(message, (HumanMessage, AIMessage)) or is_note(message) or is_summary(message):
             continue
         role = "human" if isinstance(message, HumanMessage) else "ai"
-        text = str(message.text)
+        text = str(message.text)[:READ]
         if role == "ai":  # a model that repeats what it was reminded of says nothing new
             text = RECORDS.sub(lambda frame: " " * len(frame.group()), text)
         if not text.strip():
@@ -199,6 +201,7 @@ def facts_of(session_id: str, source: Source, spots: Sequence[Spot]) -> list[Fac
         return []
     facts: dict[tuple[str, int], FactRow] = {}
     sentences = sentence_spans(source.text)
+    spots = spots[:NAMED]
     starts = [start for start, _ in sentences]
     for spot in spots:
         i = bisect_right(starts, spot.start) - 1

@@ -27,16 +27,23 @@ ASKED = re.compile(r"[?\uff1f]\W*$")
 
 @dataclass(slots=True)
 class Topic:
-    """An entity of a question: its facts, the best first, what a model said of it, and the facts behind that."""
+    """An entity of a question: its facts, the question's words, what the model sees anyway, and what is said of it."""
 
     name: str
-    facts: list[FactRow]
+    rows: list[FactRow]
+    words: set[str]
+    seen: set[FactRow]
     description: str = ""
     behind: Sequence[FactRow] = ()
 
+    @property
+    def facts(self) -> list[FactRow]:
+        """Those to be shown, the best first."""
+        return _ranked([row for row in _told(_once(self.rows)) if row not in self.seen], self.words)
+
     def leave_out(self, gone: Container[tuple[str, str]]) -> None:
         """Takes facts of messages (session and id) that are gone out, and the description if one was behind it."""
-        self.facts = [row for row in self.facts if (row.session, row.message) not in gone]
+        self.rows = [row for row in self.rows if (row.session, row.message) not in gone]
         if any((row.session, row.message) in gone for row in self.behind):
             self.description, self.behind = "", ()
 
@@ -47,7 +54,7 @@ def candidates(book: Book, query: str, mentions: Sequence[Spot], session_id: str
     names = [spot.key for spot in spots]
     names += book.respelled(query)
     roots = dict.fromkeys(root for name in names for root in book.roots(name) or book.full_names(name))
-    past = {message.id for message in getattr(query, "past", ()) if message.id}
+    past = {message.id for message in getattr(query, "seen", ()) if message.id}
     epoch = query.epoch if isinstance(query, Query) else 0
     roots.update(dict.fromkeys(other for root in list(roots) if (other := book.other_half(root))))
     words = set(fold_text(query).split()) - {word for spot in spots for word in fold_text(spot.surface).split()}
@@ -55,9 +62,9 @@ def candidates(book: Book, query: str, mentions: Sequence[Spot], session_id: str
     for root in roots:
         rows = book.rows(root, now)
         live = {key: row for key, row in rows.items() if _same_talk(row, session_id, epoch)}
-        shown = [row for row in _told(_once(live.values())) if row.message not in past]
+        seen = {key for key, row in live.items() if row.session == session_id and row.message in past}
         said = book.description(root, live)
-        topic = Topic(called(book, root)[0], _ranked(shown, words))
+        topic = Topic(called(book, root)[0], list(live.values()), words, {live[key] for key in seen})
         if said:
             topic.description = said.text
             topic.behind = [row for key, row in live.items() if id_in(key) in said.facts]
@@ -73,8 +80,16 @@ def _same_talk(row: FactRow, session_id: str, epoch: int) -> bool:
 
 def _once(rows: Iterable[FactRow]) -> list[FactRow]:
     """Of equal sentences the newest; but what a person said is not the model's, who says it again."""
-    later = sorted(rows, key=lambda row: (row.role != "ai", in_order(row)))
-    return list({fold_text(row.text) or row.text: row for row in later}.values())
+    found: dict[tuple[str, str], FactRow] = {}
+    by_people: set[str] = set()
+    for row in sorted(rows, key=lambda row: (row.role == "ai", in_order(row))):
+        text = " ".join(row.text.split()).casefold().lstrip("> ")
+        if row.role != "ai":
+            by_people.add(text)
+        elif text in by_people:
+            continue
+        found[text, row.speaker] = row
+    return list(found.values())
 
 
 def _told(rows: Sequence[FactRow]) -> Sequence[FactRow]:

@@ -167,7 +167,7 @@ def read_entries(path: str | Path) -> list[Entry]:
 
 def _plain_entries(text: str, name: str) -> list[dict[str, str]]:
     lines = text.split("\n")
-    rules = [i for i, line in enumerate(lines) if line.strip() == "---"]
+    rules = {i: None for i, line in enumerate(lines) if line.strip() == "---"}
     # a second rule right after the first one belongs to the description
     titles = [i - 1 for i in rules if i and lines[i - 1].strip() and i - 1 not in rules]
     before = [line for line in lines[: titles[0] if titles else len(lines)] if line.strip()]

@@ -242,17 +242,20 @@ class KeyValueMemory(Memory):
             return []
         hits = yield from self._hits(catalog, str(query))
         past: Sequence[BaseMessage] = getattr(query, "past", ())
+        seen: Sequence[BaseMessage] = getattr(query, "seen", ())
         long = len(catalog.titles) > MANY or self._counter is not approximate_tokens
-        return (yield work(lambda: self._note(catalog, hits, past), long=long))  # type: ignore[no-any-return]  # a step's result
+        return (yield work(lambda: self._note(catalog, hits, past, seen), long=long))  # type: ignore[no-any-return]  # a step's result
 
-    def _note(self, catalog: Catalog, hits: Sequence[Hit], past: Sequence[BaseMessage]) -> list[BaseMessage]:
+    def _note(
+        self, catalog: Catalog, hits: Sequence[Hit], past: Sequence[BaseMessage], seen: Sequence[BaseMessage]
+    ) -> list[BaseMessage]:
         titles = {hit.title: None for hit in hits}
         newest = past[-self._lookback :] if self._lookback else ()
         for message in reversed(newest):
             if not is_note(message):  # else a note would keep itself alive
                 text = said(message)
                 titles |= {hit.title: None for hit in (*catalog.hits(text), *catalog.matched(text))}
-        shown = not_in((catalog.entries[title] for title in titles), past)
+        shown = not_in((catalog.entries[title] for title in titles), seen)
         return list(entries_note(shown, self._max_tokens, self._counter))
 
 

@@ -30,7 +30,8 @@ def not_in(entries: Iterable[Entry], messages: Sequence[BaseMessage]) -> list[En
         return []
     texts = [record.text for m in messages if is_note(m) for record in records_of(m)]
     shown = [_plain(text) for text in (*texts, *(said(m) for m in messages if not is_note(m)))]
-    return [entry for entry in wanted if not any(_plain(entry.text) in text for text in shown)]
+    plain = {entry.title: _plain(entry.text) for entry in wanted}
+    return [entry for entry in wanted if not any(plain[entry.title] in text for text in shown)]
 
 
 def _plain(text: str) -> str:

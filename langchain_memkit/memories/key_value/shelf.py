@@ -84,7 +84,10 @@ class Shelf:
     def _build(self, token: Any, entries: list[Entry]) -> Catalog:
         with self._lock:  # of many threads that saw the change, one builds
             if self._catalog.token != token:
-                self._catalog = Catalog(entries, self._aliases, self._min_score, token)
+                catalog = Catalog(entries, self._aliases, self._min_score, token)
+                if token is None and entries:  # they came or went meanwhile: true now, and to be read again
+                    return catalog
+                self._catalog = catalog
             return self._catalog
 
     def add(self, entries: Sequence[Entry]) -> Flow[None]:
@@ -96,13 +99,16 @@ class Shelf:
         """Removes entries; those that are not there are no error."""
         keys = [self._entries + Entry(title, "").key for title in titles]
         if keys:
+            yield from self._set([])  # before as well: who dies in between leaves nobody with what is gone
             yield from self._delete(keys)
             yield from self._set([])
 
     def purge(self) -> Flow[int]:
         """Removes every row; returns how many entries there were."""
         keys = yield from self._keys(self._prefix)
-        yield from self._delete(keys)
+        if keys:
+            yield from self._set([])
+            yield from self._delete([*keys, self._version])
         return sum(key.startswith(self._entries) for key in keys)
 
     def _get(self, keys: Sequence[str]) -> Step:

@@ -281,3 +281,20 @@ def test_finds_what_a_slow_search_finds(titles: list[str], text: str) -> None:
         longest = max(expected, key=len)
         exact = any(f.kind == "exact" for f in results)
         assert exact or max(len(fold_text(f.key)) for f in results) == len(longest)
+
+
+@pytest.mark.parametrize(
+    ("title", "text"),
+    [
+        ("The Trial", "we hiked the trail"),
+        ("The Castle", "the cattle went home"),
+        ("The Stand", "footprints in the sand"),
+        ("The Giver", "across the river"),
+        ("The Road", "all the roads"),
+    ],
+)
+def test_an_article_does_not_make_short_words_alike(title: str, text: str) -> None:
+    """Only what stands after it is compared; the title itself, and longer ones with a typo, are still found."""
+    finder = KeyFinder({title: title, "The Skeleton Songs": "songs"}, min_score=88)
+    assert finder.find(text) == []
+    assert [found.key for found in finder.find(f"I read {title.lower()} and the skeletn songs")] == [title, "songs"]

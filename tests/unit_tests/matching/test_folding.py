@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -82,3 +84,12 @@ def test_a_part_is_found_where_it_stands(before: str, after: str) -> None:
     place = f" {folded.text} ".index(" strassenfisch ")
     start, end = folded.span(place, place + len("strassenfisch"))
     assert text[start:end] == "Straßenﬁsch"
+
+
+def test_many_places_of_one_text() -> None:
+    """Few are looked up, for more the map is drawn: the places are the same."""
+    text = "Bob, met  Bob! " * 40
+    folded = fold.__wrapped__(text)
+    places = [match.start() for match in re.finditer("bob", folded.text)]
+    assert [folded.span(i, i + 3) for i in places] == [m.span() for m in re.finditer("Bob", text)]
+    assert len(places) == 80

@@ -581,3 +581,56 @@ def test_an_async_extractor_is_refused_before_the_model_is_called() -> None:
         chat.invoke("Hello.", config)
     assert model.calls == []
     assert asyncio.run(chat.ainvoke("Hello.", config)).text == "Noted."
+
+
+def test_statements_that_differ_stay_both() -> None:
+    """By a sign, by an end, by who said it; the same of the same speaker is told once."""
+    memory = EntityMemory(only("Bob", "Alice", "Paris"), "s1", user_id="u1")
+    say(memory, "Bob likes C++.", "Bob likes C.", "Alice is married.", "Alice is married?")
+    memory.save([HumanMessage("I love Paris.", id="a", name="Ann"), HumanMessage("I love Paris.", id="b", name="Ben")])
+    memory.save([HumanMessage("I love  Paris.", id="c", name="Ann")])
+    assert sorted(texts(memory.load("Bob?"))) == ["Bob likes C++.", "Bob likes C."]
+    assert sorted(texts(memory.load("Alice?"))) == ["Alice is married.", "Alice is married?"]
+    records = [record for note in memory.load("Paris?") for record in records_of(note)]
+    assert [(r.role, r.id) for r in records] == [("Ben", "b"), ("Ann", "c")]
+
+
+def test_of_equal_sentences_the_one_that_still_stands_is_shown() -> None:
+    """The newest message was deleted: the older one that says the same is found."""
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    entities = EntityMemory.factory(only("Harrison"), get_session_history=histories)
+    for session in ("s1", "s2"):
+        turn = [HumanMessage("Harrison likes tea.", id=f"{session}-1"), AIMessage("Noted.", id=f"{session}-2")]
+        histories(session, "u1").add_messages(turn)
+        entities(session, "u1").save(turn)
+    histories("s2", "u1").clear()
+    records = records_of(entities("s3", "u1").load("Harrison?")[0])
+    assert [(r.text, r.source) for r in records] == [("Harrison likes tea.", "session s1")]
+
+
+def test_message_ids_are_of_their_session() -> None:
+    """An id that another session uses as well hides nothing."""
+    entities = EntityMemory.factory(only("Harrison"))
+    entities("a", "u1").save([HumanMessage("Harrison likes tea.", id="1")])
+    query = Query("Harrison?", [HumanMessage("Hello", id="1")])
+    assert texts(entities("b", "u1").load(query)) == ["Harrison likes tea."]
+    assert texts(entities("a", "u1").load(query)) == []
+
+
+def test_expired_facts_leave_the_store_when_they_are_noticed(call: Callable[..., Any]) -> None:
+    """By a mere load, in both styles."""
+    clock, store = FrozenClock(START), SQLiteKeyValueStore(":memory:")
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1", store=store, now=clock)
+    call(memory, "save", SavedTurn([HumanMessage("Nemo swims")], expires_at=START + timedelta(hours=1)))
+    clock.tick(7200)
+    assert call(memory, "load", "Nemo?") == []
+    assert [key for key in store.yield_keys() if "/fact/" in key] == []
+
+
+def test_very_long_messages_and_many_names() -> None:
+    """What is read of one message is bounded."""
+    memory = EntityMemory(extract, "s1", user_id="u1", max_total=5000, max_facts=600)
+    memory.save([HumanMessage(" ".join(f"Nemo{'x' * (i % 7)}{chr(97 + i % 26)}{i}" for i in range(3000)), id="1")])
+    memory.save([HumanMessage("Nemo swims. " * 20_000 + "Dory sleeps.", id="2")])
+    assert len(memory.entities()) <= 501
+    assert "Dory" not in names(memory)

@@ -7,7 +7,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -700,3 +700,48 @@ def test_a_hundred_thousand_keys(call: Call) -> None:
         "The Skeleton Songs",
         "The ddd Chronicle of 04711",
     ]
+
+
+def test_entries_that_came_and_went_while_they_were_read() -> None:
+    """What was read under no version is not kept: a purge by another process leaves nothing to show."""
+
+    class Between(InMemoryStore):
+        then: Any = None
+
+        def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
+            if self.then:
+                then, self.then = self.then, None
+                then()
+            yield from list(super().yield_keys(prefix=prefix))
+
+    store = Between()
+    first, second = KeyValueMemory.factory(store), KeyValueMemory.factory(store)
+    store.then = lambda: second("s", "u1").add({"My Diary": "secret"})
+    memory = first("s", "u1")
+    assert memory.titles() == ["My Diary"]
+    second.purge("u1")
+    assert memory.titles() == []
+    assert memory.load("My Diary?") == []
+    assert list(store.yield_keys()) == []
+
+
+def test_dying_between_a_removal_and_its_sign() -> None:
+    """Others do not go on showing what is gone."""
+
+    class Dying(InMemoryStore):
+        writes_left = 100
+
+        def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
+            self.writes_left -= 1
+            if self.writes_left < 0:
+                raise KeyboardInterrupt
+            super().mset(key_value_pairs)
+
+    store = Dying()
+    mine, other = KeyValueMemory(store=store), KeyValueMemory(store=store)
+    mine.add({"My Diary": "secret"})
+    assert other.titles() == ["My Diary"]
+    store.writes_left = 1
+    with pytest.raises(KeyboardInterrupt):
+        mine.remove(["My Diary"])
+    assert other.titles() == []

@@ -589,3 +589,75 @@ def test_a_memory_that_is_set_up_wrongly_raises(run: Styles) -> None:
     with pytest.raises(ConfigurationError, match="wrong"):
         run(chat, "Hello.", U1)
     assert model.calls == []
+
+
+# -- what must not happen
+
+
+def test_a_note_that_comes_back_is_never_stored(run: Styles) -> None:
+    """A client that resends a graph's state, or a runnable that returns it: the note is nobody's message."""
+    histories, memory = SQLiteChatMessageHistory.factory(":memory:"), Notes("Be kind.")
+    echo = RunnableLambda(lambda messages: [*messages, AIMessage("Noted.")])
+    for runnable in (echo, FakeChatModel()):
+        histories("s1", "u1").clear()
+        chat = create_runnable_with_message_history(runnable, histories, memories=[memory])
+        run(chat, "Hello.", U1)
+        run(chat, [note_message([Record("Be kind.")]), HumanMessage("Who am I?")], U1)
+        assert texts(histories("s1", "u1").messages)[::2] == ["Hello.", "Who am I?"]
+        assert not any(is_note(m) for m in histories("s1", "u1").messages)
+    assert not any(is_note(m) for turn in memory.told for m in turn)
+
+
+@pytest.mark.parametrize("max_tokens", [100, 150, 250])
+def test_what_was_trimmed_away_is_recalled(max_tokens: int) -> None:
+    """A fact is in the history that is shown or in the note, at whatever turn the trimmer lets it go."""
+
+    class Recalling(Notes):
+        def load(self, query: str = "") -> list[BaseMessage]:
+            assert isinstance(query, Query)
+            seen = {m.id for m in query.seen}
+            known = [m for turn in self.told for m in turn if m.id not in seen and "machine" in str(m.content)]
+            return [note_message([Record(str(m.content), id=m.id) for m in known])] if known else []
+
+    model, memory = FakeChatModel(), Recalling()
+    chat = create_runnable_with_message_history(
+        model,
+        SQLiteChatMessageHistory.factory(":memory:"),
+        preprocessor=create_trim_preprocessor(max_tokens=max_tokens),
+        memories=[memory, RunnableLambda(lambda query: [Document("Tea is served at five.")])],
+    )
+    chat.invoke("Harrison likes machine learning a lot.", U1)
+    noted = []
+    for n in range(12):
+        chat.invoke(f"Small talk number {n}.", U1)
+        shown = [m for m in model.calls[-1] if "machine learning" in m.text]
+        assert len(shown) == 1, f"turn {n}: {'not ' if not shown else 'twice '}shown"
+        noted.append(is_note(shown[0]))
+    assert noted[-1]
+    assert noted == sorted(noted)
+
+
+def test_erased_while_the_memories_are_told(run: Styles) -> None:
+    """A user who is purged between the save of the history and that of a memory: what was told is taken back."""
+
+    class Taking(Notes):
+        def forget_messages(self, ids: Sequence[str]) -> int:
+            gone = [turn for turn in self.told if {m.id for m in turn} & set(ids)]
+            self.told = [turn for turn in self.told if turn not in gone]
+            return len(gone)
+
+        async def aforget_messages(self, ids: Sequence[str]) -> int:
+            return self.forget_messages(ids)
+
+    histories, memory = SQLiteChatMessageHistory.factory(":memory:"), Taking()
+
+    class Purging(Notes):
+        def save(self, messages: Sequence[BaseMessage]) -> None:
+            histories.purge("u1")
+
+    chat = create_runnable_with_message_history(FakeChatModel(), histories, memories=[Purging(), memory])
+    run(chat, "My PIN is 1234.", U1)
+    assert memory.told == []
+    plain = create_runnable_with_message_history(FakeChatModel(), histories, memories=[memory])
+    run(plain, "Hello.", U1)
+    assert len(memory.told) == 1
