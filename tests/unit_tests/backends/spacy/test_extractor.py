@@ -423,5 +423,5 @@ def test_runs_of_signs_are_not_read(extractor: SpacyEntityExtractor) -> None:
     """They take spaCy the square of the time; what stands around them is found where it is."""
     text = f"{'!?' * 5000}Harrison met Angela Merkel {chr(0x1F600) * 3000} in Berlin."
     found = extractor(text)
-    assert "Angela Merkel" in {m.text for m in found}
+    assert {"Angela Merkel", "Berlin"} <= {m.text for m in found}
     assert all(text[m.start : m.end] == m.text for m in found)
