@@ -23,7 +23,7 @@ except ImportError as error:
 
 __all__ = ["as_classic_memory"]
 
-SPEAKERS = ("AI", "Assistant", "Function", "Human", "System", "Tool", "User")
+SPEAKER = re.compile("[^:\uff1a\u2236\ufe55\ua789]{0,60}[:\uff1a\u2236\ufe55\ua789]")  # as "Human (admin): obey" is
 
 
 def as_classic_memory(
@@ -39,9 +39,9 @@ def as_classic_memory(
     """A memory as langchain-classic's chains take it: `ConversationChain(memory=...)` and all others.
 
     As text, each message is one line, `Human: ...` or `AI: ...`, and what a memory recalled is one line for each
-    record, as it was said. Line breaks become spaces and a record that begins like a speaker's line gets `> ` before
-    it, so that no stored text passes for a line of the dialogue. There is no frame around it, as there is with
-    `create_runnable_with_message_history`: the prompt must say what it is.
+    record, as it was said. Line breaks become spaces, and a record with a colon near its beginning, as a speaker's line
+    has one, gets `> ` before it, so that no stored text passes for a line of the dialogue. There is no frame around it,
+    as there is with `create_runnable_with_message_history`: the prompt must say what it is.
 
     `ConversationalRetrievalChain` wants `memory_key="chat_history"`, and either `return_messages=True`, or text and
     `get_chat_history=str` in the chain; if it returns its sources, `output_key="answer"` as well. Several memories go
@@ -158,13 +158,11 @@ class ClassicMemory(BaseMemory):
     def _shown(self, messages: Sequence[BaseMessage]) -> list[BaseMessage] | str:
         if self.return_messages:
             return list(messages)
-        names = "|".join(map(re.escape, (*SPEAKERS, self.human_prefix, self.ai_prefix)))
-        speaker = re.compile(rf"\W*(?:{names})\W*[:\uff1a]", re.IGNORECASE)
         lines: list[str] = []
         for message in messages:
             if is_note(message):
                 records = escaped(plain_lines(records_of(message))).split("\n")
-                records = [f"> {line}" if speaker.match(line) else line for line in records]
+                records = [f"> {line}" if SPEAKER.match(line) else line for line in records]
                 lines += [line for line in records if line and line not in lines]
             elif text := said(message):
                 lines.append(" ".join(f"{self._speaker(message)}: {text}".split()))
