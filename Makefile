@@ -178,6 +178,6 @@ $(OPENAI): $(DEMO)
 	@touch $@
 
 $(DEV): $(BASE) pyproject.toml
-	@$(say) "the package with everything for development (once, 700 MB)"
+	@$(say) "the package with everything for development (once, 1 GB)"
 	@$(call install,$(VENV),--editable '.[all]' --group dev)
 	@touch $(DEMO) $(OPENAI) $@

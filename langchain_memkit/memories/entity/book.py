@@ -165,7 +165,7 @@ class Book:
                 found = [key for name, session in parts for key in self.names[name][session] if key not in gone]
                 gone.update(self._oldest(found, len(found) - limits.facts))
         if len(self.facts) - len(gone) > limits.total:
-            fewer = limits.total - limits.total // 20  # or every further turn would have to look again for what is oldest
+            fewer = limits.total - limits.total // 20  # or every further turn would look for what is oldest
             gone.update(self._oldest(self.facts.keys() - gone, len(self.facts) - len(gone) - fewer))
         return sorted(gone)
 
