@@ -93,7 +93,7 @@ notebooks: $(DEV) ## runs every notebook from top to bottom
 	@$(say) "notebooks"
 	@$(PYTEST) --nbmake --nbmake-timeout=300 notebooks
 
-bench: $(DEV) ## memkit beside its peers on a real MongoDB, 16 minutes, token counters, entities; make bench ARGS=--quick for a look
+bench: $(DEV) ## memkit beside its peers on a real MongoDB, 16 minutes, token counters, entities, titles; make bench ARGS=--quick for a look
 	@$(PY) tools/parts.py openssl11
 	@$(say) "benchmarks/history.py"
 	@$(PY) -m benchmarks.history $(ARGS)
@@ -103,6 +103,8 @@ bench: $(DEV) ## memkit beside its peers on a real MongoDB, 16 minutes, token co
 	@$(PY) -m benchmarks.tokens $(ARGS)
 	@$(say) "benchmarks/entities.py"
 	@$(PY) -m benchmarks.entities $(ARGS)
+	@$(say) "benchmarks/titles.py"
+	@$(PY) -m benchmarks.titles $(ARGS)
 
 wheel: $(BASE) ## the wheel in an empty environment, with langchain-core only
 	@$(wheel_in_new_venv) \

@@ -216,3 +216,24 @@ def test_the_committed_entities_result_is_of_a_full_run() -> None:
     assert {ratio["bar"] for ratio in result["ratios"] if "bar" in ratio} == {">= 97", "<= 0", ">= 500"}
     # who is found and what is a key does not depend on the machine; how fast it goes does
     assert all(ratio["holds"] for ratio in result["ratios"] if ratio.get("bar") in (">= 97", "<= 0"))
+
+
+def test_the_titles_benchmark_has_every_row(tmp_path: Path) -> None:
+    """A quick run times the search beside the chapter's loop and rapidfuzz, and finds the titles with typos."""
+    file = tmp_path / "titles.json"
+    command = [sys.executable, "-m", "benchmarks.titles", "--quick", "--output", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    quality, *rows = json.loads(file.read_text())["rows"]
+    assert quality["recall_percent"] >= 97
+    assert quality["false_hits"] == 0
+    assert {row["system"] for row in rows} == {"memkit", "title in message", "rapidfuzz extractOne"}
+
+
+def test_the_committed_titles_result_is_of_a_full_run() -> None:
+    """benchmarks/results/titles.json is of 100,000 titles, and states the bar."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "titles.json").read_text())
+    assert result["quick"] is False
+    assert result["rows"][0]["titles"] == 100_000
+    assert result["rows"][0]["recall_percent"] >= 97
+    assert [ratio["bar"] for ratio in result["ratios"] if "bar" in ratio] == ["<= 5"]

@@ -116,9 +116,9 @@ def invoke_with(path: str, parameter: str, value: Any, place: Place) -> Any:
     if not owner or owner == "langchain_memkit":
         return getattr(langchain_memkit, path)(**{parameter: value})
     cls = getattr(langchain_memkit, owner.removesuffix(".factory()"))
-    if method == "__init__":
-        return cls(where, **{"session_id": "s1", parameter: value})
     of_a_session = "session_id" in inspect.signature(cls).parameters
+    if method == "__init__":
+        return cls(where, **({"session_id": "s1"} if of_a_session else {}) | {parameter: value})
     target = cls.factory(where) if owner.endswith("factory()") else cls(where, *["s1"] * of_a_session)
     needed = {"messages": [HumanMessage("x")], "session_id": "s1", "user_id": "u1"}
     function = getattr(target, method)

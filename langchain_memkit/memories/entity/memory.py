@@ -154,6 +154,7 @@ class EntityMemory(EntityVerbs, Memory):
         return EntityMemoryFactory(first)
 
     def _bind(self, session_id: str, user_id: str | None) -> None:
+        self.session_id = self._session = check_id(session_id, "session_id")
         if user_id is None:
             example = {"configurable": {"session_id": "...", "user_id": "..."}}
             msg = (
@@ -161,7 +162,6 @@ class EntityMemory(EntityVerbs, Memory):
                 f"In a chain it comes from the config; e.g., chain.invoke(..., {example})"
             )
             raise ConfigurationError(msg)
-        self.session_id = self._session = check_id(session_id, "session_id")
         self.user_id = self._user = check_id(user_id, "user_id")
         self._seen = frozenset()
 
