@@ -108,11 +108,15 @@ def compose_notes(loaded: Iterable[BaseMessage], shown: Sequence[BaseMessage] = 
         >>> [record.text for record in records_of(note)]
         ['I like tea.']
     """
-    by_id = {m.id: _plain(said(m)) for m in shown if m.id}
+    records = [record for message in loaded for record in records_of(message)]
+    if not records:  # as in most turns, of a history that may be long
+        return None
+    ids = {record.id for record in records if record.id}
+    by_id = {m.id: _plain(said(m)) for m in shown if m.id in ids}
     unnamed = [_plain(said(m)) for m in [m for m in shown if not m.id][-UNNAMED:]]
     kept: list[Record] = []
     told: set[tuple[str, str]] = set()
-    for record in (record for message in loaded for record in records_of(message)):
+    for record in records:
         text = _plain(record.text)
         # what was said is told once, though it names two; two documents may have one text
         mark = (text, "" if record.id else _plain(record.about))

@@ -23,6 +23,16 @@ from langchain_memkit.runnables.turn import HistoryTurn
 __all__ = ["RunnableWithMessageHistory", "create_runnable_with_message_history"]
 
 
+SESSION_ID = ConfigurableFieldSpec(
+    id="session_id",
+    annotation=str,
+    name="Session ID",
+    description="Unique identifier for a session.",
+    default="",
+    is_shared=True,
+)
+
+
 class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's class while it exists
     """A drop-in for LangChain's class of the same name that saves in the call path and raises.
 
@@ -83,14 +93,6 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
             on_context_overflow,
         )
         policy.check()
-        session_id = ConfigurableFieldSpec(
-            id="session_id",
-            annotation=str,
-            name="Session ID",
-            description="Unique identifier for a session.",
-            default="",
-            is_shared=True,
-        )
         # past LangChain's constructor, which warns that it is deprecated
         RunnableBindingBase.__init__(
             self,
@@ -106,7 +108,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
             input_messages_key=input_messages_key,
             output_messages_key=output_messages_key,
             history_messages_key=history_messages_key,
-            history_factory_config=history_factory_config or [session_id],
+            history_factory_config=history_factory_config or [SESSION_ID],
             **kwargs,
         )
 

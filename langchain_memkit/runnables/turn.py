@@ -267,10 +267,10 @@ class HistoryTurn(Runnable[Any, Any]):
         context.past = view.messages
         chain = self._policy.preprocessor
         loaded = yield from self._policy.memories.load(memories, view, asked, config, whole=chain is None)
-        note = compose_notes(loaded, asked)
         past: list[BaseMessage] = view.messages
         if chain is not None:
-            context.notes = [] if note is None else [note]  # the most that it can be
+            most = compose_notes(loaded, asked)  # what of it stands in the past is known once that is cut
+            context.notes = [] if most is None else [most]
             past = yield Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))
         note = compose_notes(loaded, [*past, *asked])
         context.notes = [] if note is None else [note]
