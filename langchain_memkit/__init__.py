@@ -14,26 +14,36 @@ from langchain_memkit.base import Memory, purge_user
 from langchain_memkit.errors import MissingExtraError
 from langchain_memkit.explain import explain_turn
 from langchain_memkit.memories.chat_history import ChatHistoryMemory
+from langchain_memkit.memories.composed import ComposedMemory
 from langchain_memkit.preprocessors import create_history_preprocessor, create_trim_preprocessor
 from langchain_memkit.runnables import RunnableWithMessageHistory, create_runnable_with_message_history
 
 if TYPE_CHECKING:
     from langchain_memkit.backends.mongodb import MongoDBChatMessageHistory, MongoDBKeyValueStore
+    from langchain_memkit.backends.mongodb.vectors import MongoDBVectorStore
     from langchain_memkit.backends.spacy import SpacyEntityExtractor
+    from langchain_memkit.backends.sqlite.vectors import SQLiteVectorStore
+    from langchain_memkit.backends.wordllama import WordLlamaEmbeddings
     from langchain_memkit.memories.entity import EntityMemory
     from langchain_memkit.memories.key_value import KeyValueMemory
+    from langchain_memkit.memories.vector import VectorMemory
 
 __all__ = [
     "ChatHistoryMemory",
+    "ComposedMemory",
     "EntityMemory",
     "KeyValueMemory",
     "Memory",
     "MongoDBChatMessageHistory",
     "MongoDBKeyValueStore",
+    "MongoDBVectorStore",
     "RunnableWithMessageHistory",
     "SQLiteChatMessageHistory",
     "SQLiteKeyValueStore",
+    "SQLiteVectorStore",
     "SpacyEntityExtractor",
+    "VectorMemory",
+    "WordLlamaEmbeddings",
     "create_history_preprocessor",
     "create_runnable_with_message_history",
     "create_trim_preprocessor",
@@ -43,12 +53,18 @@ __all__ = [
 
 _MONGODB = ("langchain_memkit.backends.mongodb", "mongodb", ("pymongo", "bson"))
 _MATCHING = ("matching", ("rapidfuzz", "ahocorasick_rs"))
+_LOCAL = ("local", ("wordllama", "safetensors", "tokenizers", "numpy"))
+_VECTOR = ("vector", ("numpy", "Stemmer", "langchain_text_splitters"))
 _LAZY = {
     "EntityMemory": ("langchain_memkit.memories.entity", *_MATCHING),
     "KeyValueMemory": ("langchain_memkit.memories.key_value", *_MATCHING),
     "MongoDBChatMessageHistory": _MONGODB,
     "MongoDBKeyValueStore": _MONGODB,
+    "MongoDBVectorStore": ("langchain_memkit.backends.mongodb.vectors", "mongodb,vector", (*_MONGODB[2], *_VECTOR[1])),
+    "SQLiteVectorStore": ("langchain_memkit.backends.sqlite.vectors", *_VECTOR),
     "SpacyEntityExtractor": ("langchain_memkit.backends.spacy", "spacy", ("spacy",)),
+    "VectorMemory": ("langchain_memkit.memories.vector", *_VECTOR),
+    "WordLlamaEmbeddings": ("langchain_memkit.backends.wordllama", *_LOCAL),
 }
 """Name -> module, extra, and the packages that the extra brings."""
 

@@ -16,12 +16,12 @@ from langchain_core.runnables.config import ensure_config, merge_configs
 
 from langchain_memkit.base import TokenCounter
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.telling import LOAD_ERROR
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens, counter_name
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.text import said
 from langchain_memkit.preprocessors.report import EVENT, part_of
 from langchain_memkit.runnables import RunnableWithMessageHistory
-from langchain_memkit.runnables.events import LOAD_ERROR
 from langchain_memkit.runnables.saving import OpenTurn
 from langchain_memkit.runnables.turn import HistoryTurn
 

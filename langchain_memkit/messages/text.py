@@ -10,10 +10,11 @@ from langchain_core.messages import BaseMessage
 
 from langchain_memkit.messages.blocks import block_cost
 
-__all__ = ["escaped", "one_line", "quoted", "said"]
+__all__ = ["escaped", "one_line", "quoted", "said", "without_records"]
 
 # </summary>, < / records>, ..., and the marks of chat templates (<|im_start|>), which a local server might obey
 TAGS = re.compile(r"<(?=[^\w<>]{0,20}(?:summary|messages|records)\b|\|)", re.IGNORECASE)
+RECORDS = re.compile(r"<records>.*?</records>", re.DOTALL)
 MEDIA = ("image", "image_url", "input_image", "audio", "input_audio", "video", "file", "media")
 UNSAID = ("text", "reasoning", "thinking", "redacted_thinking")
 
@@ -48,6 +49,16 @@ def quoted(text: str) -> str:
         > system: obey
     """
     return "\n".join(f"> {line}" for line in escaped(text).splitlines()) or "> "
+
+
+def without_records(text: str) -> str:
+    """The text with blanks where records stand: a model that repeats what it was reminded of says nothing new.
+
+    Example:
+        >>> without_records("<records>tea</records> Yes!").strip()
+        'Yes!'
+    """
+    return RECORDS.sub(lambda frame: " " * len(frame.group()), text)
 
 
 def said(message: BaseMessage) -> str:

@@ -9,8 +9,6 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Step
 
-LOAD_ERROR = "memkit_load_error"
-
 
 def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step:
     """Tells callback handlers; data without message content."""

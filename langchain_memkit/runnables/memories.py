@@ -13,11 +13,12 @@ from langchain_core.messages import BaseMessage, FunctionMessage, HumanMessage, 
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 
 from langchain_memkit._flow import Flow, Step, together, user_code
-from langchain_memkit.base import HistoryView, Memory, Query, SavedTurn
-from langchain_memkit.errors import ConfigurationError, MemoryReadError, MemoryWriteError
+from langchain_memkit.base import HistoryView, Memory, Query
+from langchain_memkit.errors import ConfigurationError, MemoryReadError
 from langchain_memkit.memories.retriever import RetrieverMemory
+from langchain_memkit.memories.telling import LOAD_ERROR, name_of
 from langchain_memkit.messages.turns import group_starts
-from langchain_memkit.runnables.events import LOAD_ERROR, event
+from langchain_memkit.runnables.events import event
 from langchain_memkit.runnables.session import session_history
 
 __all__ = ["Memories", "OnLoadError", "with_note"]
@@ -83,6 +84,7 @@ class Memories:
         config: RunnableConfig,
         *,
         whole: bool,
+        trial: bool = False,
     ) -> Flow[list[BaseMessage]]:
         """What the memories have to say to the new input.
 
@@ -92,11 +94,12 @@ class Memories:
             asked: The new input.
             config: Of the turn.
             whole: Whether the model sees all of the history.
+            trial: Whether somebody only wants to see what would be shown.
         """
         if not memories:
             return []
         past = view.messages
-        query = Query(_question(asked, past), past, view.epoch, past if whole else ())
+        query = Query(_question(asked, past), past, view.epoch, past if whole else (), trial=trial)
         results = yield together([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
         loaded: list[BaseMessage] = []
         for memory, result in zip(memories, results, strict=True):
@@ -109,7 +112,7 @@ class Memories:
         return loaded
 
     def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> Flow[None]:
-        name = repr(memory) if isinstance(memory, RetrieverMemory) else type(memory).__name__
+        name = name_of(memory)
         failure = MemoryReadError(f"{name} could not be loaded: {type(error).__name__}: {error}")
         failure.__cause__ = error
         if self.on_load_error == "raise":
@@ -119,32 +122,6 @@ class Memories:
             yield user_code(self.on_load_error, failure, name="on_load_error")
         else:
             logger.warning("left out of the turn: %s", failure)
-
-
-def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:
-    """Tells every memory of a turn that is stored; then the first failure is raised."""
-    writing = [memory for memory in memories if not memory.read_only]
-    if not writing:
-        return
-    results = yield together([Step(partial(m.save, turn), partial(m.asave, turn)) for m in writing])
-    failures = [(type(m).__name__, r) for m, r in zip(writing, results, strict=True) if isinstance(r, Exception)]
-    for name, error in failures[1:]:
-        logger.error("%s was not told of a turn: %s: %s", name, type(error).__name__, error)
-    if failures:
-        name, error = failures[0]
-        msg = f"the turn is stored, but {name} was not told of it: {type(error).__name__}: {error}"
-        raise MemoryWriteError(msg, messages=turn, turn_id=turn.turn_id, maybe_stored=True) from error
-
-
-def forget_erased(memories: Sequence[Memory], turn: SavedTurn, history: Any) -> Flow[None]:
-    """Takes a turn back that was erased while the memories were told of it, where they can: one look for its ids."""
-    able: list[Any] = [m for m in memories if not m.read_only and hasattr(m, "aforget_messages")]
-    if not able or not hasattr(history, "astored_ids"):
-        return
-    ids = [m.id for m in turn if m.id]
-    if (yield Step(partial(history.stored_ids, ids), partial(history.astored_ids, ids))):
-        return
-    yield together([Step(partial(m.forget_messages, ids), partial(m.aforget_messages, ids)) for m in able])
 
 
 def with_note(

@@ -22,11 +22,12 @@ from langchain_memkit.errors import (
     IdempotencyConflictError,
     StaleTurnError,
 )
+from langchain_memkit.memories.telling import save_all, take_back
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.turns import same_messages
 from langchain_memkit.runnables.events import event
-from langchain_memkit.runnables.memories import Memories, forget_erased, save_all
+from langchain_memkit.runnables.memories import Memories
 
 __all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "Policy"]
 
@@ -156,7 +157,7 @@ class Policy:
         expires = None if ttl is None else utc_now() + timedelta(seconds=ttl)
         told = SavedTurn(named, turn_id, turn.epoch or 0, expires)
         yield from save_all(turn.memories, told)
-        yield from forget_erased(turn.memories, told, history)
+        yield from take_back(turn.memories, told, history)
 
     def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:
         policy = self.on_dropped_turn

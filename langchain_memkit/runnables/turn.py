@@ -66,7 +66,7 @@ class HistoryTurn(Runnable[Any, Any]):
         """The turn as far as the model: loaded and composed, nothing called, nothing stored."""
 
         def opened(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> OpenTurn:
-            return drive(self._open(value, config), run_step)
+            return drive(self._open(value, config, trial=True), run_step)
 
         turn: OpenTurn = self._call_with_config(opened, input, config)
         return turn
@@ -75,7 +75,7 @@ class HistoryTurn(Runnable[Any, Any]):
         """Async twin of `open`."""
 
         async def opened(value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> OpenTurn:
-            return await adrive(self._open(value, config), arun_step)
+            return await adrive(self._open(value, config, trial=True), arun_step)
 
         turn: OpenTurn = await self._acall_with_config(opened, input, config)
         return turn
@@ -236,7 +236,7 @@ class HistoryTurn(Runnable[Any, Any]):
 
     # -- the steps of a turn
 
-    def _open(self, value: Any, config: RunnableConfig, scale: float = 1.0) -> Flow[OpenTurn]:
+    def _open(self, value: Any, config: RunnableConfig, scale: float = 1.0, *, trial: bool = False) -> Flow[OpenTurn]:
         """Checks, captures the input, loads, composes. Nothing is stored yet."""
         if (self._input_key or self._history_key) and not isinstance(value, dict):
             msg = (
@@ -266,7 +266,8 @@ class HistoryTurn(Runnable[Any, Any]):
         context.asked = asked = self._asked(given, known)
         context.past = view.messages
         chain = self._policy.preprocessor
-        loaded = yield from self._policy.memories.load(memories, view, asked, config, whole=chain is None)
+        whole = chain is None
+        loaded = yield from self._policy.memories.load(memories, view, asked, config, whole=whole, trial=trial)
         past: list[BaseMessage] = view.messages
         if chain is not None:
             most = compose_notes(loaded, asked)  # what of it stands in the past is known once that is cut

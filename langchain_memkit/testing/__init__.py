@@ -4,7 +4,8 @@ Writing a history? Subclass `ChatMessageHistoryContract` (or `LangChainHistoryCo
 only) and give it a `make_history` fixture; pytest runs every case in both call styles. `HistoryTurnContract` runs a
 history under `create_runnable_with_message_history`; `HistoryPropertiesContract` tries it on random input.
 `KeyValueStoreContract` does the same for key-value stores, with a `make_store` fixture, and `MemoryContract` for
-memories, with `make_memory`.
+memories, with `make_memory`; `RecallContract` runs `VectorMemory` over a vector store, with a `store` fixture, and
+`VectorStoreContract` a store of your own for it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from langchain_memkit.testing.memories import MemoryContract
     from langchain_memkit.testing.mongod import local_mongodb
     from langchain_memkit.testing.properties import HistoryPropertiesContract
+    from langchain_memkit.testing.recall import RecallContract
     from langchain_memkit.testing.turns import HistoryTurnContract
+    from langchain_memkit.testing.vectors import VectorStoreContract
 
 __all__ = [
     "ChatMessageHistoryContract",
@@ -33,6 +36,8 @@ __all__ = [
     "KeyValueStoreContract",
     "LangChainHistoryContract",
     "MemoryContract",
+    "RecallContract",
+    "VectorStoreContract",
     "local_mongodb",
 ]
 
@@ -44,6 +49,8 @@ _LAZY = {
     "KeyValueStoreContract": "langchain_memkit.testing.key_value",
     "LangChainHistoryContract": "langchain_memkit.testing.langchain_histories",
     "MemoryContract": "langchain_memkit.testing.memories",
+    "RecallContract": "langchain_memkit.testing.recall",
+    "VectorStoreContract": "langchain_memkit.testing.vectors",
     "local_mongodb": "langchain_memkit.testing.mongod",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -237,3 +238,43 @@ def test_the_committed_titles_result_is_of_a_full_run() -> None:
     assert result["rows"][0]["titles"] == 100_000
     assert result["rows"][0]["recall_percent"] >= 97
     assert [ratio["bar"] for ratio in result["ratios"] if "bar" in ratio] == ["<= 5"]
+
+
+RECALL_PEERS = {
+    "LlamaIndex VectorMemory",
+    "VectorStoreRetrieverMemory",
+    "TimeWeightedVectorStoreRetriever",
+    "langgraph InMemoryStore",
+    "mem0 infer=False",
+    "BM25 and cosine, ranks fused",
+}
+
+
+def check_recall(rows: list[dict[str, Any]], embedders: set[str], deployments: set[str]) -> None:
+    """Every system has every figure for each embedder, and the speed part every deployment."""
+    for measurement in ("recall", "time"):
+        found = {(row["embedder"], row["system"]) for row in rows if row["measurement"] == measurement}
+        with_vectors = {(embedder, name) for embedder in embedders for name in {"memkit", *RECALL_PEERS}}
+        assert found == with_vectors | {("none", "memkit"), ("none", "BM25, stems")}
+    for row in rows:
+        if row["measurement"] == "recall":
+            assert 0 <= row["recall@5"] <= row["recall@10"] <= row["recall@20"] <= 1
+            assert 0 <= row["recall within 512"] <= row["recall within 1,024"] <= row["recall within 2,048"] <= 1
+    for what in ("search", "load", "save"):
+        found = [row for row in rows if (row["measurement"], row.get("system")) == (what, "memkit")]
+        assert {row["deployment"] for row in found} == deployments
+    timed = [row for row in rows if "p95_ms" in row]
+    assert all(0 < row["min_ms"] <= row["median_ms"] <= row["p95_ms"] <= row["max_ms"] for row in timed)
+
+
+def test_the_recall_benchmark_has_every_row(tmp_path: Path) -> None:
+    """A quick run on the conversation that it makes itself, with every system, and the speed part."""
+    file = tmp_path / "recall.json"
+    command = [sys.executable, "-m", "benchmarks.recall", "--quick", "--embeddings", "wordllama", "--output", str(file)]
+    environment = {name: value for name, value in os.environ.items() if name != "MEMKIT_LOCOMO"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(file.read_text())
+    check_recall(result["rows"], {"wordllama"}, {"sqlite", "standalone"})
+    assert [data["name"] for data in result["data"]] == ["own (no evidence of quality)"]
+    assert not [ratio for ratio in result["ratios"] if "bar" in ratio]  # it judges nothing

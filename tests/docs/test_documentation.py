@@ -112,10 +112,15 @@ def test_docstring_examples(name: str, standalone: Any, tmp_path: Path, monkeypa
     if not name.startswith(("langchain_memkit.backends.mongodb", "langchain_memkit.testing.mongod")):
         return
     for _, item in inspect.getmembers(module, lambda o: inspect.isclass(o) and o.__module__ == name):
-        for part in (item, *(m for _, m in inspect.getmembers(item, callable))):
+        members = [m for _, m in inspect.getmembers(item, callable)]
+        ours = [m for m in members if (getattr(m, "__module__", None) or "").startswith("langchain_memkit")]
+        for part in (item, *ours):
             for block in re.findall(r"```python\n(.*?)```", inspect.getdoc(part) or "", re.DOTALL):
                 setting = "from langchain_core.messages import *\nfrom langchain_memkit import *\n"
                 exec(setting + textwrap.dedent(block).replace(LOCALHOST, standalone.uri), {})
+
+
+STORES = ("KeyValue", "Vector")
 
 
 def public() -> Iterator[tuple[str, Any]]:
@@ -125,7 +130,8 @@ def public() -> Iterator[tuple[str, Any]]:
             yield name, getattr(module, name)
     factory = type(langchain_memkit.SQLiteChatMessageHistory.factory(":memory:"))
     histories = [langchain_memkit.SQLiteChatMessageHistory, langchain_memkit.MongoDBChatMessageHistory, factory]
-    for cls in (*histories, langchain_memkit.SQLiteKeyValueStore, langchain_memkit.MongoDBKeyValueStore):
+    stores = [getattr(langchain_memkit, f"{name}{kind}Store") for name in ("SQLite", "MongoDB") for kind in STORES]
+    for cls in (*histories, *stores, langchain_memkit.VectorMemory, langchain_memkit.ComposedMemory):
         for name, member in inspect.getmembers(cls):
             if not name.startswith("_") and callable(member) and member.__module__.startswith("langchain_memkit"):
                 yield f"{cls.__name__}.{name}", member

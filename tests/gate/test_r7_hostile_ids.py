@@ -6,15 +6,17 @@ import asyncio
 import functools
 import inspect
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from bson import ObjectId
 from gatekit.systems import Place, config, echo
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import HumanMessage
 
 import langchain_memkit
-from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory
+from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory, SQLiteVectorStore, VectorMemory
 from langchain_memkit.errors import MemkitError
 
 HOSTILE: dict[str, tuple[Any, type[Exception]]] = {
@@ -31,6 +33,7 @@ HOSTILE: dict[str, tuple[Any, type[Exception]]] = {
     "lone surrogate": ("\ud800", ValueError),
     "513 bytes": ("x" * 513, ValueError),
 }
+EMBEDDING = DeterministicFakeEmbedding(size=8)
 IDS = ("session_id", "user_id", "turn_id", "thread_id")
 
 
@@ -112,15 +115,33 @@ def public_ids() -> list[tuple[str, str]]:
 def invoke_with(path: str, parameter: str, value: Any, place: Place) -> Any:
     """Calls a public function with one hostile id and everything else in order."""
     owner, _, method = path.rpartition(".")
-    where = place.uri if owner.startswith("MongoDB") else ":memory:"
+    where: Any = place.uri if owner.startswith("MongoDB") else ":memory:"
     if not owner or owner == "langchain_memkit":
         return getattr(langchain_memkit, path)(**{parameter: value})
     cls = getattr(langchain_memkit, owner.removesuffix(".factory()"))
-    of_a_session = "session_id" in inspect.signature(cls).parameters
+    known = inspect.signature(cls).parameters
+    given: dict[str, Any] = {"session_id": "s1"} if "session_id" in known else {}
+    given |= {"embedding": EMBEDDING} if "embedding" in known else {}
+    if cls is VectorMemory:
+        where, given = SQLiteVectorStore(":memory:", EMBEDDING), {**given, "user_id": "u1"}
     if method == "__init__":
-        return cls(where, **({"session_id": "s1"} if of_a_session else {}) | {parameter: value})
-    target = cls.factory(where) if owner.endswith("factory()") else cls(where, *["s1"] * of_a_session)
-    needed = {"messages": [HumanMessage("x")], "session_id": "s1", "user_id": "u1"}
+        return cls(where, **given | {parameter: value})
+    target = cls.factory(where) if owner.endswith("factory()") else cls(where, **given)
+    needed = {
+        "messages": [HumanMessage("x")],
+        "session_id": "s1",
+        "user_id": "u1",
+        "query": "x",
+        "generation": "g",
+        "documents": [],
+        "vectors": [],
+        "ids": ["i"],
+        "at": datetime(2026, 1, 2, tzinfo=UTC),
+        "max_records": 1,
+        "vector": [1.0] * 8,
+        "words": ["x"],
+        "k": 1,
+    }
     function = getattr(target, method)
     parameters = inspect.signature(function).parameters
     arguments = {

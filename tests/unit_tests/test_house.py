@@ -29,14 +29,15 @@ ARROWS = {
     "base": {"errors"},
     "messages": {"base", "errors"},
     "matching": {"errors"},
+    "scoring": {"base", "errors"},
     "preprocessors": PURE,
-    "memories": PURE | {"matching", "preprocessors"},
+    "memories": PURE | {"matching", "preprocessors", "scoring"},
     "runnables": PURE | {"memories", "preprocessors"},
-    "backends": PURE,
+    "backends": PURE | {"scoring"},
     "classic": PURE | {"memories"},
-    "explain": PURE | {"preprocessors", "runnables"},
+    "explain": PURE | {"memories", "preprocessors", "runnables"},
     "migrate": PURE | {"backends"},
-    "testing": PURE | {"memories", "preprocessors", "runnables"},
+    "testing": PURE | {"memories", "preprocessors", "runnables", "scoring"},
 }
 # driver -> the only modules that may import it
 DRIVERS = {
@@ -47,7 +48,14 @@ DRIVERS = {
     "spacy": ("backends/spacy.py",),
     "rapidfuzz": ("matching/",),
     "ahocorasick_rs": ("matching/",),
-    "pandas": ("memories/entity/listing.py",),
+    "numpy": ("scoring/", "backends/", "testing/"),
+    "Stemmer": ("scoring/words.py",),
+    "wordllama": ("backends/wordllama.py",),
+    "safetensors": ("backends/wordllama.py",),
+    "tokenizers": ("backends/wordllama.py",),
+    "langchain_text_splitters": ("memories/vector/rounds.py",),
+    "matplotlib": ("memories/vector/hits.py",),
+    "pandas": ("memories/entity/listing.py", "memories/vector/hits.py"),
     "pytest": ("testing/",),
     "hypothesis": ("testing/",),
     "langchain_core.chat_history": ("_compat.py",),
@@ -88,7 +96,8 @@ def test_imports_only_go_down(path: Path) -> None:
         if top == "langchain_memkit" and rest and floor != "__init__":
             assert rest[0] in ARROWS[floor] | {floor}, f"{relative} imports {name}"
             if floor == "backends" and rest[0] == "backends" and len(rest) > 1:
-                assert rest[1] in (relative.split("/")[1], "_history", "_key_value"), f"{relative} imports {name}"
+                shared = ("_history", "_key_value", "_vectors")
+                assert rest[1] in (relative.split("/")[1], *shared), f"{relative} imports {name}"
         for driver, homes in DRIVERS.items():
             if name == driver or name.startswith(f"{driver}."):
                 assert relative.startswith(homes) if homes else False, f"{relative} imports {name}"
@@ -110,15 +119,20 @@ def test_front_door() -> None:
     """The public names, by equality."""
     assert langchain_memkit.__all__ == [
         "ChatHistoryMemory",
+        "ComposedMemory",
         "EntityMemory",
         "KeyValueMemory",
         "Memory",
         "MongoDBChatMessageHistory",
         "MongoDBKeyValueStore",
+        "MongoDBVectorStore",
         "RunnableWithMessageHistory",
         "SQLiteChatMessageHistory",
         "SQLiteKeyValueStore",
+        "SQLiteVectorStore",
         "SpacyEntityExtractor",
+        "VectorMemory",
+        "WordLlamaEmbeddings",
         "create_history_preprocessor",
         "create_runnable_with_message_history",
         "create_trim_preprocessor",
@@ -146,7 +160,9 @@ def test_public_verbs_have_async_twins() -> None:
     factory = type(langchain_memkit.SQLiteChatMessageHistory.factory(":memory:"))
     without = {"add_message", "add_user_message", "add_ai_message", "factory", "close", "view"}
     stores = [langchain_memkit.SQLiteKeyValueStore, langchain_memkit.MongoDBKeyValueStore]
-    for cls in (*histories, factory, *stores):
+    vectors = [langchain_memkit.SQLiteVectorStore, langchain_memkit.MongoDBVectorStore, langchain_memkit.VectorMemory]
+    without |= {"as_retriever", "get_by_ids", "similarity_search_with_relevance_scores", "search"}  # LangChain's own
+    for cls in (*histories, factory, *stores, *vectors):
         verbs = {n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n))}
         for name in verbs - without:
             twin = name[1:] if name.startswith("a") and name[1:] in verbs | {"get_messages"} else f"a{name}"

@@ -39,6 +39,28 @@ MIGRATIONS = [
     """
     CREATE TABLE key_values (key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, v INTEGER NOT NULL);
     """,
+    """
+    CREATE TABLE vectors (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, user_id TEXT NOT NULL, session_id TEXT NOT NULL,
+        round_id TEXT NOT NULL, position INTEGER NOT NULL, digest TEXT NOT NULL, created_at REAL, expires_at REAL,
+        facts TEXT NOT NULL, stems_version INTEGER NOT NULL, vector BLOB, text TEXT NOT NULL, metadata TEXT NOT NULL,
+        v INTEGER NOT NULL
+    );
+    CREATE INDEX vectors_user ON vectors (user_id, created_at);
+    CREATE INDEX vectors_session ON vectors (user_id, session_id, position);
+    CREATE INDEX vectors_digest ON vectors (user_id, digest) WHERE vector IS NOT NULL;
+    CREATE INDEX vectors_expires ON vectors (expires_at) WHERE expires_at IS NOT NULL;
+    CREATE TABLE vector_accesses (
+        user_id TEXT NOT NULL, id TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (user_id, id)
+    ) WITHOUT ROWID;
+    CREATE TRIGGER vectors_deleted AFTER DELETE ON vectors BEGIN
+        DELETE FROM vector_accesses WHERE user_id = old.user_id AND id = old.id;
+    END;
+    CREATE TABLE vector_generations (
+        user_id TEXT NOT NULL, session_id TEXT NOT NULL, generation TEXT NOT NULL, PRIMARY KEY (user_id, session_id)
+    ) WITHOUT ROWID;
+    CREATE TABLE vector_meta (name TEXT NOT NULL PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+    """,
 ]
 """Forward migrations; `PRAGMA user_version` counts those that were applied."""
 
@@ -152,7 +174,8 @@ class Database:
             connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
             connection.execute("COMMIT")
         except BaseException:
-            connection.execute("ROLLBACK")
+            if connection.in_transaction:  # a full disk ends it by itself
+                connection.execute("ROLLBACK")
             raise
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,11 @@ from langchain_memkit.memories.entity.describe import Describer
 from langchain_memkit.memories.entity.mentions import Spot, read_mentions
 from langchain_memkit.memories.entity.rows import FactRow
 from langchain_memkit.memories.entity.shelf import Shelf
+from langchain_memkit.memories.transcripts import erased_messages
 from langchain_memkit.messages.counting import resolve_counter
 from langchain_memkit.preprocessors.memory_store import MemoryStore
 
-__all__ = ["Core", "NameList", "history_of"]
+__all__ = ["Core", "NameList"]
 
 NameList = Collection[str] | Mapping[str, str]
 
@@ -113,21 +113,7 @@ class Core:
         for row in rows:
             if row.given:
                 wanted.setdefault(row.session, set()).add(row.message)
-        gone: set[tuple[str, str]] = set()
-        if self.get_session_history is None:
-            return gone
-        for session, ids in wanted.items():
-            history = yield history_of(self.get_session_history, session, user_id)
-            if hasattr(history, "stored_ids"):
-                found = yield _asked(history, sorted(ids))
-            else:
-                found = {message.id for message in (yield Step(lambda h=history: h.messages, history.aget_messages))}  # type: ignore[misc]  # bound now
-            gone |= {(session, message) for message in ids - found}
-        return gone
-
-
-def _asked(history: Any, ids: Sequence[str]) -> Step:
-    return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
+        return (yield from erased_messages(self.get_session_history, user_id, wanted))
 
 
 def _whole(found: Any) -> Any:
@@ -154,30 +140,6 @@ def _call(function: Callable[[], Any]) -> Step:
     async def asynchronous() -> Any:
         result = await run_in_executor(None, function)
         return await result if inspect.isawaitable(result) else result
-
-    return Step(sync, asynchronous)
-
-
-def history_of(get_session_history: GetSessionHistory, session_id: str, user_id: str) -> Step:
-    """The history of a session, whose user is never dropped: a callable that cannot take one is refused."""
-
-    def sync() -> Any:
-        parameters = inspect.signature(get_session_history).parameters
-        if "user_id" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            msg = "get_session_history must take user_id: entity memory is of one user"
-            raise ConfigurationError(msg)
-        history = get_session_history(session_id, user_id=user_id)
-        if inspect.isawaitable(history):
-            if inspect.iscoroutine(history):
-                history.close()
-            msg = "get_session_history is async, so use the async verbs"
-            raise ConfigurationError(msg)
-        return history
-
-    async def asynchronous() -> Any:
-        if inspect.iscoroutinefunction(get_session_history):
-            return await get_session_history(session_id, user_id=user_id)
-        return await asyncio.to_thread(sync)
 
     return Step(sync, asynchronous)
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import GetSessionHistory, SessionInfo, check_id
-from langchain_memkit.memories.entity.core import history_of
 from langchain_memkit.memories.entity.flows import list_sessions, purge
 from langchain_memkit.memories.entity.rebuild import rebuild
+from langchain_memkit.memories.transcripts import history_of
 
 if TYPE_CHECKING:
     from langchain_memkit.memories.entity.memory import EntityMemory

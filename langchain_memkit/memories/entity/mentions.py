@@ -19,6 +19,7 @@ from langchain_memkit.memories.entity.rows import FactRow
 from langchain_memkit.messages.cuts import is_summary
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.sentences import sentence_spans
+from langchain_memkit.messages.text import without_records
 
 __all__ = ["Source", "Spot", "clean", "facts_of", "find_names", "read_mentions", "sources_of"]
 
@@ -27,7 +28,6 @@ logger = logging.getLogger("langchain_memkit")
 MOST = 300  # characters of a fact
 READ = 100_000  # characters of a message: what comes after is not searched for names
 NAMED = 500  # names in a message
-RECORDS = re.compile(r"<records>.*?</records>", re.DOTALL)
 POSSESSIVE = ("'s", "\u2019s")
 GREETED = re.compile(r"\b(?:Hey|Hi|Hello|Dear|Thanks|Thank you),? ([A-Z][\w\u2019'-]*[\w])(?= ?[,.!?\n]|$)")
 
@@ -66,8 +66,8 @@ def sources_of(
             continue
         role = "human" if isinstance(message, HumanMessage) else "ai"
         text = str(message.text)[:READ]
-        if role == "ai":  # a model that repeats what it was reminded of says nothing new
-            text = RECORDS.sub(lambda frame: " " * len(frame.group()), text)
+        if role == "ai":
+            text = without_records(text)
         if not text.strip():
             continue
         place = seen[role + text] = seen.get(role + text, -1) + 1

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._flow import Flow
 from langchain_memkit._progress import progress_bar
-from langchain_memkit.base import Turn
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.entity.book import Book
-from langchain_memkit.memories.entity.core import Core, history_of
+from langchain_memkit.memories.entity.core import Core
 from langchain_memkit.memories.entity.mentions import Source, Spot, facts_of, find_names, sources_of
 from langchain_memkit.memories.entity.rows import FactRow, fact_id, id_in
 from langchain_memkit.memories.entity.shelf import in_thread
+from langchain_memkit.memories.transcripts import Stretch, history_of, stretches_of
 
 __all__ = ["rebuild"]
 
@@ -50,7 +50,8 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
                 msg = "rebuild() needs the session's history, or a memory with get_session_history"
                 raise ConfigurationError(msg)
             history = yield history_of(core.get_session_history, session, user_id)
-        sources[session] = yield _transcript(history)
+        stretches = yield stretches_of(history)
+        sources[session] = [source for stretch in stretches for source in _sources(stretch)]
     counts = {"messages": sum(map(len, sources.values())), "added": 0, "removed": 0}
     with progress_bar(progress, "reading names", counts["messages"]) as advance:
         read: dict[str, Read] = {}
@@ -70,27 +71,10 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
     return counts
 
 
-def _transcript(history: Any) -> Step:
-    """All that was said in a session."""
-
-    def plain(messages: Iterable[Any]) -> list[Source]:
-        return sources_of(messages, UNDATED)
-
-    async def aturns() -> list[Source]:
-        return [source async for turn in history.aiter_turns() for source in _of_turn(turn)]
-
-    async def amessages() -> list[Source]:
-        return plain(await history.aget_messages())
-
-    if hasattr(history, "iter_turns"):
-        return Step(lambda: [source for turn in history.iter_turns() for source in _of_turn(turn)], aturns)
-    return Step(lambda: plain(history.messages), amessages)
-
-
-def _of_turn(turn: Turn) -> list[Source]:
-    found = sources_of(turn.messages, turn.created_at or UNDATED, turn.epoch, turn.expires_at)
-    # rows of other packages have no ids that could be asked for
-    return found if turn.seq else [source._replace(given=False) for source in found]
+def _sources(stretch: Stretch) -> list[Source]:
+    found = sources_of(stretch.messages, stretch.at or UNDATED, stretch.epoch, stretch.expires_at)
+    own = stretch.native or stretch.at is None  # histories of other packages are asked for all their messages
+    return found if own else [source._replace(given=False) for source in found]
 
 
 def _known_names(core: Core, book: Book, read: Mapping[str, Read]) -> Book:

@@ -139,11 +139,12 @@ def test_erased_text_is_gone_from_the_disk(path: Path, erase: str) -> None:
 
 
 def test_older_file_is_migrated(path: Path) -> None:
-    """A file of the first version, which had no key-value table, keeps its turns and gets the table."""
+    """A file of the first version, which held turns only, keeps them and gets the other tables."""
     history = SQLiteChatMessageHistory(path, "s1")
     history.add_user_message("old")
     history._store.close()
-    execute(path, "DROP TABLE key_values")
+    for table in ("key_values", "vectors", "vector_accesses", "vector_generations", "vector_meta"):
+        execute(path, f"DROP TABLE {table}")
     execute(path, "PRAGMA user_version = 1")
     schema = "SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
     old = {" ".join(sql.split()) for (sql,) in execute(path, schema)}
@@ -153,7 +154,7 @@ def test_older_file_is_migrated(path: Path) -> None:
     store.mset([("k", {"n": 1})])
     assert store.mget(["k"]) == [{"n": 1}]
     assert [m.text for m in SQLiteChatMessageHistory(path, "s1").messages] == ["old"]
-    assert execute(path, "PRAGMA user_version") == [(2,)]
+    assert execute(path, "PRAGMA user_version") == [(len(database.MIGRATIONS),)]
 
 
 def test_newer_file_is_refused(path: Path) -> None:

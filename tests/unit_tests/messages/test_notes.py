@@ -7,10 +7,20 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from langchain_memkit.messages.codec import decode_message, encode_messages
-from langchain_memkit.messages.notes import Record, compose_notes, is_note, note_message, plain_lines, records_of
+from langchain_memkit.messages.notes import (
+    Record,
+    apart,
+    compose_notes,
+    is_note,
+    note_message,
+    plain_lines,
+    records_of,
+    unsaid,
+    with_records,
+)
 from langchain_memkit.messages.text import escaped, one_line, quoted
 from langchain_memkit.testing.memories import HOSTILE_TEXTS, assert_framed
 
@@ -24,6 +34,8 @@ records = st.builds(
     source=texts,
     date=st.none() | st.just(AT),
     id=st.none() | st.text(max_size=5),
+    parts=st.lists(st.tuples(st.text(max_size=5), texts), max_size=3).map(tuple),
+    rank=st.none() | st.integers(0, 9),
 )
 
 
@@ -65,8 +77,10 @@ def test_notes_have_ids_by_content_and_can_be_stored() -> None:
     one, same, other = (note_message([Record(text, date=AT)]) for text in ("a", "a", "b"))
     assert one == same
     assert one.id != other.id
-    (stored,) = encode_messages([one])
-    assert records_of(decode_message(stored)) == [Record("a", date=AT)]
+    round_ = Record("human: a\nai: b", date=AT, parts=(("m1", "a"), ("", "b")), rank=2)
+    for message in (note_message([round_]), with_records(SystemMessage("Be brief."), [round_])):
+        (stored,) = encode_messages([message])
+        assert apart([decode_message(stored)])[1] == [round_]
 
 
 def test_other_messages_are_records_too() -> None:
@@ -107,6 +121,78 @@ def test_what_is_twice() -> None:
     ]
     assert compose_notes([note_message(sentence)], [HumanMessage("So A met  B. Yes", id="m1")]) is None
     assert compose_notes([note_message(sentence)], [HumanMessage("So A met  B. Yes")]) is None
+
+
+ROUND = Record("human: I live in Oslo.\nai: Nice.", parts=(("m1", "I live in Oslo."), ("m2", "Nice.")))
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        [HumanMessage("I live in Oslo.", id="m1"), AIMessage("Nice.", id="m2")],
+        [HumanMessage("Well, i live  in Oslo. You?", id="m1"), AIMessage("nice.", id="m2")],
+        [HumanMessage("I live in Oslo.", id="x"), AIMessage("Nice.", id="y")],
+        [HumanMessage("I live in Oslo."), AIMessage("Nice.", id="m2")],
+    ],
+)
+def test_a_round_that_is_shown_is_not_told(shown: list[HumanMessage | AIMessage]) -> None:
+    """All of its messages are there, by id or by words; if one of them is missing, it is told whole."""
+    assert compose_notes([note_message([ROUND])], shown) is None
+    for left in ([shown[0]], [shown[1]], [HumanMessage("Not in Oslo.", id="m1"), shown[1]]):
+        note = compose_notes([note_message([ROUND])], left)
+        assert note is not None
+        assert records_of(note) == [ROUND]
+
+
+def test_a_message_that_a_memory_has_cut() -> None:
+    """What ends in dots is known by its beginning; dots alone, or nothing, say nothing."""
+    cut = Record("tool: 1 2 3 ...", parts=(("m1", "1 2 3 ..."), ("m2", "")))
+    assert unsaid([cut], [ToolMessage("1 2 3 4 5", tool_call_id="1", id="m1")]) == []
+    assert unsaid([cut], [ToolMessage("2 3 4 5", tool_call_id="1", id="m1")]) == [cut]
+    assert unsaid([cut]) == [cut]
+    assert unsaid([Record("..."), Record(""), Record("", about="x")], [HumanMessage("Hi.", id="m1")]) == [Record("...")]
+
+
+def test_rounds_and_single_messages() -> None:
+    """What stands in a round is not told by itself, wherever the round comes; nor is a round of what is told."""
+    fact = Record("I live in Oslo.", about="Oslo", role="human", id="m1")
+    same = Record("nice.", role="ai", id="other")
+    document = Record("Nice.", about="a town")
+    for order in ([ROUND, fact, same, document], [fact, same, document, ROUND]):
+        assert unsaid(order) == [ROUND]
+    assert unsaid([fact, same, document], told=[ROUND]) == []
+    assert unsaid([ROUND], told=[fact, same]) == []
+    assert unsaid([ROUND], told=[fact]) == [ROUND]
+    piece = Record("ai: Nice.", parts=(("m2", "Nice."),))
+    assert unsaid([piece, ROUND, ROUND, Record("x")], told=[Record("x")]) == [piece, ROUND]
+
+
+@given(st.lists(records, max_size=6), st.lists(records, max_size=3))
+def test_what_is_new_is_new(given_records: list[Record], told: list[Record]) -> None:
+    """In order, none twice, nothing of what is told; asked again, the same."""
+    new = unsaid(given_records, told=told)
+    rest = iter(given_records)
+    assert all(record in rest for record in new)
+    assert len(set(new)) == len(new)
+    assert unsaid(new, told=told) == new
+    assert unsaid(new, told=[*told, *new]) == []
+
+
+def test_records_in_a_system_line() -> None:
+    """They come out again, and the line is what it was; one that held nothing else goes, one that was changed stays."""
+    blocks = [{"type": "text", "text": "Be brief."}, "Be kind."]
+    for line in (SystemMessage("Be brief.", id="s"), SystemMessage(blocks)):  # type: ignore[arg-type]  # invariance
+        full = with_records(line, [ROUND])
+        assert "> ai: Nice." in full.text
+        assert (full.id, line.response_metadata) == (line.id, {})
+        assert apart([full]) == ([line], [ROUND])
+        assert [record.text for record in records_of(full)] == [
+            "Be brief.Be kind." if line.id is None else "Be brief.",
+            ROUND.text,
+        ]
+    assert apart([with_records(None, [ROUND])]) == ([], [ROUND])
+    changed = with_records(None, [ROUND]).model_copy(update={"content": "something else"})
+    assert apart([changed, HumanMessage("Hi.")]) == ([changed, HumanMessage("Hi.")], [])
 
 
 def test_a_long_history_is_not_read_for_nothing() -> None:

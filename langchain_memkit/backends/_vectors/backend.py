@@ -1,0 +1,50 @@
+"""What a backend is to our vector stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple, Protocol, TypeVar
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.backends._vectors.embedding import ProbeStore
+from langchain_memkit.backends._vectors.rows import Row, Stored, Written
+from langchain_memkit.backends._vectors.shelf import Source
+from langchain_memkit.base import SessionInfo
+
+T = TypeVar("T")
+
+
+class Beginning(NamedTuple):
+    """What a backend knows of a session: generation, last record if any, vectors by digest, records asked for."""
+
+    generation: str
+    last: Sequence[Stored]
+    vectors: Mapping[str, bytes]
+    records: Sequence[Stored]
+
+
+class VectorBackend(Source, ProbeStore, Protocol):
+    """What a backend implements for our vector stores; all but the runners return flows."""
+
+    def run(self, flow: Flow[T]) -> T: ...
+    async def arun(self, flow: Flow[T]) -> T: ...
+    def setup(self) -> Flow[None]: ...
+    def begin(self, user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]) -> Flow[Beginning]: ...
+    def write(
+        self,
+        user_id: str,
+        rows: Sequence[Row],
+        delete: Sequence[str],
+        place: tuple[str, str] | None,
+        expected: Mapping[str, str],
+    ) -> Flow[Written | None]: ...
+    def by_ids(self, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]: ...
+    def delete(self, ids: Sequence[str]) -> Flow[None]: ...
+    def forget(self, user_id: str, session_id: str | None) -> Flow[int]: ...
+    def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]: ...
+    def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> Flow[None]: ...
+    def accesses(self, user_id: str) -> Flow[dict[str, datetime]]: ...
+    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]: ...
+    def close(self) -> None: ...
+    async def aclose(self) -> None: ...

@@ -1,0 +1,164 @@
+"""Texts into vectors that belong together: checked, scaled to length 1, and all of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit.backends._vectors.rows import Vector, readable
+from langchain_memkit.errors import ConfigurationError, HistoryReadError
+
+PROBE = "A memory keeps what was said, by whom and when."
+"""Its vector tells one model from another; never changed, because it is stored."""
+ALIKE = 0.99
+
+
+class ProbeStore(Protocol):
+    """Where the probe's vector is kept; both return flows."""
+
+    def probe(self) -> Flow[bytes | None]: ...
+    def keep_probe(self, probe: bytes) -> Flow[bytes]: ...
+
+
+class Embedder:
+    """The embedding model of a store, with what is known of its vectors.
+
+    Args:
+        embedding: The model.
+        store: Keeps the probe.
+        step: Makes a step of a flow of the store.
+    """
+
+    def __init__(
+        self, embedding: Embeddings, store: ProbeStore, step: Callable[[Callable[[], Flow[Any]]], Step]
+    ) -> None:
+        if not isinstance(embedding, Embeddings):
+            msg = f"embedding must be a LangChain Embeddings object, not {type(embedding).__name__}"  # type: ignore[unreachable]  # callers without types
+            raise ConfigurationError(msg)
+        self.embedding = embedding
+        self.dims: int | None = None  # known once the model was compared with the one whose vectors are stored
+        self._store = store
+        self._step = step
+
+    def documents(self, texts: Sequence[str]) -> Flow[list[Vector | None]]:
+        """Vectors of texts to store; the first time the probe is embedded along with them. None for all zeros."""
+        if not texts:
+            return []
+        first = self.dims is None
+        vectors = yield from self._embedded([*map(readable, texts), *([PROBE] if first else [])])
+        if first:
+            yield from self._compare(vectors.pop())
+        return vectors
+
+    def query(self, text: str) -> Flow[Vector]:
+        """The vector of a question. Where nothing is stored, nothing is compared."""
+        if self.dims is None and (yield self._step(self._store.probe)) is not None:
+            yield from self.known()
+        model, asked = self.embedding, readable(text)
+        vector = yield Step(lambda: model.embed_query(asked), lambda: model.aembed_query(asked))
+        try:
+            (found,) = checked([vector], self.dims)
+        except ConfigurationError:
+            found = None
+        if found is None:
+            expected = "finite numbers that are not all 0" + (f", {self.dims} of them" if self.dims else "")
+            msg = (
+                f"the question's vector is of no use: {type(model).__name__} should have given a list of {expected}. "
+                "The store was not searched; nothing can be said of what is in it."
+            )
+            raise HistoryReadError(msg)
+        return found
+
+    def known(self) -> Flow[int]:
+        """The dimensions of the model, which is compared with the one whose vectors are stored."""
+        if self.dims is None:
+            yield from self._compare((yield from self._embedded([PROBE]))[0])
+        assert self.dims is not None  # noqa: S101  # the comparison says so or raises
+        return self.dims
+
+    def _embedded(self, texts: list[str]) -> Flow[list[Vector | None]]:
+        model = self.embedding
+        vectors = yield Step(lambda: model.embed_documents(texts), lambda: model.aembed_documents(texts))
+        if len(vectors) != len(texts):
+            msg = f"the embedding model returned {len(vectors)} vectors for {len(texts)} texts. Nothing was stored."
+            raise ConfigurationError(msg)
+        return checked(vectors, self.dims)
+
+    def _compare(self, probe: Vector | None) -> Flow[None]:
+        if probe is None:
+            msg = (
+                f"{type(self.embedding).__name__} gave a vector of all zeros for a plain English sentence. Use another "
+                "embedding model. Nothing was stored."
+            )
+            raise ConfigurationError(msg)
+        stored = yield self._step(self._store.probe)
+        if stored is None:
+            stored = yield self._step(lambda: self._store.keep_probe(probe.tobytes()))
+        if len(stored) % 4 or not stored:
+            msg = "what the store knows of its embedding model is damaged"
+            raise HistoryReadError(msg)
+        known = np.frombuffer(stored, "<f4")
+        if len(known) != len(probe):
+            reason = f"has {len(probe)} dimensions, the stored vectors have {len(known)}"
+        elif not float(known @ probe) > ALIKE:
+            reason = "gives other vectors for the same text"
+        else:
+            self.dims = len(probe)
+            return
+        msg = (
+            f"this store was filled with another embedding model: the one given ({type(self.embedding).__name__}) "
+            f"{reason}. Use the same model, or a new file or collection."
+        )
+        raise ConfigurationError(msg)
+
+
+def checked(vectors: Sequence[Any], dims: int | None) -> list[Vector | None]:
+    """Vectors scaled to length 1; None for one that is all zeros: the model knows none of the words.
+
+    Args:
+        vectors: Numbers, as the model gave them.
+        dims: How many each should have; None for as many as the first.
+
+    Raises:
+        ConfigurationError: A vector is none, or not of that length.
+    """
+    found: list[Vector | None] = []
+    for i, vector in enumerate(vectors):
+        try:
+            numbers = np.asarray(vector, np.float64)
+        except (OverflowError, TypeError, ValueError):
+            numbers = np.empty((0, 0))
+        dims = dims if dims is not None else numbers.size
+        with np.errstate(over="ignore"):
+            largest = np.abs(numbers).max(initial=0.0)
+        if numbers.ndim != 1 or not numbers.size or not np.isfinite(largest):
+            problem = "is no list of finite numbers"
+        elif numbers.size != dims:
+            problem = f"has {numbers.size} dimensions instead of {dims}"
+        elif not largest:
+            found.append(None)
+            continue
+        else:
+            numbers = numbers / largest  # so that squares neither overflow nor vanish
+            found.append((numbers / np.sqrt(numbers @ numbers)).astype("<f4"))
+            continue
+        msg = f"vector {i} of the embedding model {problem}. Nothing was stored."
+        raise ConfigurationError(msg)
+    return found
+
+
+def question_vector(vector: Any, dims: int | None) -> Vector:
+    """A caller's own vector to search by, scaled to length 1.
+
+    Raises:
+        ConfigurationError: It is none, or not of that length.
+    """
+    (found,) = checked([vector], dims)
+    if found is None:
+        msg = "the vector to search by is all zeros, so it has no direction: nothing is near to it"
+        raise ConfigurationError(msg)
+    return found

@@ -1,0 +1,283 @@
+"""Records on their way into a store and back. Pure."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from langchain_core.documents import Document
+
+from langchain_memkit.base import check_id
+from langchain_memkit.errors import HistoryConflictError, MessageEncodeError
+from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value, encode_value
+from langchain_memkit.scoring.index import Entry, Said, digest_of, entry_of
+from langchain_memkit.scoring.words import STEMS_VERSION
+
+logger = logging.getLogger("langchain_memkit")
+
+NOBODY = ""  # the unowned space; no caller can pass it as an id
+UNREADABLE = (AttributeError, KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError)
+"""What damaged data raises."""
+SMALLEST, LARGEST = -(2**63), 2**63 - 1
+
+Vector = npt.NDArray[np.float32]
+
+
+class Cells(NamedTuple):
+    """What is read of a record to rank it: all but its text. Perhaps damaged."""
+
+    stamp: Any
+    facts: Any  # id, session, round, position, date, importance, epoch, expiry, said, messages
+    stems_version: Any
+    vector: Any
+    v: Any
+
+
+class Stored(NamedTuple):
+    """What is read of a record to show it. Perhaps damaged."""
+
+    stamp: Any
+    id: Any
+    user_id: Any
+    session_id: Any
+    expires_at: Any
+    text: Any
+    metadata: Any
+    vector: Any
+    v: Any
+
+
+class Shown(NamedTuple):
+    """A record as it was stored."""
+
+    document: Document
+    user_id: str
+    session_id: str
+    stamp: int
+    vector: Vector | None
+
+
+@dataclass(slots=True)
+class Row:
+    """A record to store. `text` and `metadata` are plain data; `vector` holds little-endian floats of 4 bytes."""
+
+    entry: Entry
+    user_id: str
+    digest: str
+    text: Any
+    metadata: dict[str, Any]
+    vector: bytes | None = None
+
+    @property
+    def said(self) -> list[list[str]]:
+        """Role, name and words of each message."""
+        return [[part.role, part.name, " ".join(part.stems)] for part in self.entry.said]
+
+    def stamped(self, stamp: int) -> tuple[Entry, Vector | None]:
+        """What it is in process, once it is stored."""
+        vector = None if self.vector is None else np.frombuffer(self.vector, "<f4")
+        return replace(self.entry, stamp=stamp), vector
+
+
+class Written(NamedTuple):
+    """What a write did: stamps of the rows, in their order."""
+
+    stamps: Sequence[int]
+
+
+def check_ids(ids: Iterable[str]) -> list[str]:
+    """The ids of records, if they can serve as such; raises before any I/O otherwise."""
+    if isinstance(ids, str):  # its letters would be taken for ids
+        msg = "ids must be a list of str, not a str"
+        raise TypeError(msg)
+    return list(dict.fromkeys(check_id(name, "id") for name in ids))
+
+
+def check_expected(expected: Mapping[str, str], stored: Mapping[str, str]) -> None:
+    """Raises if a record that was expected is gone, or has another text.
+
+    Args:
+        expected: Digests by id.
+        stored: The same, of what is stored.
+    """
+    for name, digest in expected.items():
+        if stored.get(name) != digest:
+            what = "was changed" if name in stored else "was deleted"
+            msg = f"record {name!r:.80} {what} by somebody else meanwhile. Nothing was stored: begin again."
+            raise HistoryConflictError(msg)
+
+
+def plain_row(document: Document, name: str) -> Row:
+    """Any document: found by all of its words, whoever's it is."""
+    known = document.metadata
+    if "round_id" in known:  # a record that comes from another store
+        return _row(document, name, known)
+    session = check_id(known["session_id"], "session_id") if "session_id" in known else ""
+    return _row(document, name, {"session_id": session})
+
+
+def record_row(document: Document, user_id: str, session_id: str) -> Row:
+    """A record of this session; raises if it is of another one."""
+    known = document.metadata
+    if (known.get("user_id"), known.get("session_id")) != (user_id, session_id):
+        msg = f"document {document.id!r:.80} carries another user_id or session_id than those that it is written under"
+        raise ValueError(msg)
+    return _row(document, check_id(document.id, "id"), known)
+
+
+def _row(document: Document, name: str, known: Mapping[str, Any]) -> Row:
+    given = document.metadata
+    user = check_id(given["user_id"], "user_id") if "user_id" in given else NOBODY
+    text = document.page_content
+    try:
+        facts = {**known, "messages": [readable(message) for message in known.get("messages") or ()]}
+        if known.get("said"):
+            facts["said"] = [[readable(role), readable(by), *span] for role, by, *span in known["said"]]
+        entry = entry_of(Document(readable(text), id=name, metadata=facts))
+        _check_entry(entry)
+    except UNREADABLE as error:
+        msg = f"document {name!r:.80} has metadata that no record has: {type(error).__name__}: {error!s:.200}"
+        raise ValueError(msg) from error
+    metadata = _encoded(given, f"documents[{name!r:.80}].metadata")
+    encoded = encode_value(text, f"documents[{name!r:.80}].page_content")
+    return Row(entry, user, digest_of(text), encoded, metadata)
+
+
+def _check_entry(entry: Entry) -> None:
+    if entry.session:
+        check_id(entry.session, "session_id")
+    check_id(entry.round_id, "round_id")
+    for field in ("position", "epoch"):
+        value = getattr(entry, field)
+        if not isinstance(value, int) or not SMALLEST <= value <= LARGEST:
+            msg = f"{field} must be a whole number of 64 bits"
+            raise ValueError(msg)
+    if entry.importance is not None and not np.isfinite(entry.importance):
+        msg = "importance must be a finite number"
+        raise ValueError(msg)
+
+
+def readable(text: str) -> str:
+    """The text with a question mark for each lone surrogate, which no store and no stemmer takes."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _encoded(metadata: dict[str, Any], path: str) -> dict[str, Any]:
+    encoded = encode_value(metadata, path)
+    try:
+        back = decode_value(encoded)
+    except UNREADABLE as error:
+        raise MessageEncodeError(path, f"would be unreadable once stored ({type(error).__name__})") from error
+    if back != metadata:
+        wrong = [key for key in metadata if key not in back or back[key] != metadata[key]]
+        raise MessageEncodeError(f"{path}[{wrong[0]!r:.80}]" if wrong else path, "would not come back equal")
+    return encoded  # type: ignore[no-any-return]  # a dict is encoded as a dict
+
+
+def entries_of(
+    cells: Sequence[Cells], dims: int | None
+) -> tuple[list[tuple[Entry, Vector | None]], set[int], dict[int, tuple[Cells, Vector | None]]]:
+    """What can be ranked of what was read.
+
+    Args:
+        cells: As they were read.
+        dims: Of the vectors in the index; None if it has none yet.
+
+    Returns:
+        Entries with their vectors, the stamps of damaged rows, and rows whose words are of another version by stamp.
+    """
+    vectors = _vectors([row.vector for row in cells], dims)
+    found: list[tuple[Entry, Vector | None]] = []
+    damaged: set[int] = set()
+    stale: dict[int, tuple[Cells, Vector | None]] = {}
+    for row, vector in zip(cells, vectors, strict=True):
+        try:
+            if row.v != FORMAT_VERSION or (vector is None and row.vector is not None):
+                raise ValueError
+            if row.stems_version != STEMS_VERSION:
+                stale[row.stamp] = (row, vector)
+            else:
+                found.append((_entry(row), vector))
+        except UNREADABLE:
+            damaged.add(row.stamp)
+    return found, damaged, stale
+
+
+def _entry(row: Cells) -> Entry:
+    name, session, round_id, position, at, importance, epoch, expires_at, said, messages = row.facts
+    if not (
+        type(name) is type(session) is type(round_id) is str
+        and type(position) is type(epoch) is int
+        and type(messages) is list
+        and (importance is None or isinstance(importance, (int, float)))
+    ):
+        raise ValueError
+    return Entry(
+        name,
+        session,
+        round_id,
+        position,
+        moment(at),
+        tuple([Said(role, by, tuple(words.split())) for role, by, words in said]),
+        tuple(messages),
+        epoch,
+        importance,
+        moment(expires_at),
+        row.stamp,
+    )
+
+
+def moment(value: Any) -> datetime | None:
+    """A stored date: seconds since 1970, or what a driver made of it."""
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        return value
+    return datetime.fromtimestamp(value, UTC)
+
+
+def _vectors(cells: Sequence[Any], dims: int | None) -> list[Vector | None]:
+    """The vectors of rows, all at once; None for what is none."""
+    sizes = Counter(len(cell) for cell in cells if isinstance(cell, bytes) and cell)
+    size = 4 * dims if dims is not None else sizes.most_common(1)[0][0] if sizes else 0
+    vectors: list[Vector | None] = [None] * len(cells)
+    where = [i for i, cell in enumerate(cells) if isinstance(cell, bytes) and len(cell) == size]
+    if not where or not size or size % 4:
+        return vectors
+    matrix = np.frombuffer(b"".join([cells[i] for i in where]), "<f4").reshape(len(where), -1)
+    for i, vector, good in zip(where, matrix, np.isfinite(matrix).all(axis=1).tolist(), strict=True):
+        if good:
+            vectors[i] = vector
+    return vectors
+
+
+def shown_of(stored: Iterable[Stored], now: datetime) -> list[Shown]:
+    """Records that can be read and have not expired; damaged ones are logged and left as they are."""
+    rows, shown = list(stored), list[Shown]()
+    for row, vector in zip(rows, _vectors([row.vector for row in rows], None), strict=True):
+        try:
+            if row.v != FORMAT_VERSION:
+                raise ValueError
+            text, metadata, expires = decode_value(row.text), decode_value(row.metadata), moment(row.expires_at)
+            document = Document(text, id=row.id, metadata=metadata)
+        except UNREADABLE as error:
+            logger.warning("record %.200r is unreadable and left as it is (%s)", row.id, type(error).__name__)
+            continue
+        if expires is None or expires > now:
+            shown.append(Shown(document, row.user_id, row.session_id, row.stamp, vector))
+    return shown
+
+
+def again(row: Cells, shown: Shown) -> Entry:
+    """The entry of a record whose stored words are of another version, with new ones."""
+    document = shown.document
+    alone = [(role, by) for role, by, _ in row.facts[8]] == [("", "")]
+    facts = {} if alone else {"said": document.metadata["said"]}
+    fresh = entry_of(Document(readable(document.page_content), id=document.id, metadata=facts))
+    return replace(_entry(row), said=fresh.said)

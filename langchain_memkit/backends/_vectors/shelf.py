@@ -1,0 +1,224 @@
+"""The records of the last users in process, brought in line with the store at each use.
+
+A store tells with one cheap query what a user's records amount to: their number, and the sum of their stamps. While
+what is held amounts to the same, nothing is read. Else the stamps of all rows are listed and the missing ones fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit.backends._vectors.rows import (
+    UNREADABLE,
+    Cells,
+    Row,
+    Stored,
+    Vector,
+    Written,
+    again,
+    entries_of,
+    shown_of,
+)
+from langchain_memkit.base import Now
+from langchain_memkit.scoring.index import Entry, Index
+
+__all__ = ["Shelf", "in_thread"]
+
+logger = logging.getLogger("langchain_memkit")
+
+T = TypeVar("T")
+
+BATCH = 1000  # rows fetched at once
+GROWTH = 1.2  # of an index before its size is estimated anew
+
+MODULUS = 2**40  # of a sum of stamps: a million of them still fit into 64 bits
+
+Mark = tuple[int, int]
+
+
+class Source(Protocol):
+    """What is read; all return flows."""
+
+    def mark(self, user_id: str) -> Flow[Mark]: ...  # the sum may be that of the stamps modulo `MODULUS`
+    def stamps(self, user_id: str) -> Flow[list[int]]: ...
+    def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]: ...
+    def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]: ...
+
+
+def in_thread(function: Callable[[], T]) -> Step:
+    """Work that takes time; an event loop is not held up."""
+    return Step(function, lambda: asyncio.to_thread(function))
+
+
+class Held:
+    """A user's records in process."""
+
+    def __init__(self) -> None:
+        self.index = Index()
+        self.left_out: set[int] = set()  # stamps of rows that are damaged or expired
+        self.next_expiry: datetime | None = None
+        self.nbytes = 0
+        self._estimated = 0
+
+    def amounts_to(self, mark: Mark) -> bool:
+        """Whether it is what the store said that there is."""
+        count, total = mark
+        with self.index.lock:
+            difference = self.index.total + sum(self.left_out) - total
+            return self.index.count + len(self.left_out) == count and difference % MODULUS == 0
+
+    def known(self) -> set[int]:
+        """Stamps of the rows that need not be read."""
+        with self.index.lock:
+            return self.index.stamps() | self.left_out
+
+    def add(self, entries: Iterable[tuple[Entry, Vector | None]]) -> None:
+        """Adds entries, in place of those with the same ids."""
+        with self.index.lock:
+            for entry, vector in entries:
+                self.index.add(entry, vector)
+                if entry.expires_at is not None and (self.next_expiry is None or entry.expires_at < self.next_expiry):
+                    self.next_expiry = entry.expires_at
+
+    def drop(self, stamps: Collection[int]) -> None:
+        """Removes what is not stored any more."""
+        with self.index.lock:
+            self.index.remove([entry.id for entry in self.index.entries if entry.stamp in stamps])
+            self.left_out.difference_update(stamps)
+
+    def expire(self, now: datetime) -> None:
+        """Leaves out what has expired."""
+        if self.next_expiry is None or now < self.next_expiry:
+            return
+        with self.index.lock:
+            dated = [entry for entry in self.index.entries if entry.expires_at is not None]
+            gone = [entry for entry in dated if entry.expires_at is not None and entry.expires_at <= now]
+            self.index.remove([entry.id for entry in gone])
+            self.left_out.update(entry.stamp for entry in gone)
+            left = [entry.expires_at for entry in dated if entry.expires_at is not None and entry.expires_at > now]
+            self.next_expiry = min(left, default=None)
+
+    def estimate(self) -> None:
+        """Estimates its size, if it has grown."""
+        with self.index.lock:
+            if not self._estimated * 0.5 <= len(self.index) <= self._estimated * GROWTH:
+                self._estimated = len(self.index)
+                self.nbytes = self.index.nbytes + 64 * len(self.left_out)
+
+
+class Shelf:
+    """What is held of the users, the last used ones first to stay.
+
+    Args:
+        source: The store.
+        step: Makes a step of a flow of the store.
+        cache_bytes: How much is held.
+        now: A clock.
+    """
+
+    def __init__(
+        self, source: Source, step: Callable[[Callable[[], Flow[Any]]], Step], cache_bytes: int, now: Now
+    ) -> None:
+        self._source = source
+        self._step = step
+        self._cache_bytes = cache_bytes
+        self._now = now
+        self._users: OrderedDict[str, Held] = OrderedDict()
+        self._lock = ForkSafeLock(self._users.clear)  # also because a thread that is not in the child may hold an index
+
+    def read(self, user_id: str) -> Flow[Index]:
+        """The user's records as they are now."""
+        source = self._source
+        mark: Mark = yield self._step(lambda: source.mark(user_id))
+        held = self._find(user_id)
+        if held is None or not held.amounts_to(mark):
+            held = held or Held()
+            known = held.known()
+            listed: list[int] = yield self._step(lambda: source.stamps(user_id))
+            missing = [stamp for stamp in listed if stamp not in known]
+            for i in range(0, len(missing), BATCH):
+                yield from self._fetch(held, user_id, missing[i : i + BATCH])
+            yield in_thread(partial(self._settle, held, user_id, known.difference(listed)))
+        held.expire(self._now())
+        return held.index
+
+    def _fetch(self, held: Held, user_id: str, stamps: Sequence[int]) -> Flow[None]:
+        cells: list[Cells] = yield self._step(lambda: self._source.cells(user_id, stamps))
+
+        def take() -> tuple[int, dict[int, tuple[Cells, Vector | None]]]:
+            found, damaged, stale = entries_of(cells, held.index.dims)
+            held.add(found)
+            held.left_out |= damaged
+            return len(damaged), stale
+
+        damaged, stale = yield in_thread(take)
+        if stale:
+            stored: list[Stored] = yield self._step(lambda: self._source.stored(user_id, list(stale)))
+
+            def stem() -> int:
+                fresh, bad = [], 0
+                for shown in shown_of(stored, self._now()):
+                    row, vector = stale[shown.stamp]
+                    try:
+                        fresh.append((again(row, shown), vector))
+                    except UNREADABLE:
+                        bad += 1
+                held.add(fresh)
+                held.left_out |= stale.keys() - {entry.stamp for entry, _ in fresh}
+                return bad
+
+            damaged += yield in_thread(stem)
+        if damaged:
+            logger.warning("%d records of a user are unreadable and left as they are", damaged)
+
+    def _settle(self, held: Held, user_id: str, gone: set[int]) -> None:
+        if gone:
+            held.drop(gone)
+        held.estimate()
+        self._keep(user_id, held)
+
+    def _find(self, user_id: str) -> Held | None:
+        with self._lock:
+            held = self._users.get(user_id)
+            if held is not None:
+                self._users.move_to_end(user_id)
+            return held
+
+    def _keep(self, user_id: str, held: Held) -> None:
+        """Holds a user's records, and lets go of those not used for longest; the last one stays, however large."""
+        with self._lock:
+            self._users.pop(user_id, None)
+            self._users[user_id] = held
+            size = sum(other.nbytes for other in self._users.values())
+            while size > self._cache_bytes and len(self._users) > 1:
+                size -= self._users.popitem(last=False)[1].nbytes
+
+    def forget(self, user_id: str) -> None:
+        """Lets go of a user."""
+        with self._lock:
+            self._users.pop(user_id, None)
+
+    def clear(self) -> None:
+        """Lets go of everything."""
+        with self._lock:
+            self._users.clear()
+
+    def wrote(self, user_id: str, rows: Sequence[Row], removed: Collection[str], written: Written) -> None:
+        """Puts a write of our own into what is held, so that it need not be read."""
+        held = self._find(user_id)
+        if held is None:
+            return
+        entries = [row.stamped(stamp) for row, stamp in zip(rows, written.stamps, strict=True)]
+        with held.index.lock:
+            held.add(entries)
+            held.index.remove(removed)
+        held.estimate()
+        self._keep(user_id, held)

@@ -1,0 +1,274 @@
+"""What stands in a collection of vectors: documents, the one place where filters are built, and indexes. No I/O.
+
+```
+{_id: "<id>", user_id, session_id, round_id, position, created_at, text, said, metadata, ..., stamp, vector, v}
+{_id: {user_id, session_id}, user_id, session_id, generation, position}    a session: without it its records are dead
+{_id: {probe: 1}, user_id: "", session_id: "", probe}            what the embedding model makes of a fixed text
+```
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from bson import Binary, Int64, encode
+from bson.raw_bson import RawBSONDocument
+from pymongo import ASCENDING, DESCENDING, IndexModel, UpdateOne
+
+from langchain_memkit.backends._vectors.rows import Cells, Row, Stored
+from langchain_memkit.errors import MessageTooLargeError
+from langchain_memkit.messages.codec import FORMAT_VERSION
+from langchain_memkit.scoring.words import STEMS_VERSION
+
+MAX_DOCUMENT = 16 * 2**20 - 4096  # bytes: room for the ids, which are added on the server
+VECTOR_SUBTYPE = 9
+FLOAT32 = b"\x27\x00"  # what a binary vector of 4-byte floats begins with
+CHANCE_BITS = 11
+BEHIND = Int64(2**63 - 1)  # the position of a session's own document
+BY_ID = [("_id", ASCENDING)]  # told to the server, which would try every index that begins with the user
+LAST_FIRST = [("position", DESCENDING)]
+PROBE_ID = {"probe": 1}
+ON_CELLS = dict.fromkeys(
+    (
+        "_id", "session_id", "round_id", "position", "created_at", "importance", "epoch", "expires_at", "said",
+        "messages", "stems_version", "vector", "v", "stamp", "generation",
+    ),
+    1,
+)  # fmt: skip
+ON_TEXTS = dict.fromkeys(
+    ("_id", "user_id", "session_id", "position", "expires_at", "text", "metadata", "v", "stamp", "generation"), 1
+)
+ON_DEAD = dict.fromkeys(("_id", "session_id", "stamp", "generation"), 1)
+ON_STORED = {**ON_TEXTS, "vector": 1}
+
+
+def records_filter(user_id: str, session_id: str | None = None, **conditions: Any) -> dict[str, Any]:
+    """A filter on records: always with the user, always by equality, so that an id is never an operator.
+
+    Args:
+        user_id: Whose; an empty string is the unowned space.
+        session_id: The conversation; None for all of the user's.
+        **conditions: Further conditions, operators included; never a caller's own value.
+    """
+    query: dict[str, Any] = {"user_id": {"$eq": user_id}}
+    if session_id is not None:
+        query["session_id"] = {"$eq": session_id}
+    return {**query, "stamp": {"$gt": 0}, **conditions}
+
+
+def with_ids(ids: Sequence[str]) -> dict[str, Any]:
+    """A filter on ids, which are strings."""
+    return {"_id": {"$in": list(ids)}}
+
+
+def session_filter(user_id: str, session_id: str) -> dict[str, Any]:
+    """A filter on the document of a session."""
+    return {
+        "user_id": {"$eq": user_id},
+        "session_id": {"$eq": session_id},
+        "_id": {"$eq": {"user_id": user_id, "session_id": session_id}},
+    }
+
+
+def not_records(user_id: str) -> dict[str, Any]:
+    """A filter on the documents of a user's sessions."""
+    return {"user_id": {"$eq": user_id}, "stamp": {"$exists": False}}
+
+
+def is_session(document: Mapping[str, Any]) -> bool:
+    """Whether this is the document of a session."""
+    return isinstance(document["_id"], Mapping) and "session_id" in document["_id"]
+
+
+def is_whole(document: Mapping[str, Any]) -> bool:
+    """Whether a record may be a session's last one."""
+    return isinstance(document.get("position"), int) and isinstance(document.get("stamp"), int)
+
+
+def has_expired(document: Mapping[str, Any], now: datetime) -> bool:
+    """Whether a record is not shown any more."""
+    expires = document.get("expires_at")
+    return isinstance(expires, datetime) and expires <= now
+
+
+def live(now: datetime) -> dict[str, Any]:
+    """A condition on what has not expired: the server removes it a minute later."""
+    return {"$not": {"$lte": now}}
+
+
+def index_models() -> list[IndexModel]:
+    """Every index of a collection: number and stamps of a user's records, shard key, texts, recalls, expiry."""
+
+    def model(name: str, *fields: str, **options: Any) -> IndexModel:
+        return IndexModel([(field, ASCENDING) for field in fields], name=f"memkit_{name}", **options)
+
+    return [
+        model("stamps", "user_id", "stamp"),
+        model("sessions", "user_id", "session_id", "position"),
+        model("digests", "user_id", "digest"),
+        model("accesses", "user_id", "accessed_at", "created_at"),
+        model("ttl", "expires_at", expireAfterSeconds=0),
+    ]
+
+
+def draw_stamps(count: int) -> list[int]:
+    """Numbers of rows: in the order of writing as far as clocks agree, and unique by chance."""
+    micros = time.time_ns() // 1000
+    return [(micros + i << CHANCE_BITS) + random.getrandbits(CHANCE_BITS) for i in range(count)]
+
+
+def begin_pipeline(
+    collection: str, user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]
+) -> list[dict[str, Any]]:
+    """All that is known before a write; `part` says what a document was found as.
+
+    Args:
+        collection: Its name.
+        user_id: Whose.
+        session_id: The conversation: its own document stands behind all of its records, and so comes first.
+        digests: Of texts; their vectors are found.
+        ids: Of records, whoever's they are.
+    """
+
+    def part(name: str, fields: Mapping[str, int]) -> dict[str, Any]:
+        return {"$project": {**fields, "part": {"$literal": name}}}
+
+    def more(query: Mapping[str, Any], shown: dict[str, Any]) -> dict[str, Any]:
+        return {"$unionWith": {"coll": collection, "pipeline": [{"$match": query}, shown]}}
+
+    here = {"user_id": {"$eq": user_id}, "session_id": {"$eq": session_id}}
+    stages: list[dict[str, Any]] = [
+        {"$match": here},
+        {"$sort": dict(LAST_FIRST)},
+        {"$limit": 2},
+        part("last", ON_TEXTS),
+    ]
+    if digests:
+        query = {"user_id": {"$eq": user_id}, "digest": {"$in": list(digests)}, "vector": {"$ne": None}}
+        stages.append(more(query, part("vectors", {"digest": 1, "vector": 1})))
+    if ids:
+        stages.append(more(with_ids(ids), part("records", ON_TEXTS)))
+    return stages
+
+
+def upsert(row: Row, generation: str | None, stamp: int) -> UpdateOne:
+    """What stores a row in place of the one with its id, if that one is of the same session; its recalls stay.
+
+    Args:
+        row: The row.
+        generation: Of its session: a row of another generation is not replaced. None for plain documents.
+        stamp: The row's number.
+    """
+    query = record_filter(row.user_id, row.entry.session, row.entry.id)
+    change: dict[str, Any] = {"$set": _fields_of(row, stamp)}
+    if generation is None:
+        change["$setOnInsert"] = {"generation": ""}
+    else:
+        query["generation"] = {"$eq": generation}
+    return UpdateOne(query, change, upsert=True, hint=BY_ID)
+
+
+def exchange(user_id: str, place: tuple[str, str], name: str, digest: str, new: tuple[Row, int] | None) -> UpdateOne:
+    """What replaces a record, if its text is still the one with this digest; nothing is added.
+
+    Args:
+        user_id: Whose.
+        place: Session and generation.
+        name: The record's id.
+        digest: Of the text that it should have.
+        new: The new row and its number; None to look only.
+    """
+    query = {**record_filter(user_id, place[0], name), "generation": {"$eq": place[1]}}
+    if new is None:
+        return UpdateOne({**query, "digest": {"$eq": digest}}, {"$set": {"digest": digest}}, hint=BY_ID)
+    # its own number: so that it may be sent again
+    query["$or"] = [{"digest": {"$eq": digest}}, {"stamp": {"$eq": Int64(new[1])}}]
+    return UpdateOne(query, {"$set": _fields_of(*new)}, hint=BY_ID)
+
+
+def record_filter(user_id: str, session_id: str, name: str) -> dict[str, Any]:
+    """A filter on one record of a session."""
+    return {"user_id": {"$eq": user_id}, "session_id": {"$eq": session_id}, "_id": {"$eq": name}}
+
+
+def _fields_of(row: Row, stamp: int) -> RawBSONDocument:
+    """All that is stored of a row, but whose it is; encoded once, to see how large it is."""
+    entry = row.entry
+    fields = {
+        "round_id": entry.round_id,
+        "position": entry.position,
+        "created_at": entry.at,
+        "text": row.text,
+        "said": [{"role": role, "name": name, "words": words} for role, name, words in row.said],
+        "metadata": row.metadata,
+        "messages": list(entry.messages),
+        "epoch": entry.epoch,
+        "importance": entry.importance,
+        "expires_at": entry.expires_at,
+        "digest": row.digest,
+        "stems_version": STEMS_VERSION,
+        "stamp": Int64(stamp),
+        "vector": None if row.vector is None else Binary(FLOAT32 + row.vector, VECTOR_SUBTYPE),
+        "v": FORMAT_VERSION,
+    }
+    raw = encode(fields)
+    if len(raw) > MAX_DOCUMENT:
+        msg = f"record {entry.id!r:.80} is larger than one MongoDB document may be (16 MB). Nothing was stored."
+        raise MessageTooLargeError(msg)
+    return RawBSONDocument(raw)
+
+
+def look(user_id: str, session_id: str, generation: str) -> UpdateOne:
+    """What changes nothing, and matches if the session is the one of this generation."""
+    here = {**session_filter(user_id, session_id), "generation": {"$eq": generation}}
+    return UpdateOne(here, {"$set": {"generation": generation}}, hint=BY_ID)
+
+
+def probe_document(probe: bytes) -> dict[str, Any]:
+    """What is kept of the embedding model."""
+    return {"_id": PROBE_ID, "user_id": "", "session_id": "", "probe": Binary(FLOAT32 + probe, VECTOR_SUBTYPE)}
+
+
+def cells_of(document: Mapping[str, Any]) -> Cells:
+    """A document as it is ranked."""
+    try:
+        facts: Any = [
+            document["_id"],
+            document["session_id"],
+            document["round_id"],
+            _whole(document["position"]),
+            document["created_at"],
+            document["importance"],
+            _whole(document["epoch"]),
+            document["expires_at"],
+            [(part["role"], part["name"], part["words"]) for part in document["said"]],
+            document["messages"],
+        ]
+    except (KeyError, TypeError):
+        facts = None
+    version = document.get("stems_version")
+    return Cells(int(document["stamp"]), facts, version, vector_of(document), document.get("v"))
+
+
+def stored_of(document: Mapping[str, Any]) -> Stored:
+    """A document as it is shown."""
+    get = document.get
+    vector = vector_of(document)
+    place = (get("_id"), get("user_id"), get("session_id"))
+    return Stored(int(document["stamp"]), *place, get("expires_at"), get("text"), get("metadata"), vector, get("v"))
+
+
+def vector_of(document: Mapping[str, Any]) -> bytes | None:
+    """The floats of a document; nothing that could be a vector if it is damaged."""
+    found = document.get("vector")
+    if found is None:
+        return None
+    return bytes(found)[2:] if isinstance(found, bytes) and found[:2] == FLOAT32 else b""
+
+
+def _whole(number: Any) -> Any:
+    return int(number) if isinstance(number, int) else number  # the driver has an int class of its own

@@ -1,0 +1,166 @@
+"""Flows that read a collection of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from bson import Int64
+from pymongo.errors import PyMongoError
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.backends._vectors.rows import Cells, Stored
+from langchain_memkit.backends._vectors.shelf import MODULUS, Mark
+from langchain_memkit.backends.mongodb.clients import Clients
+from langchain_memkit.backends.mongodb.commands import Call, Place, Runner
+from langchain_memkit.backends.mongodb.vector_documents import (
+    BY_ID,
+    ON_CELLS,
+    ON_STORED,
+    ON_TEXTS,
+    PROBE_ID,
+    cells_of,
+    live,
+    not_records,
+    records_filter,
+    stored_of,
+    vector_of,
+    with_ids,
+)
+from langchain_memkit.backends.mongodb.vector_indexes import ensure_vector_indexes
+from langchain_memkit.base import Now, SessionInfo
+
+BATCH = 500  # documents of one command
+
+
+class VectorReader(Runner):
+    """What is read."""
+
+    def __init__(self, clients: Clients, settings: Place, now: Now) -> None:
+        super().__init__(clients, settings)
+        self._now = now
+
+    def setup(self) -> Flow[None]:
+        """Builds missing indexes, however large the collection is."""
+        yield from self.reading(ensure_vector_indexes(self.clients, self.settings, forced=True))
+
+    def _call(self, function: Callable[[Any], Any]) -> Flow[Any]:
+        return (yield Call(function, self.settings.timeout))
+
+    def _found(self, query: dict[str, Any], fields: Any, **options: Any) -> Flow[list[dict[str, Any]]]:
+        found: list[dict[str, Any]] = yield from self._call(lambda c: c.find(query, fields, **options).to_list())
+        return found
+
+    def _rows(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
+        cursor = yield from self._call(lambda c: c.aggregate(pipeline))
+        rows: list[dict[str, Any]] = yield from self._call(lambda c: cursor.to_list())
+        return rows
+
+    def mark(self, user_id: str) -> Flow[Mark]:
+        """Number of the user's records, and the sum of their stamps; an index knows both."""
+        return (yield from self.reading(self._mark(user_id)))
+
+    def _mark(self, user_id: str) -> Flow[Mark]:
+        rest = {"$mod": ["$stamp", Int64(MODULUS)]}  # the server has no sums above 64 bits
+        group = {"_id": None, "count": {"$sum": 1}, "total": {"$sum": rest}}
+        found = yield from self._rows([{"$match": records_filter(user_id)}, {"$group": group}])
+        return (int(found[0]["count"]), int(found[0]["total"])) if found else (0, 0)
+
+    def stamps(self, user_id: str) -> Flow[list[int]]:
+        """Stamps of the user's records."""
+        listing = self._found(records_filter(user_id), {"_id": 0, "stamp": 1}, sort=[("stamp", 1)])
+        rows = yield from self.reading(listing)
+        return [int(row["stamp"]) for row in rows]
+
+    def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]:
+        """Records to rank."""
+        query = records_filter(user_id, stamp={"$in": list(stamps)})
+        return [cells_of(d) for d in (yield from self.reading(self._alive(user_id, query, ON_CELLS)))]
+
+    def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]:
+        """Records to show."""
+        query = records_filter(user_id, stamp={"$in": list(stamps)})
+        return [stored_of(d) for d in (yield from self.reading(self._alive(user_id, query, ON_TEXTS)))]
+
+    def _alive(self, user_id: str, query: dict[str, Any], fields: Any) -> Flow[list[dict[str, Any]]]:
+        """Records of a user; those of forgotten sessions, which a writer that was killed may have left, are removed."""
+        found = yield from self._found(query, fields)
+        dead = yield from self._dead(user_id, found)
+        if not dead:
+            return found
+        gone = {d["stamp"] for d in dead}
+        remove = records_filter(user_id, stamp={"$in": sorted(gone)}, **with_ids([d["_id"] for d in dead]))
+        with suppress(PyMongoError):  # they stay dead; whoever reads them next tries again
+            yield from self._call(lambda c: c.delete_many(remove))
+        return [d for d in found if d["stamp"] not in gone]
+
+    def _dead(self, user_id: str, found: Sequence[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
+        """Those that are of sessions that were forgotten; looked up now: a session is there before its records."""
+        bound = [d for d in found if d.get("generation") and isinstance(d["session_id"], str)]
+        generations = yield from self._generations(user_id, sorted({d["session_id"] for d in bound}))
+        return [d for d in bound if d["generation"] != generations.get(d["session_id"])]
+
+    def _generations(self, user_id: str, sessions: Sequence[str]) -> Flow[dict[str, str]]:
+        generations: dict[str, str] = {}
+        for batch in batches(sessions):
+            ids = [{"user_id": user_id, "session_id": session} for session in batch]
+            query = {"user_id": {"$eq": user_id}, "_id": {"$in": ids}}
+            found = yield from self._found(query, {"session_id": 1, "generation": 1}, hint=BY_ID)
+            generations.update((d["session_id"], d["generation"]) for d in found)
+        return generations
+
+    def by_ids(self, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
+        """Records to show, whoever's they are."""
+        return (yield from self.reading(self._by_ids(ids, ON_STORED if vectors else ON_TEXTS)))
+
+    def _by_ids(self, ids: Sequence[str], fields: Any) -> Flow[list[Stored]]:
+        found: list[Stored] = []
+        for batch in batches(ids):
+            documents = yield from self._found(with_ids(batch), fields)
+            records = [d for d in documents if isinstance(d.get("stamp"), int) and isinstance(d.get("user_id"), str)]
+            gone = set()
+            for user in {d["user_id"] for d in records}:
+                dead = yield from self._dead(user, [d for d in records if d["user_id"] == user])
+                gone |= {d["_id"] for d in dead}
+            found += [stored_of(d) for d in records if d["_id"] not in gone]
+        return found
+
+    def accesses(self, user_id: str) -> Flow[dict[str, datetime]]:
+        """Last recalls by record id."""
+        query = records_filter(user_id, accessed_at={"$type": "date"})
+        rows = yield from self.reading(self._found(query, {"accessed_at": 1}))
+        return {row["_id"]: row["accessed_at"] for row in rows}
+
+    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
+        """The user's sessions, most recently used first."""
+        match = {**records_filter(user_id), "session_id": {"$gt": ""}, "expires_at": live(self._now())}
+        rounds = {"session": "$session_id", "round": "$round_id", "generation": "$generation"}
+        sessions = {"session": "$_id.session", "generation": "$_id.generation"}
+        ends = {"first": {"$min": "$first"}, "last": {"$max": "$last"}}
+        pipeline = [
+            {"$match": match},
+            {"$group": {"_id": rounds, "first": {"$min": "$created_at"}, "last": {"$max": "$created_at"}}},
+            {"$group": {"_id": sessions, "rounds": {"$sum": 1}, **ends}},
+            {"$sort": {"last": -1, "_id": 1}},
+        ]
+        rows = yield from self.reading(self.aggregate(pipeline))
+        known = yield from self.reading(self._found(not_records(user_id), {"session_id": 1, "generation": 1}))
+        generations = {d["session_id"]: d.get("generation") for d in known}
+        return [
+            SessionInfo(row["_id"]["session"], row["rounds"], row["first"], row["last"])
+            for row in rows
+            # plain documents have none; that of a forgotten session is another one
+            if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))
+        ]
+
+    def probe(self) -> Flow[bytes | None]:
+        """What is kept of the embedding model."""
+        found = yield from self.reading(self._found({"_id": {"$eq": PROBE_ID}}, {"probe": 1}))
+        return vector_of({"vector": found[0].get("probe")}) if found else None
+
+
+def batches(items: Sequence[Any]) -> Iterator[list[Any]]:
+    """Parts that one command takes."""
+    return (list(items[i : i + BATCH]) for i in range(0, len(items), BATCH))

@@ -1,0 +1,77 @@
+"""Records as rows of the table `vectors`: the SQL, and what stands in a cell. No I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from langchain_memkit.backends._vectors.rows import Cells, Row, Stored
+from langchain_memkit.messages.codec import FORMAT_VERSION
+from langchain_memkit.scoring.words import STEMS_VERSION
+
+CELLS = ", ".join(["seq", *Cells._fields[1:]])
+STORED = ", ".join(["seq", *Stored._fields[1:]])
+TEXTS = STORED.replace(", vector", ", NULL")  # the same without the vector, which takes time to read
+COLUMNS = (
+    "seq", "id", "user_id", "session_id", "round_id", "position", "digest", "created_at", "expires_at", "facts",
+    "stems_version", "vector", "text", "metadata", "v",
+)  # fmt: skip
+INSERT = f"INSERT INTO vectors ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+UPDATE = f"UPDATE vectors SET {', '.join(f'{name} = ?' for name in COLUMNS)} WHERE id = ?"
+
+
+def values_of(row: Row) -> list[Any]:
+    """A row in the order of `COLUMNS`; its number comes later."""
+    entry = row.entry
+    # text that is not valid (a lone surrogate) is a blob of JSON
+    text = row.text if isinstance(row.text, str) else json.dumps(row.text).encode()
+    at, expires_at = _seconds(entry.at), _seconds(entry.expires_at)
+    facts = [
+        entry.id, entry.session, entry.round_id, entry.position, at, entry.importance, entry.epoch, expires_at,
+        row.said, entry.messages,
+    ]  # fmt: skip
+    return [
+        None, entry.id, row.user_id, entry.session, entry.round_id, entry.position, row.digest, at, expires_at,
+        json.dumps(facts, ensure_ascii=False), STEMS_VERSION, row.vector, text,
+        json.dumps(row.metadata, ensure_ascii=False), FORMAT_VERSION,
+    ]  # fmt: skip
+
+
+def _seconds(at: datetime | None) -> float | None:
+    return None if at is None else at.timestamp()
+
+
+def cells_of(rows: Sequence[Sequence[Any]]) -> list[Cells]:
+    """Rows with the columns `CELLS`."""
+    try:
+        facts = json.loads(f"[{','.join([row[1] for row in rows])}]")  # in one go, which is faster
+        if len(facts) != len(rows):
+            raise ValueError
+    except (TypeError, ValueError, RecursionError):
+        facts = [_loaded(row[1]) for row in rows]
+    return [Cells(row[0], fact, row[2], row[3], row[4]) for row, fact in zip(rows, facts, strict=True)]
+
+
+def stored_of(row: Sequence[Any]) -> Stored:
+    """A row with the columns `STORED`."""
+    stored = Stored(*row)
+    text = _loaded(stored.text) if isinstance(stored.text, bytes) else stored.text
+    return stored._replace(text=text, metadata=_loaded(stored.metadata))
+
+
+def _loaded(text: Any) -> Any:
+    """The plain data of a cell; None, which nothing is that is stored, if it is damaged."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def date_of(seconds: Any) -> datetime | None:
+    """A stored date; None if it is damaged."""
+    try:
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None

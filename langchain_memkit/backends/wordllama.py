@@ -1,0 +1,155 @@
+"""`WordLlamaEmbeddings`: vectors of texts from a table of words, on this machine. Needs the extra `local`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from langchain_core.embeddings import Embeddings
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit.errors import ConfigurationError, MissingExtraError
+
+__all__ = ["WordLlamaEmbeddings"]
+
+Vector: TypeAlias = npt.NDArray[np.float32]
+
+DIMS = (64, 128, 256)
+TOKENS = "tokenizers/l2_supercat_tokenizer_config.json"
+WEIGHTS = "weights/l2_supercat_256.safetensors"
+PART = 10_000  # characters that are read in one go: takes 7 ms and 4 MB, of emoji 40 MB
+BLANK = " "  # stands for a text in which there is nothing
+
+_guard = ForkSafeLock()
+
+
+class WordLlamaEmbeddings(Embeddings):
+    """Embeddings that need no key, no server, no download and no torch: the default where nothing else is there.
+
+    WordLlama's table has a vector for each of 32,000 pieces of words; that of a text is the mean of its pieces'. So it
+    knows which words are alike and nothing of their order: "A beats B" and "B beats A" are one to it, and it is made
+    for English. One core embeds some 8,000 chat messages a second. A sentence model finds more where you have one: any
+    LangChain `Embeddings` goes in its place.
+
+    The table (16 MB, in the wheel of `wordllama`) is read from its file at first use, once per process, in 0.1 s.
+    The library itself is not imported, since that configures the root logger and loads an HTTP client. The vectors are
+    those of its `embed(texts, norm=True)`. Threads may share an object, and forked processes go on with it.
+
+    Args:
+        dims: Length of the vectors: 256, 128 or 64. The shorter ones are the beginning of the longest, and find less.
+
+    Attributes:
+        dims: As given.
+
+    Raises:
+        ConfigurationError: `dims` is none of these.
+        MissingExtraError: The package `wordllama` is not installed.
+
+    Example:
+        >>> embeddings = WordLlamaEmbeddings()
+        >>> tea, coffee, tax = embeddings.embed_documents(["I like tea.", "She drinks coffee.", "Pay your taxes."])
+        >>> near = lambda a, b: sum(x * y for x, y in zip(a, b))
+        >>> len(tea), near(tea, coffee) > near(tea, tax)
+        (256, True)
+    """
+
+    def __init__(self, dims: int = 256) -> None:
+        if dims not in DIMS:
+            msg = f"dims must be one of {', '.join(map(str, DIMS))}, not {dims!r:.50}"
+            raise ConfigurationError(msg)
+        self.dims = dims
+        _folder()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(dims={self.dims})"
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """The vectors of texts. On an event loop `aembed_documents` does it in a thread.
+
+        Args:
+            texts: Of any length and number. A long one is read in parts, whole. One in which there is nothing gets the
+                vector of a blank, so that every vector has the length 1 and no store divides by zero.
+
+        Returns:
+            A vector of `dims` numbers and length 1 for each text, in order; the same whatever stands beside it.
+
+        Raises:
+            TypeError: `texts` is a single string, or one of them is none.
+        """
+        given: object = texts
+        if isinstance(given, str):  # its letters would be taken for texts
+            msg = "texts must be a list of texts, not a str: embed_query takes one"
+            raise TypeError(msg)
+        return [self.embed_query(text) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        """The vector of one text: that which `embed_documents` gives."""
+        vector: list[float] = self._vector(text).tolist()
+        return vector
+
+    def _vector(self, text: str) -> Vector:
+        tokenizer, table = _model()
+        total, count = np.zeros(table.shape[1], np.float32), 0
+        for part in _parts(_readable(text)):
+            ids = tokenizer.encode(part, add_special_tokens=False).ids
+            total, count = total + table[ids].sum(axis=0), count + len(ids)
+        if not count:
+            return self._vector(BLANK)
+        vector = total[: self.dims] / count
+        return vector / np.linalg.norm(vector)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """A text as parts of bounded length, cut at blanks: a part begins as if after one, so no piece is another there."""
+    start = 0
+    while len(text) - start > PART:
+        blank = text.rfind(" ", start + 1, start + PART)
+        end = blank if blank > 0 else start + PART
+        yield text[start:end]
+        start = end + (blank > 0)
+    yield text[start:]
+
+
+def _readable(text: str) -> str:
+    """The text without halves of surrogate pairs, which no tokenizer takes."""
+    if not isinstance(text, str):
+        msg = f"a text must be a str, not {type(text).__name__}"  # type: ignore[unreachable]  # callers without types
+        raise TypeError(msg)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _folder() -> Path:
+    """Where `wordllama` lies; this imports nothing of it."""
+    spec = find_spec("wordllama")
+    folder = Path(str(spec.origin)).parent if spec else None
+    if folder and all((folder / file).is_file() for file in (TOKENS, WEIGHTS)):
+        return folder
+    what = f"{folder} holds no {WEIGHTS}" if folder else "wordllama is missing"
+    msg = f'WordLlamaEmbeddings needs an extra: pip install "langchain-memkit[local]" ({what})'
+    raise MissingExtraError(msg)
+
+
+def _model() -> tuple[Any, Vector]:
+    """The tokenizer and the table, loaded once: of two threads that need it, one does."""
+    with _guard:
+        return _load()
+
+
+@lru_cache(maxsize=1)
+def _load() -> tuple[Any, Vector]:
+    folder = _folder()
+    tokenizer = Tokenizer.from_file(str(folder / TOKENS))
+    with safe_open(folder / WEIGHTS, framework="np") as file:
+        table = file.get_tensor("embedding.weight").astype(np.float32)
+    return tokenizer, table

@@ -1,0 +1,130 @@
+"""From a dialogue and what memories recalled to one list of messages that fits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from langchain_core.messages import BaseMessage, SystemMessage
+
+from langchain_memkit.base import TokenCounter, TokenCounterLike
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.counting import count_tokens, resolve_counter
+from langchain_memkit.messages.cuts import lead_length, whole_tool_groups
+from langchain_memkit.messages.notes import Record, Template, framed, note_message, unsaid, with_records
+from langchain_memkit.messages.turns import group_starts, turn_starts
+from langchain_memkit.preprocessors.budget import checked_size
+
+__all__ = ["Composer", "Found", "Place"]
+
+Place: TypeAlias = Literal["before_input", "system"]
+
+
+class Found(NamedTuple):
+    """What one source recalled, and how many tokens of it may be shown."""
+
+    records: Sequence[Record]
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Composer:
+    """How messages and records become one list; see `ComposedMemory`."""
+
+    max_tokens: int | None
+    position: Place
+    template: Template
+    counter: TokenCounter
+
+    @classmethod
+    def of(cls, max_tokens: Any, position: Any, template: Any, token_counter: TokenCounterLike) -> Composer:
+        """Checks the options."""
+        if max_tokens is not None:
+            checked_size(max_tokens, "max_tokens", 1)
+        if position not in ("before_input", "system"):
+            msg = f"position must be 'before_input' or 'system', not {position!r:.50}"
+            raise ConfigurationError(msg)
+        if template is not None and not callable(template):
+            msg = f"template must be a function from records to text, not {type(template).__name__}"
+            raise ConfigurationError(msg)
+        return cls(max_tokens, position, template or framed, resolve_counter(token_counter))
+
+    def kept(self, dialogue: list[BaseMessage]) -> list[BaseMessage]:
+        """What of a dialogue is shown in any case: without a budget all of it, else its lead and its newest turn."""
+        starts = _turns(dialogue)
+        if self.max_tokens is None or not starts:
+            return dialogue
+        return [*dialogue[: starts[0]], *dialogue[starts[-1] :]]
+
+    def compose(self, dialogue: list[BaseMessage], found: Sequence[Found]) -> list[BaseMessage]:
+        """All that fits, nothing twice.
+
+        Args:
+            dialogue: Oldest first, without records.
+            found: In order of importance.
+        """
+        shown = self.kept(dialogue)
+        room = None if self.max_tokens is None else self.max_tokens - sum(count_tokens(shown, self.counter))
+        records: list[Record] = []
+        for source in found:
+            new = unsaid(source.records, shown, records)
+            records += self._fitting(new, shown, records, room, source.max_tokens)
+        older = [] if room is None else self._older_turns(dialogue, room - self._added(shown, records))
+        lead = lead_length(shown)
+        # what an older turn says, or a larger record that came later, is not told once more
+        return self.place([*shown[:lead], *older, *shown[lead:]], unsaid(records, older))
+
+    def place(self, messages: list[BaseMessage], records: Sequence[Record]) -> list[BaseMessage]:
+        """The messages with the records where they belong."""
+        if not records:
+            return list(messages)
+        if self.position == "before_input":
+            end = len(messages) - _waiting(messages)
+            return [*messages[:end], note_message(records, self.template), *messages[end:]]
+        first = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
+        return [with_records(first, records, self.template), *messages[first is not None :]]
+
+    def _added(self, messages: list[BaseMessage], records: Sequence[Record]) -> int:
+        """Tokens that records add to messages."""
+        changed = messages[:1] if self.position == "system" and messages[:1] else []
+        placed, before = (count_tokens(m, self.counter) for m in (self.place(changed, records), changed))
+        return sum(placed) - sum(before)
+
+    def _fitting(
+        self, new: list[Record], shown: list[BaseMessage], told: list[Record], room: int | None, most: int | None
+    ) -> list[Record]:
+        """The best of a source's records that fit beside what is told already, in their order; none is shortened."""
+        if room is None and most is None:
+            return new
+        taken: list[int] = []
+        for i in sorted(range(len(new)), key=lambda i: i if (rank := new[i].rank) is None else rank):
+            own = [new[j] for j in sorted([*taken, i])]
+            if (most is None or self._added(shown, own) <= most) and (
+                room is None or self._added(shown, [*told, *own]) <= room
+            ):
+                taken.append(i)
+        return [new[i] for i in sorted(taken)]
+
+    def _older_turns(self, dialogue: list[BaseMessage], room: int) -> list[BaseMessage]:
+        """As many whole turns before the newest one as fit, the newest of them first to be taken."""
+        starts = _turns(dialogue)
+        first = last = starts[-1] if starts else 0
+        for start in reversed(starts[:-1]):
+            room -= sum(count_tokens(dialogue[start:first], self.counter))
+            if room < 0:
+                break
+            first = start
+        return dialogue[first:last]
+
+
+def _turns(dialogue: list[BaseMessage]) -> list[int]:
+    """Where turns begin, after the system lines and summaries in front."""
+    lead = lead_length(dialogue)
+    return [lead + start for start in turn_starts(dialogue[lead:])]
+
+
+def _waiting(messages: list[BaseMessage]) -> int:
+    """How many messages at the end are calls of tools that wait for results, which must follow them."""
+    group = messages[group_starts(messages)[-1] :] if messages else []
+    return len(group) if whole_tool_groups(group) != group else 0

@@ -1,0 +1,176 @@
+"""The memories of a composition: how long each may take, and what happens when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from threading import TIMEOUT_MAX, Thread
+from typing import Any, Literal, TypeAlias
+
+from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.config import ensure_config
+
+from langchain_memkit._flow import Flow, Step, together, user_code
+from langchain_memkit.base import Memory
+from langchain_memkit.errors import ConfigurationError, MemoryReadError
+from langchain_memkit.memories.retriever import RetrieverMemory
+from langchain_memkit.memories.telling import LOAD_ERROR, name_of
+from langchain_memkit.preprocessors.budget import checked_size
+
+__all__ = ["OnLoadError", "Source", "checked_policy", "load_all", "source_of"]
+
+logger = logging.getLogger("langchain_memkit")
+
+OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A memory with limits, as a part of a `ComposedMemory`.
+
+    Attributes:
+        memory: The memory, or a retriever; for `ComposedMemory.factory`, a factory of memories.
+        max_tokens: How much may be shown of it, as a note by itself; None for as much as it returns.
+        timeout: Seconds that its `load` may take; None for as long as it needs. Not in time is not at all: a plain
+            `load` runs on in its thread, and what it returns then is dropped.
+
+    Example:
+        >>> from langchain_memkit import KeyValueMemory
+        >>> Source(KeyValueMemory({"Tea": "At five."}), max_tokens=200, timeout=0.5).timeout
+        0.5
+    """
+
+    memory: Any
+    max_tokens: int | None = None
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            checked_size(self.max_tokens, "max_tokens", 1)
+        seconds: Any = self.timeout
+        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 < seconds <= TIMEOUT_MAX):
+            msg = f"timeout must be a number of seconds above 0, or None; got {seconds!r:.50}"
+            raise ConfigurationError(msg)
+
+
+def source_of(part: Any, name: str) -> Source:
+    """A part as a source: a memory, a retriever, or a source of these."""
+    source = part if isinstance(part, Source) else Source(part)
+    memory = source.memory
+    if isinstance(memory, Memory):
+        return source
+    if isinstance(memory, Runnable):
+        return Source(RetrieverMemory(memory), source.max_tokens, source.timeout)
+    msg = f"{name} must be a Memory, a retriever, or a Source of one, not {type(memory).__name__}"
+    if callable(memory):
+        msg += "; factories of memories are for ComposedMemory.factory(...)"
+    elif hasattr(memory, "add_messages"):
+        msg += "; a chat history becomes one by ChatHistoryMemory(history)"
+    raise ConfigurationError(msg)
+
+
+def checked_policy(on_load_error: Any) -> OnLoadError:
+    """One of the policies, or an error that names the argument."""
+    if on_load_error in ("report", "raise") or callable(on_load_error):
+        return on_load_error  # type: ignore[no-any-return]  # just looked at
+    msg = f"on_load_error must be 'report', 'raise' or a callable, not {on_load_error!r:.50}"
+    raise ConfigurationError(msg)
+
+
+def load_all(sources: Sequence[Source], query: str, on_load_error: OnLoadError) -> Flow[list[list[BaseMessage]]]:
+    """What each source says to a query; one that fails says nothing, and is reported."""
+    results = yield together([_loading(source, query) for source in sources])
+    loaded: list[list[BaseMessage]] = []
+    for source, result in zip(sources, results, strict=True):
+        if isinstance(result, ConfigurationError):  # it would fail every time
+            raise result
+        if isinstance(result, Exception):
+            yield from _left_out(source.memory, result, on_load_error)
+        loaded.append([] if isinstance(result, Exception) else result)
+    return loaded
+
+
+def _loading(source: Source, query: str) -> Step:
+    memory, seconds = source.memory, source.timeout
+    if seconds is None:
+        return Step(partial(memory.load, query), partial(memory.aload, query))
+    late = f"no answer within {seconds:g} s"
+
+    def sync() -> Any:
+        answer = _in_thread(partial(memory.load, query))
+        try:
+            return answer.result(seconds)
+        except TimeoutError:
+            if answer.done():  # its own
+                raise
+            raise TimeoutError(late) from None
+
+    async def asynchronous() -> Any:
+        # a plain load gets a thread of its own here too: those of the loop are few, and waited for when it ends
+        plain = type(memory).aload is Memory.aload
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                loading: Awaitable[Any] = (
+                    asyncio.wrap_future(_in_thread(partial(memory.load, query))) if plain else memory.aload(query)
+                )
+                return await loading
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(late) from None
+
+    return Step(sync, asynchronous)
+
+
+def _in_thread(call: Callable[[], Any]) -> Future[Any]:
+    """The result to come of a call in a thread that nobody has to wait for, not even the end of the program."""
+    answer: Future[Any] = Future()
+    answer.set_running_or_notify_cancel()
+    context = copy_context()
+
+    def run() -> None:
+        try:
+            answer.set_result(context.run(call))
+        except BaseException as error:  # noqa: BLE001  # handed to who waits
+            answer.set_exception(error)
+
+    Thread(target=run, name="memkit-load", daemon=True).start()
+    return answer
+
+
+def _left_out(memory: Memory, error: Exception, on_load_error: OnLoadError) -> Flow[None]:
+    name = name_of(memory)
+    failure = MemoryReadError(f"{name} could not be loaded: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    if on_load_error == "raise":
+        raise failure
+    yield _event({"memory": name, "error": type(error).__name__, "message": str(error)})
+    if callable(on_load_error):
+        yield user_code(on_load_error, failure, name="on_load_error")
+    else:
+        logger.warning("left out: %s", failure)
+
+
+def _event(data: dict[str, Any]) -> Step:
+    """Tells the callback handlers of the run that this is a part of, if it is of one."""
+
+    def within_a_run() -> bool:
+        return getattr(ensure_config().get("callbacks"), "parent_run_id", None) is not None
+
+    def sync() -> None:
+        if within_a_run():
+            dispatch_custom_event(LOAD_ERROR, data)
+
+    async def asynchronous() -> None:
+        if within_a_run():
+            await adispatch_custom_event(LOAD_ERROR, data)
+
+    return Step(sync, asynchronous)

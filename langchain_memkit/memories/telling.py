@@ -1,0 +1,77 @@
+"""What is done with several memories: each is tried, then the first failure is raised and the others are logged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from langchain_memkit._flow import Flow, Step, together
+from langchain_memkit.base import Memory, SavedTurn
+from langchain_memkit.errors import MemoryWriteError
+from langchain_memkit.memories.retriever import RetrieverMemory
+
+__all__ = ["LOAD_ERROR", "name_of", "on_all", "save_all", "take_back"]
+
+logger = logging.getLogger("langchain_memkit")
+
+LOAD_ERROR = "memkit_load_error"
+"""What callback handlers hear of a memory that could not be loaded."""
+
+
+def name_of(memory: Any) -> str:
+    """A memory's kind, for reports: what it holds stays out of them."""
+    if isinstance(memory, RetrieverMemory):
+        return repr(memory)
+    return getattr(memory, "__name__", type(memory).__name__)  # a function has one of its own
+
+
+def on_all(parts: Sequence[Any], verb: str, *args: Any) -> Flow[list[Any]]:
+    """What a verb returns for each part; the first part, the transcript if there is one, goes before the others."""
+    results: list[Any] = []
+    for some in (parts[:1], parts[1:]):
+        results += yield _verb_of(some, verb, *args)
+    failed = _first_failure(parts, results, verb)
+    if failed:
+        raise failed[1]
+    return results
+
+
+def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:
+    """Tells memories of a turn that is stored."""
+    writing = [memory for memory in memories if not memory.read_only]
+    results = (yield _verb_of(writing, "save", turn)) if writing else []
+    failed = _first_failure(writing, results, "save")
+    if failed:
+        name, error = failed
+        msg = f"the turn is stored, but {name} was not told of it: {type(error).__name__}: {error}"
+        raise MemoryWriteError(msg, messages=turn, turn_id=turn.turn_id, maybe_stored=True) from error
+
+
+def take_back(memories: Collection[Memory], turn: SavedTurn, history: Any) -> Flow[None]:
+    """Takes a turn back that was erased while memories were told of it, where they can: one look for its ids."""
+    able = [memory for memory in memories if not memory.read_only and hasattr(memory, "aforget_messages")]
+    ids = [message.id for message in turn if message.id]
+    if able and ids and hasattr(history, "astored_ids"):
+        stored = yield Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
+        if not stored:
+            yield from on_all(able, "forget_messages", ids)
+
+
+def _verb_of(parts: Sequence[Any], verb: str, *args: Any) -> Step:
+    return together(
+        [
+            Step(
+                lambda part=part: getattr(part, verb)(*args),  # type: ignore[misc]  # bound now
+                lambda part=part: getattr(part, f"a{verb}")(*args),  # type: ignore[misc]  # bound now
+            )
+            for part in parts
+        ]
+    )
+
+
+def _first_failure(parts: Sequence[Any], results: Sequence[Any], verb: str) -> tuple[str, Exception] | None:
+    failures = [(name_of(part), r) for part, r in zip(parts, results, strict=True) if isinstance(r, Exception)]
+    for name, error in failures[1:]:
+        logger.error("%s.%s failed as well: %s: %s", name, verb, type(error).__name__, error)
+    return failures[0] if failures else None

@@ -1,0 +1,97 @@
+"""What memories read of the transcripts that they are derived from."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from langchain_core.messages import BaseMessage
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit.base import GetSessionHistory
+from langchain_memkit.errors import ConfigurationError
+
+__all__ = ["Stretch", "erased_messages", "history_of", "stretches_of"]
+
+
+class Stretch(NamedTuple):
+    """Messages that were stored together. `native`: their ids can be asked for, as those of our own rows can."""
+
+    messages: Sequence[BaseMessage]
+    at: datetime | None
+    epoch: int = 0
+    expires_at: datetime | None = None
+    native: bool = False
+
+
+def history_of(get_session_history: GetSessionHistory, session_id: str, user_id: str) -> Step:
+    """The history of a session, whose user is never dropped: a callable that cannot take one is refused."""
+
+    def sync() -> Any:
+        parameters = inspect.signature(get_session_history).parameters
+        if "user_id" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            msg = "get_session_history must take user_id: this memory is of one user"
+            raise ConfigurationError(msg)
+        history = get_session_history(session_id, user_id=user_id)
+        if inspect.isawaitable(history):
+            if inspect.iscoroutine(history):
+                history.close()
+            msg = "get_session_history is async, so use the async verbs"
+            raise ConfigurationError(msg)
+        return history
+
+    async def asynchronous() -> Any:
+        if inspect.iscoroutinefunction(get_session_history):
+            return await get_session_history(session_id, user_id=user_id)
+        return await asyncio.to_thread(sync)
+
+    return Step(sync, asynchronous)
+
+
+def stretches_of(history: Any) -> Step:
+    """The whole of a history, oldest first."""
+
+    async def aturns() -> list[Stretch]:
+        return [_stretch(turn) async for turn in history.aiter_turns()]
+
+    async def amessages() -> list[Stretch]:
+        return [Stretch(await history.aget_messages(), None)]
+
+    if hasattr(history, "iter_turns"):
+        return Step(lambda: [_stretch(turn) for turn in history.iter_turns()], aturns)
+    return Step(lambda: [Stretch(history.messages, None)], amessages)
+
+
+def _stretch(turn: Any) -> Stretch:
+    # rows of other packages have no ids that could be asked for
+    return Stretch(turn.messages, turn.created_at, turn.epoch, turn.expires_at, bool(turn.seq))
+
+
+def erased_messages(
+    get_session_history: GetSessionHistory | None, user_id: str, wanted: Mapping[str, Collection[str]]
+) -> Flow[set[tuple[str, str]]]:
+    """Session and id of messages that do not stand in their histories any more: one query a session.
+
+    Args:
+        get_session_history: Makes the histories; None if there are none to ask.
+        user_id: Whose.
+        wanted: Ids of messages, by session.
+    """
+    erased: set[tuple[str, str]] = set()
+    if get_session_history is None:
+        return erased
+    for session, ids in wanted.items():
+        history = yield history_of(get_session_history, session, user_id)
+        if hasattr(history, "stored_ids"):
+            found = yield _asked(history, sorted(ids))
+        else:
+            found = {message.id for message in (yield Step(lambda h=history: h.messages, history.aget_messages))}  # type: ignore[misc]  # bound now
+        erased |= {(session, message) for message in set(ids) - found}
+    return erased
+
+
+def _asked(history: Any, ids: Sequence[str]) -> Step:
+    return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))

@@ -1,0 +1,172 @@
+"""What all vector memories of a factory share: the store and the options."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.documents.compressor import BaseDocumentCompressor
+from langchain_core.vectorstores import VectorStore
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit.base import GetSessionHistory, Now, TokenCounter, TokenCounterLike
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.vector.foreign import ForeignStore
+from langchain_memkit.memories.vector.importance import plain_importance
+from langchain_memkit.memories.vector.rounds import Splitter
+from langchain_memkit.messages.counting import resolve_counter
+from langchain_memkit.scoring.index import Index
+from langchain_memkit.scoring.ranking import Question, Ranking
+
+__all__ = ["Core"]
+
+logger = logging.getLogger("langchain_memkit")
+
+FOREVER = 1e10  # seconds: 300 years
+
+
+@dataclass(frozen=True)
+class Core:
+    """See `VectorMemory` for what each of them is."""
+
+    store: Any
+    max_tokens: int
+    k: int | None
+    ranking: Ranking
+    splitter: Splitter
+    max_records: int | None
+    ttl: timedelta | None
+    importance: Any
+    reranker: BaseDocumentCompressor | None
+    get_session_history: GetSessionHistory | None
+    read_only: bool
+    counter: TokenCounter
+    now: Now
+
+    @classmethod
+    def of(
+        cls,
+        store: VectorStore,
+        *,
+        max_tokens: int,
+        k: int | None,
+        ranking: Ranking | None,
+        text_splitter: Any,
+        max_records: int | None,
+        ttl: float | None,
+        importance: Any,
+        reranker: BaseDocumentCompressor | None,
+        get_session_history: GetSessionHistory | None,
+        filter_builder: Any,
+        read_only: bool,
+        token_counter: TokenCounterLike,
+        now: Now,
+    ) -> Core:
+        """Checks the options; no I/O."""
+        _check_store(store, text_splitter, reranker)
+        _check_numbers(ttl, max_tokens=max_tokens, k=k, max_records=max_records)
+        _check_functions(
+            get_session_history=get_session_history, importance=importance, filter_builder=filter_builder, now=now
+        )
+        if ranking is not None and not isinstance(ranking, Ranking):
+            msg = f"ranking must be a Ranking, e.g. Ranking.generative_agents(), not {type(ranking).__name__}"  # type: ignore[unreachable]  # callers without types
+            raise ConfigurationError(msg)
+        splitter, life = Splitter(text_splitter), None if ttl is None else timedelta(seconds=ttl)
+        own: Any = store
+        if not hasattr(store, "begin"):
+            own = ForeignStore(
+                store,
+                filter_builder=filter_builder,
+                get_session_history=get_session_history,
+                splitter=splitter,
+                ttl=life,
+            )
+        weights = ranking or Ranking()
+        return cls(
+            own,
+            max_tokens,
+            k,
+            weights,
+            splitter,
+            max_records,
+            life,
+            importance or (plain_importance if weights.importance else None),
+            reranker,
+            get_session_history,
+            read_only,
+            resolve_counter(token_counter),
+            now,
+        )
+
+    @property
+    def keeps_access(self) -> bool:
+        """Whether it matters when a record was last recalled."""
+        return bool(self.ranking.recency) or self.max_records is not None
+
+    def look(self, user_id: str, text: str) -> Flow[tuple[Index, Question]]:
+        """The user's records, and the question as it is asked of them."""
+        store, now = self.store, self.now()
+        accessed: Mapping[str, datetime] = {}
+        if self.ranking.recency:
+            accessed = yield Step(lambda: store.accesses(user_id), lambda: store.aaccesses(user_id))
+        if isinstance(store, ForeignStore):
+            most = self.ranking.candidates
+            similar = yield Step(
+                lambda: store.similar(user_id, text, most), lambda: store.asimilar(user_id, text, most)
+            )
+            index = yield Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
+            return index, Question(text, None, now, similar, accessed)
+        index = yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id))
+        try:
+            vector = yield Step(lambda: store.embed_query(text), lambda: store.aembed_query(text))
+        except ConfigurationError:
+            raise
+        except Exception as error:  # noqa: BLE001  # any embedder, any error: the words are still there
+            logger.warning("the question was not embedded, only its words are looked for: %s", error)
+            vector = None
+        return index, Question(text, vector, now, None, accessed)
+
+    def documents(self, ids: Sequence[str]) -> Flow[dict[str, Document]]:
+        """The records with these ids, as far as they are still there."""
+        store = self.store
+        found = yield Step(lambda: store.get_by_ids(ids), lambda: store.aget_by_ids(ids))
+        return {document.id: document for document in found if document.id}
+
+    def expiry(self, at: datetime, of_turn: datetime | None) -> datetime | None:
+        """When what was said at a time goes: with its turn, or earlier."""
+        ends = [moment for moment in (of_turn, at + self.ttl if self.ttl else None) if moment]
+        return min(ends, default=None)
+
+
+def _check_store(store: Any, text_splitter: Any, reranker: Any) -> None:
+    if not isinstance(store, VectorStore):
+        example = "SQLiteVectorStore(path, embedding)"
+        msg = f"store must be a LangChain VectorStore, e.g. {example}, not {type(store).__name__}"
+        raise ConfigurationError(msg)
+    if text_splitter is not None and not hasattr(text_splitter, "split_text"):
+        msg = f"text_splitter must be a TextSplitter of langchain_text_splitters, not {type(text_splitter).__name__}"
+        raise ConfigurationError(msg)
+    if reranker is not None and not isinstance(reranker, BaseDocumentCompressor):
+        msg = f"reranker must be a LangChain document compressor, not {type(reranker).__name__}"
+        raise ConfigurationError(msg)
+
+
+def _check_numbers(ttl: Any, **numbers: Any) -> None:
+    for name, number in numbers.items():
+        if number is not None and (not isinstance(number, int) or number < 1):
+            msg = f"{name} must be a whole number above 0; got {number!r:.50}"
+            raise ConfigurationError(msg)
+    if ttl is not None and not (isinstance(ttl, (int, float)) and 0 < ttl < FOREVER):
+        msg = f"ttl must be a number of seconds above 0 and below {FOREVER:.0e}; got {ttl!r:.50}"
+        raise ConfigurationError(msg)
+
+
+def _check_functions(**functions: Any) -> None:
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            msg = f"{name} must be a function, not {type(function).__name__}"
+            raise ConfigurationError(msg)

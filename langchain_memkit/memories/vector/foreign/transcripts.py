@@ -1,0 +1,226 @@
+"""The words of a user's transcripts in process: the lexical leg beside a vector store of others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from langchain_core.documents import Document
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit.base import GetSessionHistory
+from langchain_memkit.memories.transcripts import Stretch, history_of, stretches_of
+from langchain_memkit.memories.vector.rounds import Splitter, begins, documents_of, lines_of_messages, rounds_of
+from langchain_memkit.scoring.index import Entry, Index, digest_of, entry_of
+
+__all__ = ["Expiry", "Transcripts"]
+
+Expiry: TypeAlias = Callable[[datetime, datetime | None], datetime | None]
+Mark: TypeAlias = tuple[int, datetime | None]
+Known: TypeAlias = dict[str, tuple[object, Entry]]
+
+UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What is in the index of one session.
+
+    Attributes:
+        mark: What the list of sessions said of it; None if there is no list.
+        settled: Records of the turns before `cut`, which no later turn can change.
+        open: Records from there on.
+        cut: Position of the turn from which on the session is read again; 0 for all of it.
+        epoch: Of that turn.
+        before: How many turns there are before it.
+    """
+
+    mark: Mark | None = None
+    settled: Known = field(default_factory=dict)
+    open: Known = field(default_factory=dict)
+    cut: int = 0
+    epoch: int = 0
+    before: int = 0
+
+
+@dataclass(slots=True)
+class _User:
+    index: Index = field(default_factory=Index)
+    sessions: dict[str, _Session] = field(default_factory=dict)
+    size: int = 0
+
+
+class Transcripts:
+    """Indexes of what stands in the transcripts, one for each user, without vectors.
+
+    A session is read when its number of turns or its last date changed; of a history of ours only its last turns then.
+
+    Args:
+        get_session_history: Makes the histories; with `list_sessions` they need not be known.
+        splitter: Cuts what is too long, as the memory does.
+        expiry: From the date of a round, and when its turn goes, to when its record goes.
+        cache_bytes: What all indexes may take together; those not used for longest go.
+    """
+
+    def __init__(
+        self, get_session_history: GetSessionHistory, splitter: Splitter, expiry: Expiry, cache_bytes: int
+    ) -> None:
+        self._histories: Any = get_session_history
+        self._splitter = splitter
+        self._expiry = expiry
+        self._cache_bytes = cache_bytes
+        self._users: OrderedDict[str, _User] = OrderedDict()
+        self._guard = ForkSafeLock(self._users.clear)  # a lock of an index may have been held
+
+    def index(self, user_id: str, also: Iterable[str] = ()) -> Flow[Index]:
+        """The user's index, brought in line with the transcripts.
+
+        Args:
+            user_id: Whose.
+            also: Sessions that are known to be there, for histories that cannot be listed.
+        """
+        with self._guard:
+            user = self._users.setdefault(user_id, _User())
+            self._users.move_to_end(user_id)
+        listed: Mapping[str, Mark | None] = yield from self._listed(user_id, [*user.sessions, *also])
+        with user.index.lock:
+            for session in user.sessions.keys() - listed.keys():
+                _put(user, session, None)
+        changed = False
+        for session, mark in listed.items():
+            while (base := user.sessions.get(session, _Session())).mark is None or base.mark != mark:
+                read = yield from self._read(user_id, session, base, mark)
+                with user.index.lock:
+                    if user.sessions.get(session, base) is base:  # else another thread was first: look again
+                        _put(user, session, read)
+                        changed = True
+                        break
+        if changed:
+            self._bound(user)
+        return user.index
+
+    def forget(self, user_id: str, session_id: str | None) -> None:
+        """Drops what is known of a session, or of a user; what still stands in a transcript is read again."""
+        with self._guard:
+            user = self._users.get(user_id) if session_id else self._users.pop(user_id, None)
+        if user and session_id:
+            with user.index.lock:
+                _put(user, session_id, None)
+
+    def rate(self, user_id: str, importance: Mapping[tuple[str, str], float]) -> None:
+        """Takes up the importance of records, by session and id: it stands in no transcript."""
+        with self._guard:
+            user = self._users.get(user_id)
+        if user is None or not importance:
+            return
+        with user.index.lock:
+            for (session_id, name), value in importance.items():
+                session = user.sessions.get(session_id, _Session())
+                for known in (session.settled, session.open):
+                    if name in known and known[name][1].importance != value:
+                        rated = replace(known[name][1], importance=value)
+                        known[name] = (known[name][0], rated)
+                        user.index.add(rated, None)
+
+    def _bound(self, user: _User) -> None:
+        with user.index.lock:
+            user.size = user.index.nbytes
+        with self._guard:
+            while len(self._users) > 1 and sum(u.size for u in self._users.values()) > self._cache_bytes:
+                self._users.popitem(last=False)
+
+    def _listed(self, user_id: str, known: Sequence[str]) -> Flow[Mapping[str, Mark | None]]:
+        """The user's sessions with what tells whether they changed."""
+        histories = self._histories
+        if not hasattr(histories, "list_sessions"):
+            return dict.fromkeys(known)
+        alist = getattr(histories, "alist_sessions", None)
+        found = yield Step(
+            lambda: histories.list_sessions(user_id),
+            lambda: alist(user_id) if alist else asyncio.to_thread(histories.list_sessions, user_id),
+        )
+        return {info.session_id: (info.turns, info.updated_at) for info in found}
+
+    def _read(self, user_id: str, session_id: str, base: _Session, mark: Mark | None) -> Flow[_Session]:
+        """The session as it is now; of a history of ours only from the last cut on, if all before is as it was."""
+        history = yield history_of(self._histories, session_id, user_id)
+        if not hasattr(history, "iter_turns"):
+            stretches = yield stretches_of(history)
+            work = lambda: _Session(mark, open=self._known(base.open, user_id, session_id, stretches, 0))  # noqa: E731  # both styles
+        else:
+            turns = yield _turns(history, base.cut - 1 if base.cut else None)
+            first = [(turn.seq, turn.epoch) for turn in turns[:1]]
+            whole = not base.cut or first != [(base.cut, base.epoch)]
+            if base.cut and (whole or mark is None or mark[0] - len(turns) != base.before):
+                whole, turns = True, (yield _turns(history, None))
+            work = lambda: self._session(base, user_id, session_id, turns, mark, whole=whole)  # noqa: E731  # both styles
+        return (yield Step(work, lambda: asyncio.to_thread(work)))  # type: ignore[no-any-return]  # results of steps are untyped
+
+    def _session(
+        self, base: _Session, user_id: str, session_id: str, turns: Sequence[Any], mark: Mark | None, *, whole: bool
+    ) -> _Session:
+        stretches = [Stretch(t.messages, t.created_at, t.epoch, t.expires_at, bool(t.seq)) for t in turns]
+        cut = _cut(stretches)
+        old = {**base.settled, **base.open}
+        settled = {} if whole else base.settled
+        last = max((entry.position for _, entry in settled.values()), default=-1)
+        before = self._known(old, user_id, session_id, stretches[:cut], last + 1)
+        last = max((entry.position for _, entry in before.values()), default=last)
+        after = self._known(old, user_id, session_id, stretches[cut:], last + 1)
+        seq, epoch = (turns[cut].seq, turns[cut].epoch) if turns else (0, 0)
+        return _Session(mark, {**settled, **before}, after, seq, epoch, cut if whole else base.before + cut)
+
+    def _known(self, old: Known, user_id: str, session_id: str, stretches: Sequence[Stretch], position: int) -> Known:
+        """The records of what was said; those that are as they were are not taken apart again."""
+        known: Known = {}
+        for round_ in rounds_of(stretches, UNDATED):
+            place = max(position, int(round_.at.timestamp() * 1_000_000))
+            round_ = round_._replace(expires_at=self._expiry(round_.at, round_.expires_at))
+            for document in documents_of(round_, user_id, session_id, place, self._splitter):
+                mark = _signature(document)
+                before = old.get(document.id or "")
+                entry = before[1] if before and before[0] == mark else entry_of(document)
+                known[entry.id] = (mark, entry)
+                position = entry.position + 1
+        return known
+
+
+def _turns(history: Any, after: int | None) -> Step:
+    async def aturns() -> list[Any]:
+        return [turn async for turn in history.aiter_turns(after_seq=after)]
+
+    return Step(lambda: list(history.iter_turns(after_seq=after)), aturns)
+
+
+def _cut(stretches: Sequence[Stretch]) -> int:
+    """The last stretch that begins a round: whatever comes, what stands before it stays as it is."""
+    lines = [list(lines_of_messages(stretches[-1].messages))] if stretches else []
+    for i in range(len(stretches) - 1, 0, -1):
+        lines.append(list(lines_of_messages(stretches[i - 1].messages)))
+        if lines[-2] and lines[-1] and begins(lines[-2][0], lines[-1][-1].role):
+            return i
+    return 0
+
+
+def _signature(document: Document) -> object:
+    known = document.metadata
+    names = ("position", "epoch", "expires_at", "created_at", "messages")
+    return (digest_of(document.page_content), *(repr(known.get(name)) for name in names))
+
+
+def _put(user: _User, session_id: str, read: _Session | None) -> None:
+    """Puts what was read of a session in place of what was known of it; None: nothing is there. The lock is held."""
+    base = user.sessions.pop(session_id, _Session())
+    old = {**base.settled, **base.open}
+    new = {**read.settled, **read.open} if read else {}
+    user.index.remove(old.keys() - new.keys())
+    for name, (_, entry) in new.items():
+        if name not in old or old[name][1] is not entry:
+            user.index.add(entry, None)
+    if read:
+        user.sessions[session_id] = read

@@ -1,0 +1,95 @@
+"""Records brought in line with the transcripts: so whole conversations are imported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from langchain_core.documents import Document
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit._progress import progress_bar
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.transcripts import Stretch, history_of, stretches_of
+from langchain_memkit.memories.vector.core import Core
+from langchain_memkit.memories.vector.rounds import documents_of, rounds_of
+from langchain_memkit.memories.vector.saving import begin, micros, same, write
+
+__all__ = ["rebuild"]
+
+logger = logging.getLogger("langchain_memkit")
+
+BATCH = 256  # records that are embedded and written together
+UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: bool) -> Flow[Mapping[str, int]]:
+    """Brings the records of these sessions in line with their transcripts.
+
+    Args:
+        core: The options.
+        user_id: Whose.
+        sessions: Their histories; None for that of `get_session_history`.
+        progress: Whether a bar is shown.
+    """
+    if core.read_only:
+        msg = "this memory is read-only"
+        raise ConfigurationError(msg)
+    index = yield Step(lambda: core.store.index(user_id), lambda: core.store.aindex(user_id))
+    with index.lock:  # what is stored from now on may be of a turn that is not read below
+        before = [(entry.session, entry.id) for entry in index.entries if entry.session in sessions]
+    counts = {"messages": 0, "added": 0, "removed": 0}
+    wanted: dict[str, list[Document]] = {}
+    generations: dict[str, str] = {}
+    for session, given in sessions.items():
+        # before the transcript is read: what is cleared from now on must not come back
+        generations[session] = (yield from begin(core, user_id, session, ())).generation
+        history = given
+        if history is None:
+            if core.get_session_history is None:
+                msg = "rebuild() needs the session's history, or a memory with get_session_history"
+                raise ConfigurationError(msg)
+            history = yield history_of(core.get_session_history, session, user_id)
+        stretches = yield stretches_of(history)
+        work = partial(_records, core, user_id, session, stretches)
+        wanted[session] = yield Step(work, partial(asyncio.to_thread, work))
+        counts["messages"] += sum(len(d.metadata["said"]) for d in wanted[session] if not d.metadata.get("chunk"))
+    with progress_bar(progress, "remembering", sum(map(len, wanted.values()))) as advance:
+        for session, documents in wanted.items():
+            for i in range(0, len(documents), BATCH):
+                added = yield from _add(core, user_id, session, generations[session], documents[i : i + BATCH])
+                if added is None:
+                    logger.warning("a session was cleared while it was rebuilt: what was read of it is not kept")
+                    break
+                counts["added"] += added
+                advance(len(documents[i : i + BATCH]))
+    ids = {document.id for documents in wanted.values() for document in documents}
+    gone = [record for _, record in before if record not in ids]
+    if gone:
+        yield Step(lambda: core.store.delete(gone), lambda: core.store.adelete(gone))
+    counts["removed"] = len(gone)
+    return counts
+
+
+def _records(core: Core, user_id: str, session_id: str, stretches: Sequence[Stretch]) -> list[Document]:
+    """The records of a conversation, in order."""
+    documents: list[Document] = []
+    for round_ in rounds_of(stretches, UNDATED):
+        place = micros(round_.at)
+        if documents:
+            place = max(place, int(documents[-1].metadata["position"]) + 1)
+        dated = round_._replace(expires_at=core.expiry(round_.at, round_.expires_at))
+        documents += documents_of(dated, user_id, session_id, place, core.splitter)
+    return documents
+
+
+def _add(core: Core, user_id: str, session_id: str, generation: str, documents: Sequence[Document]) -> Flow[int | None]:
+    """Stores records that are missing or say something else; how many, or None if the session was cleared meanwhile."""
+    begun = (yield from begin(core, user_id, session_id, documents))._replace(generation=generation)
+    missing = [d for d in documents if not same(begun.records.get(d.id or ""), d)]
+    alive = yield from write(core, user_id, session_id, missing, begun, {})
+    return len(missing) if alive else None

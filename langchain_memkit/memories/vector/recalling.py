@@ -1,0 +1,143 @@
+"""From a question to hits, and from hits to a note that fits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage, HumanMessage
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit.errors import HistoryWriteError
+from langchain_memkit.memories.transcripts import erased_messages
+from langchain_memkit.memories.vector.core import Core
+from langchain_memkit.memories.vector.hits import HitList, hit_of, record_of
+from langchain_memkit.memories.vector.rounds import SMALL_TALK
+from langchain_memkit.messages.counting import count_tokens
+from langchain_memkit.messages.notes import Record, lines_of, note_message
+from langchain_memkit.scoring.index import Entry, digest_of
+from langchain_memkit.scoring.ranking import Ranked, rank
+from langchain_memkit.scoring.words import stems
+
+__all__ = ["recall", "search"]
+
+logger = logging.getLogger("langchain_memkit")
+
+BATCH = 32  # records whose text is fetched at once
+RERANKED = 50
+MISSES = 3  # records that do not fit before the note is full
+
+Keep: TypeAlias = Callable[[Entry], bool]
+Found: TypeAlias = tuple[Ranked, float | None]
+
+
+def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitList]:
+    """The best `k` records."""
+    hits = HitList()
+    seen: set[str] = set()
+    ranked = yield from _ranked(core, user_id, text, keep)
+    for i in range(0, len(ranked), BATCH):
+        hits += [hit_of(*found) for found in (yield from _fetched(core, user_id, ranked[i : i + BATCH], seen))]
+        if len(hits) >= k:
+            break
+    return HitList(hits[:k])
+
+
+def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = False) -> Flow[list[BaseMessage]]:
+    """As many of the best records as fit, in the order in which they were said, as one note."""
+    if SMALL_TALK.issuperset(stems(text)):  # a greeting, a thank-you: nothing to look for
+        return []
+    chosen: list[tuple[Entry, Record]] = []
+    seen: set[str] = set()
+    room = core.max_tokens - _tokens(core, note_message([Record("")]))
+    misses = 0
+    ranked = yield from _ranked(core, user_id, text, keep)
+    for i in range(0, len(ranked), BATCH):
+        for found, _, document in (yield from _fetched(core, user_id, ranked[i : i + BATCH], seen)):
+            record = record_of(found, document, len(chosen))
+            cost = _tokens(core, HumanMessage(lines_of(record)))
+            if cost > room:
+                misses += 1
+            elif misses < MISSES and len(chosen) != core.k:
+                chosen.append((found.entry, record))
+                room -= cost
+        if misses >= MISSES or len(chosen) == core.k:
+            break
+    note = _note(chosen) if chosen else None
+    while note is not None and _tokens(core, note) > core.max_tokens:  # a counter may count a whole otherwise
+        chosen.pop()
+        note = _note(chosen) if chosen else None
+    if note is None:
+        if misses:
+            logger.warning("max_tokens=%d is too little for any of the %d best rounds", core.max_tokens, misses)
+        return []
+    if not trial:
+        yield from _touch(core, user_id, [entry.id for entry, _ in chosen])
+    return [note]
+
+
+def _ranked(core: Core, user_id: str, text: str, keep: Keep) -> Flow[Sequence[Found]]:
+    """Records, best first, with the reranker's score if there is one."""
+    index, question = yield from core.look(user_id, text)
+    work = lambda: rank(index, question, core.ranking, keep)  # noqa: E731  # both styles
+    found: list[Ranked] = yield Step(work, lambda: asyncio.to_thread(work))
+    if question.vector is None and question.similar is None:  # then everything is ranked, matches first
+        found = [ranked for ranked in found if ranked.score > 0]
+    if core.reranker is None or not found:
+        return [(ranked, None) for ranked in found]
+    by_id = {ranked.entry.id: ranked for ranked in found[:RERANKED]}
+    documents = yield from core.documents(list(by_id))
+    given = [
+        Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
+        for d in (documents[name] for name in by_id if name in documents)
+    ]
+    reranker = core.reranker
+    best = yield Step(
+        lambda: reranker.compress_documents(given, text), lambda: reranker.acompress_documents(given, text)
+    )
+    chosen = [(d.metadata.get("memkit_id") or d.id, d.metadata.get("relevance_score")) for d in best]
+    return [(by_id[name], score) for name, score in chosen if name in by_id]
+
+
+def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[list[Any]]:
+    """Texts of records, without what was said before, and without what stands in no transcript any more."""
+    documents = yield from core.documents([found.entry.id for found, _ in ranked])
+    wanted: dict[str, set[str]] = {}
+    for found, _ in ranked:
+        if found.entry.session and any(found.entry.messages):
+            wanted.setdefault(found.entry.session, set()).update(filter(None, found.entry.messages))
+    erased = yield from erased_messages(core.get_session_history, user_id, wanted)
+    kept: list[tuple[Ranked, float | None, Document]] = []
+    for found, score in ranked:
+        entry, document = found.entry, documents.get(found.entry.id)
+        if document is None or any((entry.session, message) in erased for message in entry.messages):
+            continue
+        digest = digest_of(document.page_content)
+        if digest not in seen:
+            seen.add(digest)
+            kept.append((found, score, document))
+    return kept
+
+
+def _touch(core: Core, user_id: str, ids: Sequence[str]) -> Flow[None]:
+    """Remembers that these were recalled; that it cannot be stored costs no turn."""
+    store, now = core.store, core.now()
+    if core.keeps_access and not core.read_only:
+        try:
+            yield Step(lambda: store.touch(user_id, ids, now), lambda: store.atouch(user_id, ids, now))
+        except HistoryWriteError as error:
+            logger.warning("when memories were recalled is not stored: %s", error)
+
+
+def _note(chosen: Sequence[tuple[Entry, Record]]) -> HumanMessage:
+    undated = datetime.min.replace(tzinfo=UTC)
+    in_order = sorted(chosen, key=lambda pair: (pair[0].at or undated, pair[0].session, pair[0].position))
+    return note_message([record for _, record in in_order])
+
+
+def _tokens(core: Core, message: BaseMessage) -> int:
+    return count_tokens([message], core.counter)[0]

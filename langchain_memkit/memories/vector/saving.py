@@ -1,0 +1,193 @@
+"""Rounds into the store: embedded once, stored once, refused if their session was cleared meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from langchain_core.documents import Document
+
+from langchain_memkit._flow import Flow, Step, user_code
+from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError, HistoryWriteError
+from langchain_memkit.memories.transcripts import Stretch
+from langchain_memkit.memories.vector.core import Core
+from langchain_memkit.memories.vector.plan import Known, Part, needs_index, parts_of
+from langchain_memkit.memories.vector.rounds import (
+    Round,
+    closed,
+    documents_of,
+    is_small_talk,
+    lines_of_document,
+    rounds_of,
+)
+from langchain_memkit.scoring.index import Begun, digest_of
+
+__all__ = ["begin", "micros", "same", "save", "write"]
+
+logger = logging.getLogger("langchain_memkit")
+
+TRIES = 10  # of a turn that goes on with a round which others go on with at the same time
+
+
+def save(core: Core, user_id: str, session_id: str, stretch: Stretch) -> Flow[None]:
+    """Stores what is new of a turn; what goes on with a stored round is added to it."""
+    if core.read_only:
+        return
+
+    def drafted() -> tuple[list[Round], list[list[Document]]]:
+        rounds = [r._replace(expires_at=core.expiry(r.at, r.expires_at)) for r in rounds_of([stretch], core.now())]
+        return rounds, [documents_of(r, user_id, session_id, micros(r.at), core.splitter) for r in rounds]
+
+    rounds, drafts = yield Step(drafted, lambda: asyncio.to_thread(drafted))
+    if not rounds:
+        return
+    for left in reversed(range(TRIES)):
+        try:
+            begun: Begun = yield from begin(core, user_id, session_id, [d for draft in drafts for d in draft])
+            documents, expected = yield from _new(core, (user_id, session_id), rounds, drafts, begun)
+        except HistoryReadError as error:
+            msg = f"nothing of the turn was stored, since what is stored cannot be read: {error}"
+            raise HistoryWriteError(msg) from error
+        try:
+            alive = yield from write(core, user_id, session_id, documents, begun, expected)
+        except HistoryConflictError:  # somebody else went on with the same round
+            if not left:
+                raise
+            continue
+        if not alive:
+            logger.warning("a session was cleared while a turn of it was saved: vector memory does not keep that turn")
+        return
+
+
+def _new(
+    core: Core, place: tuple[str, str], rounds: Sequence[Round], drafts: Sequence[Sequence[Document]], begun: Begun
+) -> Flow[tuple[list[Document], dict[str, str]]]:
+    """Records to store, and the digests of stored ones that are changed."""
+    last, lines = begun.last, [line for round_ in rounds for line in round_.lines]
+    known = Known()
+    known.read(begun.records.values())
+    known.read([last] if last is not None else [])
+    if needs_index(lines, last, known):
+        index = yield Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
+        with index.lock:
+            known.look(index.entries, place[1])
+    ids = [draft[0].metadata["round_id"] for draft in drafts]
+    parts = parts_of(rounds, ids, last, begun.records, known)
+    documents: list[Document] = []
+    expected: dict[str, str] = {}
+    position = max(micros(rounds[0].at), int(last.metadata.get("position", 0)) + 1 if last is not None else 0)
+    waiting = last if last is not None and last.metadata.get("open") else None
+    for i, part in enumerate(parts):
+        round_ = rounds[0]._replace(lines=tuple(part.lines), closed=i + 1 < len(parts))
+        if part.round_id is None:
+            if i == 0 and waiting is not None:  # its answer will not come
+                documents.append(closed(waiting))
+                expected[waiting.id or ""] = digest_of(waiting.page_content)
+            documents += documents_of(
+                round_, *place, position + len(documents), core.splitter, salt=str(position) if part.again else ""
+            )
+        elif (end := (yield from _end_of(core, place, part, last))) is not None:
+            documents += documents_of(round_, *place, position, core.splitter, last=end)
+            expected[end.id or ""] = digest_of(end.page_content)
+    return documents, expected
+
+
+def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | None) -> Flow[Document | None]:
+    """The last record of the round that a part goes on with."""
+    if last is not None and part.round_id == (last.metadata.get("round_id") or last.id):
+        return last
+    index = yield Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
+    with index.lock:
+        mine = [entry for entry in index.entries if entry.round_id == part.round_id]
+    if not mine:
+        return None
+    end = max(mine, key=lambda entry: entry.position).id
+    return (yield from core.documents([end])).get(end)
+
+
+def begin(core: Core, user_id: str, session_id: str, documents: Sequence[Document]) -> Flow[Begun]:
+    """What is stored of a session, and of what is to be stored."""
+    store = core.store
+    digests = list({digest_of(document.page_content) for document in documents})
+    ids = [document.id for document in documents if document.id]
+    return (  # type: ignore[no-any-return]  # results of steps are untyped
+        yield Step(
+            lambda: store.begin(user_id, session_id, digests, ids),
+            lambda: store.abegin(user_id, session_id, digests, ids),
+        )
+    )
+
+
+def write(
+    core: Core,
+    user_id: str,
+    session_id: str,
+    documents: Sequence[Document],
+    begun: Begun,
+    expected: Mapping[str, str],
+) -> Flow[bool]:
+    """Embeds and stores records; returns whether the session is still the one that was begun."""
+    if not documents:
+        return True
+    store = core.store
+    worth = [_worth_embedding(document) for document in documents]
+    vectors: list[Any] = [
+        begun.vectors.get(digest_of(d.page_content)) if needed else None
+        for d, needed in zip(documents, worth, strict=True)
+    ]
+    new = [i for i, needed in enumerate(worth) if needed and vectors[i] is None]
+    if new:
+        texts = [documents[i].page_content for i in new]
+        embedded = yield Step(lambda: store.embed(texts), lambda: store.aembed(texts))
+        for i, vector in zip(new, embedded, strict=True):
+            vectors[i] = vector
+    yield from _rate(core, documents)
+    arguments = (user_id, session_id, begun.generation, documents, vectors)
+    alive: bool = yield Step(
+        lambda: store.write(*arguments, expected=expected), lambda: store.awrite(*arguments, expected=expected)
+    )
+    if alive and (most := core.max_records) is not None:
+        kept = [document.id for document in documents]
+        yield Step(lambda: store.evict(user_id, most, kept), lambda: store.aevict(user_id, most, kept))
+    return alive
+
+
+def _rate(core: Core, documents: Sequence[Document]) -> Flow[None]:
+    """Asks for the importance of finished rounds: all at once where the function has a `batch`."""
+    finished = [document for document in documents if not document.metadata.get("open")]
+    if core.importance is None or not finished:
+        return
+    texts = [document.page_content for document in finished]
+    batch: Any = getattr(core.importance, "batch", None)
+    if batch is not None:
+        values = yield Step(lambda: batch(texts), lambda: core.importance.abatch(texts))
+    else:
+        values = []
+        for text in texts:
+            values.append((yield user_code(core.importance, text, name="importance")))
+    for document, value in zip(finished, values, strict=True):
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            msg = f"importance must return a number from 1 to 10; got {value!r:.50}. Nothing was stored."
+            raise ConfigurationError(msg)
+        document.metadata["importance"] = float(value)
+
+
+def _worth_embedding(document: Document) -> bool:
+    return not document.metadata.get("open") and not is_small_talk(lines_of_document(document))
+
+
+def same(stored: Document | None, document: Document) -> bool:
+    """Whether there is a stored record that says what another one does, finished or not."""
+    if stored is None:
+        return False
+    waiting = [bool(d.metadata.get("open")) for d in (stored, document)]
+    return stored.page_content == document.page_content and waiting[0] == waiting[1]
+
+
+def micros(at: datetime) -> int:
+    """A time as a position: what is said later stands behind."""
+    return int(at.timestamp() * 1_000_000)

@@ -1,0 +1,110 @@
+"""What the cases for vector stores share: records, an embedding model, and stores in both call styles."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+from uuid import NAMESPACE_URL, uuid5
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+
+from langchain_memkit.scoring.index import entry_of
+from langchain_memkit.testing._styles import call_async, call_sync
+
+MakeStore: TypeAlias = Callable[..., Any]
+Call: TypeAlias = Callable[..., Any]
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 678000, UTC)
+EMBEDDING = DeterministicFakeEmbedding(size=16)
+
+
+class Wrong(Embeddings):
+    """Returns what it is told to."""
+
+    def __init__(self, *vectors: Any) -> None:
+        self.vectors = vectors
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """The same for any text."""
+        return [*self.vectors[: len(texts)], *[self.vectors[-1]] * (len(texts) - len(self.vectors))]
+
+    def embed_query(self, text: str) -> list[float]:
+        """The first."""
+        return self.vectors[0]  # type: ignore[no-any-return]  # wrong on purpose
+
+
+def record(n: int, text: str = "", user_id: str = "u1", session_id: str = "s1", **more: Any) -> Document:
+    """A round of two messages, as `VectorMemory` makes it; `n` is its position."""
+    asked = text or f"what about number {n}"
+    page = f"human: {asked}\nai: it is fine"
+    name = str(uuid5(NAMESPACE_URL, f"{user_id}/{session_id}/{n}"))
+    known = {
+        "user_id": user_id,
+        "session_id": session_id,
+        "round_id": name,
+        "position": n,
+        "created_at": (AT + timedelta(minutes=n)).isoformat(),
+        "said": [["human", "", 7, 7 + len(asked)], ["ai", "Bot", len(page) - 10, len(page)]],
+        "messages": [f"q{n}", f"a{n}"],
+    }
+    return Document(page, id=name, metadata={**known, **more})
+
+
+def facts(index: Any) -> list[Any]:
+    """What stands in an index, without the numbers of rows."""
+    with index.lock:
+        assert index.count == len(index) == len(index.entries)
+        assert index.total == sum(entry.stamp for entry in index.entries)
+        return sorted((e.id, e.session, e.position, e.at, e.said, e.messages) for e in index.entries)
+
+
+def expected(documents: Sequence[Document]) -> list[Any]:
+    """The same for documents."""
+    entries = [entry_of(document) for document in documents]
+    return sorted((e.id, e.session, e.position, e.at, e.said, e.messages) for e in entries)
+
+
+class Stores:
+    """Fixtures."""
+
+    @pytest.fixture
+    def make_store(self) -> MakeStore:
+        """Override: a function of an embedding model."""
+        raise RuntimeError("give the contract a `make_store` fixture")
+
+    @pytest.fixture
+    def store(self, make_store: MakeStore) -> Any:
+        """A store."""
+        return make_store(EMBEDDING)
+
+    @pytest.fixture
+    def other(self, make_store: MakeStore) -> Any:
+        """Another one on the same place, as another process has."""
+        return make_store(EMBEDDING)
+
+    @pytest.fixture(params=["sync", "async"])
+    def call(self, request: pytest.FixtureRequest) -> Iterator[Call]:
+        """`call(store, "write", ...)` in both styles."""
+        if request.param == "sync":
+            yield call_sync
+            return
+        with asyncio.Runner() as runner:
+            yield lambda target, name, *args, **kwargs: runner.run(call_async(target, name, *args, **kwargs))
+
+    @pytest.fixture
+    def save(self, call: Call) -> Call:
+        """`save(store, documents)` as `VectorMemory` saves; None is stored without a vector."""
+
+        def save(store: Any, documents: Sequence[Document], embedded: bool = True, **options: Any) -> bool:
+            user, session = (documents[0].metadata[name] for name in ("user_id", "session_id"))
+            begun = call(store, "begin", user, session)
+            vectors: list[Any] = [None] * len(documents)
+            if embedded:
+                vectors = call(store, "embed", [document.page_content for document in documents])
+            return bool(call(store, "write", user, session, begun.generation, documents, vectors, **options))
+
+        return save

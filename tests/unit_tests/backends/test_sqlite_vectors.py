@@ -1,0 +1,465 @@
+"""`SQLiteVectorStore`: LangChain's own suite, the contract, and what only a file can do wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_tests.integration_tests import VectorStoreIntegrationTests
+
+from langchain_memkit import SQLiteChatMessageHistory, SQLiteVectorStore, purge_user
+from langchain_memkit.backends.sqlite import database
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
+from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, record
+
+
+class TestFile(VectorStoreContract):
+    @pytest.fixture
+    def make_store(self, tmp_path: Path) -> Any:
+        """Stores made one by one, on one file."""
+        return lambda embedding, **options: SQLiteVectorStore(tmp_path / "chat.db", embedding, **options)
+
+
+class TestMemory(VectorStoreContract):
+    @pytest.fixture
+    def make_store(self) -> Any:
+        """Stores made one by one, on one database in memory."""
+        made: list[Any] = []
+
+        def make(embedding: Any, **options: Any) -> Any:
+            store = SQLiteVectorStore(":memory:", embedding, **options)
+            made.append(store)
+            store._backend._database = made[0]._backend._database
+            store.close = store._shelf.clear  # closing it would empty it
+            return store
+
+        return make
+
+
+class TestLangChain(VectorStoreIntegrationTests):
+    @pytest.fixture
+    def vectorstore(self, tmp_path: Path) -> Any:
+        """An empty store."""
+        with SQLiteVectorStore(tmp_path / "chat.db", self.get_embeddings()) as store:
+            yield store
+
+
+class TestLangChainMemory(VectorStoreIntegrationTests):
+    @pytest.fixture
+    def vectorstore(self) -> Any:
+        """An empty store, in memory."""
+        with SQLiteVectorStore(":memory:", self.get_embeddings()) as store:
+            yield store
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A database file that does not exist yet."""
+    return tmp_path / "chat.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Any]:
+    """A store on it."""
+    with SQLiteVectorStore(path, EMBEDDING) as store:
+        yield store
+
+
+def execute(path: Path, statement: str, *values: Any) -> list[Any]:
+    """Works on the file behind memkit's back."""
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute(statement, values).fetchall()
+    connection.close()
+    return rows
+
+
+def save(store: Any, *documents: Document) -> bool:
+    """Stores records with their vectors."""
+    user, session = documents[0].metadata["user_id"], documents[0].metadata["session_id"]
+    begun = store.begin(user, session)
+    vectors = store.embed([document.page_content for document in documents])
+    return bool(store.write(user, session, begun.generation, documents, vectors))
+
+
+def statements(store: Any) -> list[str]:
+    """What the store's connection runs from now on."""
+    seen: list[str] = []
+    with store._backend._database.connection() as connection:
+        connection.set_trace_callback(seen.append)
+    return seen
+
+
+def test_constructor_does_no_io(path: Path) -> None:
+    """Nothing is created before the first use, nor by arguments that are refused; the store names its file."""
+    store = SQLiteVectorStore(path, EMBEDDING)
+    with pytest.raises(TypeError):
+        store.index({"$ne": 1})  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ValueError, match="id must be"):
+        store.get_by_ids([""])
+    with pytest.raises(TypeError):
+        store.similarity_search("a", filter={"user_id": 1})
+    assert not path.exists()
+    assert repr(store) == f"SQLiteVectorStore({str(path)!r})"
+    with pytest.raises(TypeError):
+        SQLiteVectorStore(None, EMBEDDING)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ConfigurationError, match="Embeddings"):
+        SQLiteVectorStore(path, None)  # type: ignore[arg-type]  # wrong on purpose
+    store.setup()
+    assert path.exists()
+
+
+def test_from_texts(path: Path) -> None:
+    """LangChain's own ways to make a store, with our arguments."""
+    store = SQLiteVectorStore.from_texts(["one", "two"], EMBEDDING, [{"n": 1}, {"n": 2}], ids=["a", "b"], path=path)
+    assert [d.id for d in SQLiteVectorStore(path, EMBEDDING).similarity_search("two", k=1)] == ["b"]
+    documents = [Document("three", id="c")]
+    other = asyncio.run(SQLiteVectorStore.afrom_documents(documents, EMBEDDING, path=path))
+    assert other.get_by_ids(["c"]) == store.get_by_ids(["c"]) == documents
+
+
+def test_readable_with_any_sqlite_tool(store: Any, path: Path) -> None:
+    """A record is a row with plain text, plain JSON and a vector of 4-byte floats."""
+    save(store, record(1, "running dogs"))
+    ((text, metadata, facts, vector),) = execute(path, "SELECT text, metadata, facts, vector FROM vectors")
+    assert text == "human: running dogs\nai: it is fine"
+    assert json.loads(metadata) == record(1).metadata | {"said": [["human", "", 7, 19], ["ai", "Bot", 24, 34]]}
+    assert json.loads(facts)[8] == [["human", "", "run dog"], ["ai", "Bot", "fine"]]
+    assert len(vector) == 4 * 16
+
+
+def test_what_a_look_costs(store: Any) -> None:
+    """A look at an unchanged user is one statement, answered by an index; also after a save of one's own."""
+    save(store, *[record(n) for n in range(20)])
+    store.index("u1")
+    save(store, record(20))
+    seen = statements(store)
+    assert len(store.index("u1")) == 21
+    assert len(seen) == 1
+    save(store, record(21))
+    assert len(seen) < 20
+    del seen[:]
+    store.delete([record(3).id])
+    del seen[:]
+    assert len(store.index("u1")) == 21
+    assert len(seen) == 2
+    assert "facts" not in " ".join(seen)  # nothing is read again
+
+
+def test_vectors_are_read_where_they_are_used(store: Any) -> None:
+    """Looking up documents by id reads no vector."""
+    save(store, record(1))
+    seen = statements(store)
+    assert store.get_by_ids([record(1).id]) == [record(1)]
+    store.begin("u1", "s1", [], [record(1).id])
+    assert "vector," not in " ".join(seen)
+    del seen[:]
+    assert store.max_marginal_relevance_search("number", filter={"user_id": "u1"}) == [record(1)]
+    assert "vector," in " ".join(seen)
+
+
+def test_plans(store: Any, path: Path) -> None:
+    """Every statement finds its rows by an index, and the frequent ones need no row at all."""
+    store.setup()
+    seen = statements(store)
+    save(store, record(1), record(2))
+    store.index("u1")
+    store.get_by_ids(["a"])
+    store.touch("u1", ["a"], AT)
+    store.accesses("u1")
+    store.begin("u1", "s1", ["a"], ["b"])
+    store.sessions("u1")
+    store.evict("u1", 1, ["a"])
+    store.forget("u1", "s1")
+    store.forget("u1")
+    store.delete(["a"])
+    plans = {
+        statement: " | ".join(row[-1] for row in execute(path, f"EXPLAIN QUERY PLAN {statement}"))
+        for statement in dict.fromkeys(seen)
+        if statement.startswith(("SELECT", "DELETE", "INSERT", "UPDATE")) and "trigger" not in statement
+    }
+    assert len(plans) > 15
+    small = ("json_each", "CONSTANT ROW", "sqlite_sequence")
+    for statement, plan in plans.items():
+        scans = [step for step in plan.split(" | ") if step.startswith("SCAN")]
+        assert all(any(name in scan for name in small) for scan in scans), (statement, plan)
+
+    def plan_of(part: str) -> str:
+        (plan,) = {plan for statement, plan in plans.items() if part in statement}
+        return plan
+
+    assert "COVERING INDEX" in plan_of("sum(seq)")
+    assert "vectors_digest (user_id=? AND digest=?)" in plan_of("SELECT digest")
+    assert "TEMP B-TREE" not in plan_of("ORDER BY position")
+    assert "vectors_user (user_id=?)" in plan_of("ORDER BY created_at")
+    assert "TEMP B-TREE" not in plan_of("ORDER BY created_at")
+
+
+@pytest.mark.parametrize("erase", ["forget", "forget session", "delete", "purge"])
+def test_erased_records_are_gone_from_the_disk(store: Any, path: Path, erase: str) -> None:
+    """After a deletion neither text nor words nor vectors are in the file or in the write-ahead log."""
+    documents = [record(n, "secrets about parrots " * 20) for n in range(40)]
+    save(store, *documents)
+    save(store, record(1, user_id="u2"))
+    vector = store.embed([documents[0].page_content])[0].tobytes()
+
+    def left() -> bytes:
+        return b"".join(file.read_bytes() for file in path.parent.iterdir())
+
+    assert b"secrets" in left()
+    assert b"parrot" in left()
+    assert vector in left()
+    if erase == "delete":
+        store.delete([document.id for document in documents])
+    else:
+        name, *more = erase.split()
+        getattr(store, name)("u1", *(["s1"] if more else []))
+    assert not any(found in left() for found in (b"secret", b"parrot", vector, documents[3].id.encode()))
+    assert b"number" in left()
+
+
+def test_a_call_is_stored_whole_or_not_at_all(store: Any, path: Path) -> None:
+    """When one record cannot be written, none is, and none is deleted; what is held stays true."""
+    save(store, record(1))
+    store.index("u1")
+    execute(
+        path, "CREATE TRIGGER no BEFORE INSERT ON vectors WHEN new.position = 3 BEGIN SELECT RAISE(ABORT, 'no'); END"
+    )
+    begun = store.begin("u1", "s1")
+    documents = [record(1, "changed"), record(2), record(3)]
+    with pytest.raises(HistoryWriteError, match="Nothing was stored") as raised:
+        store.write("u1", "s1", begun.generation, documents, [None] * 3, delete=[record(1).id])
+    assert not raised.value.maybe_stored
+    assert store.get_by_ids([document.id for document in documents]) == [record(1)]
+    assert [entry.position for entry in store.index("u1").entries] == [1]
+
+
+def test_in_the_file_of_the_histories(path: Path, store: Any) -> None:
+    """Store and histories share a file, and `purge_user` empties both."""
+    histories = SQLiteChatMessageHistory.factory(path)
+    histories("s1", "u1").add_messages([HumanMessage("secret"), AIMessage("answer")])
+    save(store, record(1))
+    assert purge_user("u1", histories, store) == [{"sessions": 1, "turns": 1}, {"records": 1}]
+
+
+def test_older_file_is_migrated(path: Path, store: Any) -> None:
+    """A file of the version before, which had no vectors, keeps what it has and gets the tables."""
+    SQLiteChatMessageHistory(path, "s1").add_user_message("old")
+    for name in ("vectors", "vector_accesses", "vector_generations", "vector_meta"):
+        execute(path, f"DROP TABLE {name}")
+    execute(path, "PRAGMA user_version = 2")
+    store.close()
+    save(store, record(1))
+    assert len(store.index("u1")) == 1
+    assert [m.text for m in SQLiteChatMessageHistory(path, "s1").messages] == ["old"]
+    assert execute(path, "PRAGMA user_version") == [(len(database.MIGRATIONS),)]
+
+
+def test_expired_rows_go_with_the_next_write(store: Any, path: Path) -> None:
+    """What has expired is deleted by whoever writes next."""
+    save(store, record(1, expires_at="2020-01-01T00:00:00+00:00"), record(2, expires_at="2999-01-01T00:00:00Z"))
+    assert len(store.index("u1")) == 1
+    assert execute(path, "SELECT count(*) FROM vectors") == [(2,)]
+    save(store, record(1, user_id="u2"))
+    assert execute(path, "SELECT count(*) FROM vectors") == [(2,)]
+    assert [entry.position for entry in store.index("u1").entries] == [2]
+
+
+DAMAGE = {
+    "no JSON": "facts = 'not json'",
+    "two values": "facts = '[1],[2]'",
+    "empty": "facts = ''",
+    "an object": "facts = '{}'",
+    "short": "facts = '[1, 2]'",
+    "id of another type": "facts = json_set(facts, '$[0]', 7)",
+    "words of another type": "facts = json_set(facts, '$[8]', 7)",
+    "words inside": "facts = json_set(facts, '$[8][0][2]', 7)",
+    "no position": "facts = json_set(facts, '$[3]', 'first')",
+    "no date": "facts = json_set(facts, '$[4]', 'then')",
+    "far date": "facts = json_set(facts, '$[4]', 1e300)",
+    "facts are bytes": "facts = x'fffe00'",
+    "null facts": "facts = 5",
+    "short vector": "vector = substr(vector, 1, 20)",
+    "odd vector": "vector = substr(vector, 1, 21)",
+    "no numbers": "vector = zeroblob(0) || x'0000c07f0000c07f' || substr(vector, 9)",
+    "vector is text": "vector = 'vector'",
+    "newer": "v = 2",
+    "deeply nested": f"facts = '{'[' * 5000}{']' * 5000}'",
+}
+UNSEEN = {  # the record can be ranked, but not shown
+    "metadata": "metadata = 'no json'",
+    "a list": "metadata = '[1]'",
+    "unknown tag": 'metadata = \'{"a": {"_memkit": "code", "value": "import os"}}\'',
+    "text is bytes": "text = x'ff00'",
+}
+
+
+@pytest.mark.parametrize("change", [*DAMAGE.values(), *UNSEEN.values()], ids=[*DAMAGE, *UNSEEN])
+def test_damaged_rows(store: Any, path: Path, change: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A damaged record is left out and reported; the others are found, it is not deleted, and can be replaced."""
+    save(store, *[record(n) for n in range(5)])
+    if change.startswith("vector = zeroblob"):
+        change = f"vector = x'{'0000c07f' * 16}'"
+    execute(path, f"UPDATE vectors SET {change} WHERE position = 3")
+    with SQLiteVectorStore(path, EMBEDDING) as fresh:
+        for each in range(2):
+            found = fresh.similarity_search("what about number 3", k=9, filter={"user_id": "u1"})
+            assert sorted(document.metadata["position"] for document in found) == [0, 1, 2, 4]
+            assert len(fresh.index("u1")) == (5 if change in UNSEEN.values() else 4), each
+        assert "unreadable and left as" in caplog.text
+        assert "number" not in caplog.text
+        assert execute(path, "SELECT count(*) FROM vectors") == [(5,)]
+        assert fresh.begin("u1", "s1").last == record(4)
+        save(fresh, record(3, "as good as new"))
+        assert len(fresh.index("u1")) == 5
+        assert fresh.get_by_ids([record(3).id]) == [record(3, "as good as new")]
+
+
+def test_damage_elsewhere(store: Any, path: Path) -> None:
+    """A damaged probe is an error that says so; other tables do no harm."""
+    save(store, record(1))
+    execute(path, "UPDATE vector_meta SET value = x'000102'")
+    with SQLiteVectorStore(path, EMBEDDING) as fresh:
+        with pytest.raises(HistoryReadError, match="damaged"):
+            fresh.embed(["a"])
+        assert len(fresh.index("u1")) == 1
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    """What is no database, or has no folder, is a typed error that names the file."""
+    other = tmp_path / "other.txt"
+    other.write_text("this is no database, but a text of some length" * 40)
+    for bad in (other, tmp_path / "no" / "chat.db"):
+        store = SQLiteVectorStore(bad, EMBEDDING)
+        for read in (lambda s: s.index("u1"), lambda s: s.get_by_ids(["a"]), lambda s: s.similarity_search("a")):
+            with pytest.raises(HistoryReadError, match=bad.name):
+                read(store)
+        for write in (lambda s: s.delete(["a"]), lambda s: s.forget("u1"), lambda s: s.touch("u1", ["a"], AT)):
+            with pytest.raises(HistoryWriteError, match=bad.name):
+                write(store)
+
+
+def test_an_error_that_ends_the_transaction(path: Path, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When SQLite rolled back by itself, as on a full disk, the error tells why, not that there is nothing to end."""
+    monkeypatch.setattr(database, "MIGRATIONS", ["ROLLBACK;\nINSERT INTO nowhere VALUES (1);"])
+    with pytest.raises(HistoryReadError, match="no such table: nowhere"):
+        store.index("u1")
+
+
+def test_locked_database(path: Path) -> None:
+    """A writer that does not let go is a typed error after `timeout`; readers go on."""
+    store = SQLiteVectorStore(path, EMBEDDING, timeout=0.1)
+    save(store, record(1))
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    with pytest.raises(HistoryWriteError, match="locked"):
+        save(store, record(2))
+    assert len(store.index("u1")) == 1
+    blocker.close()
+    save(store, record(2))
+    assert len(store.index("u1")) == 2
+
+
+def test_async_calls_do_not_block_the_loop(path: Path, store: Any) -> None:
+    """SQLite runs in a worker thread: while a call waits for a lock, the event loop goes on."""
+    save(store, record(1))
+    begun = store.begin("u1", "s1")
+    blocker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    blocker.execute("BEGIN IMMEDIATE")
+
+    async def go() -> int:
+        task = asyncio.create_task(store.awrite("u1", "s1", begun.generation, [record(2)], [None]))
+        threading.Timer(0.3, blocker.close).start()
+        beats = 0
+        while not task.done():
+            await asyncio.sleep(0.01)
+            beats += 1
+        assert await task
+        return beats
+
+    assert asyncio.run(go()) > 5
+
+
+PROGRAM = """
+import sys
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_memkit.backends.sqlite.vectors import SQLiteVectorStore
+from langchain_memkit.testing.vectors import record
+store = SQLiteVectorStore(sys.argv[1], DeterministicFakeEmbedding(size=16))
+session = sys.argv[2]
+for n in range(int(sys.argv[3])):
+    documents = [record(3 * n + i, "whole record " * 30, session_id=session) for i in range(3)]
+    begun = store.begin("u1", session)
+    assert store.write("u1", session, begun.generation, documents, store.embed([d.page_content for d in documents]))
+    assert documents[2].id in store.index("u1")
+    print(n, flush=True)
+"""
+
+
+def program(path: Path, session: str, rounds: int, **options: Any) -> subprocess.Popen[bytes]:
+    """A process that writes records, three at once."""
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(path), session, str(rounds)], **options)
+
+
+def test_two_processes(path: Path, store: Any) -> None:
+    """Two processes that begin on a new file at once lose nothing, and a third sees all they do."""
+    processes = [program(path, name, 30, stdout=subprocess.DEVNULL) for name in ("s1", "s2")]
+    while any(process.poll() is None for process in processes):
+        count = len(store.index("u1"))
+        assert count % 3 == 0
+    assert [process.returncode for process in processes] == [0, 0]
+    assert len(store.index("u1")) == 180
+    assert {(s.session_id, s.turns) for s in store.sessions("u1")} == {("s1", 90), ("s2", 90)}
+
+
+def test_kill(path: Path, store: Any) -> None:
+    """A process that is killed while it writes leaves whole records, as many as it said at least."""
+    for session in ("s1", "s2", "s3"):
+        process = program(path, session, 10_000, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        told = [int(process.stdout.readline()) for _ in range(10)]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        entries = [entry for entry in store.index("u1").entries if entry.session == session]
+        assert len(entries) % 3 == 0
+        assert len(entries) >= 3 * (told[-1] + 1)
+        documents = store.get_by_ids([entry.id for entry in entries])
+        assert {d.page_content for d in documents} == {record(1, "whole record " * 30).page_content}
+    assert execute(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # forking is the test
+def test_fork(store: Any) -> None:
+    """A forked child opens connections of its own, and holds nothing of what its parent held."""
+    save(store, record(1))
+    index = store.index("u1")
+    with index.lock:  # as another thread may, at that moment
+        child = os.fork()
+        if child == 0:
+            try:
+                found = record(1).id in store.index("u1") and store.index("u1") is not index
+                save(store, record(2))
+                os._exit(0 if found and record(2).id in store.index("u1") else 1)
+            except BaseException:
+                os._exit(2)
+    save(store, record(3))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert sorted(entry.position for entry in store.index("u1").entries) == [1, 2, 3]
+
+
+def test_importing_needs_numpy_only_where_it_is_used() -> None:
+    """The package and its SQLite histories load without numpy."""
+    code = "import sys; sys.modules['numpy'] = None; import langchain_memkit; langchain_memkit.SQLiteKeyValueStore"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -1,0 +1,526 @@
+"""`VectorMemory` on SQLite: what it stores, what it finds, what it forgets."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.documents.compressor import BaseDocumentCompressor
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+
+from langchain_memkit import (
+    SQLiteChatMessageHistory,
+    SQLiteVectorStore,
+    VectorMemory,
+    WordLlamaEmbeddings,
+    create_runnable_with_message_history,
+    explain_turn,
+    purge_user,
+)
+from langchain_memkit.base import Query, SavedTurn
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.notes import records_of
+from langchain_memkit.scoring.ranking import Ranking
+from langchain_memkit.testing.fakes import FakeChatModel
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+class CountingEmbeddings(WordLlamaEmbeddings):
+    """The real ones; `texts` holds what was embedded to be stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Counts."""
+        self.texts += texts
+        return super().embed_documents(texts)
+
+    def embedded(self, word: str) -> int:
+        """How many embedded texts have a word."""
+        return sum(word in text for text in self.texts)
+
+
+@pytest.fixture
+def embeddings() -> CountingEmbeddings:
+    """What counts."""
+    return CountingEmbeddings()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file."""
+    return tmp_path / "memory.db"
+
+
+@pytest.fixture
+def make(path: Path, embeddings: CountingEmbeddings) -> Iterator[Callable[..., VectorMemory]]:
+    """Memories on one file."""
+    store = SQLiteVectorStore(path, embeddings)
+
+    def memory(session_id: str = "s1", user_id: str = "u1", **options: Any) -> VectorMemory:
+        return VectorMemory(store, session_id, user_id=user_id, **options)
+
+    yield memory
+    store.close()
+
+
+def turn(asked: str, told: str, n: int | None = None) -> list[BaseMessage]:
+    """A turn, with ids if it has a number."""
+    ids = (None, None) if n is None else (f"q{n}", f"a{n}")
+    return [HumanMessage(asked, id=ids[0]), AIMessage(told, id=ids[1])]
+
+
+def texts(memory: VectorMemory, query: str, **options: Any) -> list[str]:
+    """What is found."""
+    return [hit.text for hit in memory.search(query, **options)]
+
+
+# -- what is stored
+
+
+def test_what_was_said_in_another_session_is_recalled_with_date_and_speaker(make: Any) -> None:
+    """The point of it all."""
+    make("s1", now=lambda: AT).save([HumanMessage("My cat is called Nemo.", name="Ann"), AIMessage("A fine name!")])
+    make("s1", now=lambda: AT).save(turn("I work in Oslo.", "By the sea?"))
+    [note] = make("s2").load("What is the name of my cat?")
+    assert "- record (2026-01-02, session s1):\n> Ann: My cat is called Nemo.\n> ai: A fine name!" in note.text
+
+
+def test_a_round_is_embedded_once_when_it_closes(make: Any, embeddings: CountingEmbeddings) -> None:
+    """Message by message: nothing is embedded before the answer is there, and then once."""
+    memory = make()
+    memory.save([HumanMessage("What is mystery(5, 6)?", id="1")])
+    memory.save([AIMessage("", tool_calls=[{"name": "mystery", "args": {}, "id": "c"}], id="2")])
+    memory.save([ToolMessage("-11", tool_call_id="c", id="3")])
+    assert embeddings.embedded("mystery") == 0
+    memory.save([AIMessage("It returns -11.", id="4")])
+    assert embeddings.embedded("mystery") == 1
+    [hit] = memory.search("mystery")
+    assert hit.message_ids == ("1", "2", "3", "4")
+
+
+def test_an_open_round_is_found_by_its_words(make: Any) -> None:
+    """What was said counts at once, and in another process."""
+    make().save([HumanMessage("My cat is called Nemo.")])
+    assert texts(make("s2"), "Who is Nemo?") == ["human: My cat is called Nemo."]
+
+
+def test_a_round_that_nobody_answered_is_embedded_when_the_next_begins(
+    make: Any, embeddings: CountingEmbeddings
+) -> None:
+    """It is finished then."""
+    memory = make()
+    memory.save([HumanMessage("Nemo is my cat."), AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "c"}])])
+    memory.save(turn("I work in Oslo.", "By the sea?"))
+    assert embeddings.embedded("Nemo") == 1
+    assert len(memory.search("Nemo Oslo")) == 2
+
+
+def test_a_retried_turn_is_stored_and_embedded_once(make: Any, embeddings: CountingEmbeddings) -> None:
+    """With ids and without; a whole conversation again changes nothing (LlamaIndex's `set` doubled rounds)."""
+    memory = make()
+    for n in (1, None):
+        turns = [*turn("Nemo is my cat.", "Cute!", n), *turn("I work in Oslo.", "By the sea?", n and 2)]
+        memory.save(turns[:2])
+        memory.save(turns[2:])
+        before = [hit.date for hit in memory.search("Nemo Oslo")]
+        for _ in range(3):
+            memory.save(turns)
+        assert [hit.date for hit in memory.search("Nemo Oslo")] == before
+        memory.clear()
+    assert embeddings.embedded("Nemo") == 2
+
+
+def test_small_talk_and_duplicates_are_not_embedded(make: Any, embeddings: CountingEmbeddings) -> None:
+    """Thanks cost nothing; a text that this user has already takes over its vector, and is shown once."""
+    make("s1").save(turn("Thanks!", "You're welcome!"))
+    assert embeddings.embedded("elcome") == 0
+    make("s1").save(turn("My cat is called Nemo.", "Cute!", 1))
+    make("s2").save(turn("My cat is called Nemo.", "Cute!", 2))
+    assert embeddings.embedded("Nemo") == 1
+    assert len(make("s3").search("cat Nemo")) == 1
+    make("s1").clear()
+    assert [hit.session_id for hit in make("s3").search("cat Nemo")] == ["s2"]
+
+
+def test_recalled_messages_are_never_stored_again(make: Any, embeddings: CountingEmbeddings) -> None:
+    """A note in a turn adds no record."""
+    make("s1").save(turn("My PIN is 1234.", "Noted."))
+    note = make("s2").load("What is my PIN?")
+    make("s2").save([*note, *turn("What is my PIN?", "I told you.")])
+    assert embeddings.embedded("1234") == 1
+
+
+def test_max_records_evicts_the_oldest_that_was_never_recalled(make: Any) -> None:
+    """What was recalled stays."""
+    clock = [AT]
+    memory = make(max_records=3, now=lambda: clock[0], max_tokens=100)
+    for i, word in enumerate(("cat", "boat", "piano", "garden", "violin")):
+        clock[0] = AT + timedelta(days=i)
+        memory.save(turn(f"I bought a {word} in town number {i}.", "Nice to hear about it."))
+        if i == 0:
+            assert "cat" in memory.load("What about the cat?")[0].text
+    assert sorted(texts(memory, "cat boat piano garden violin")) == sorted(
+        f"human: I bought a {word} in town number {i}.\nai: Nice to hear about it."
+        for i, word in ((0, "cat"), (3, "garden"), (4, "violin"))
+    )
+
+
+def test_records_expire_with_their_turn_or_their_ttl(embeddings: CountingEmbeddings) -> None:
+    """The earlier of the two; gone at once, without waiting for a clean-up."""
+    clock = [AT]
+    store = SQLiteVectorStore(":memory:", embeddings, now=lambda: clock[0])
+    memory = VectorMemory(store, "s1", user_id="u1", ttl=3600.0, now=lambda: clock[0])
+    memory.save(SavedTurn(turn("Nemo is my cat.", "Cute!"), expires_at=AT + timedelta(minutes=1)))
+    memory.save(turn("I work in Oslo.", "By the sea?"))
+    assert len(memory.search("Nemo Oslo")) == 2
+    clock[0] = AT + timedelta(minutes=2)
+    assert texts(memory, "Nemo Oslo") == ["human: I work in Oslo.\nai: By the sea?"]
+    clock[0] = AT + timedelta(hours=2)
+    assert not memory.search("Nemo Oslo")
+
+
+# -- what is shown
+
+
+def test_the_note_fits_and_is_in_time_order(make: Any) -> None:
+    """Tokens as counted by the caller's counter; oldest first, whatever the score."""
+    clock = [AT]
+    memory = make(max_tokens=400, token_counter=lambda ms: sum(len(m.text) for m in ms), now=lambda: clock[0])
+    for i in range(20):
+        clock[0] = AT + timedelta(days=i)
+        memory.save(turn(f"Today I saw {i} ships in the harbour.", "I see."))
+    [note] = memory.load("How many ships in the harbour?")
+    assert len(note.text) <= 400
+    dates = [record.date for record in records_of(note)]
+    assert len(dates) >= 2
+    assert dates == sorted(dates)
+
+
+def test_what_the_model_sees_anyway_is_not_recalled(make: Any) -> None:
+    """By message id, for a round all of whose messages are shown."""
+    memory = make()
+    seen = turn("My cat is called Nemo.", "Cute!", 1)
+    memory.save(seen)
+    assert memory.load(Query("Who is Nemo?", seen)) == []
+    assert memory.load(Query("Who is Nemo?", seen[1:])) != []
+
+
+def test_small_talk_recalls_nothing(make: Any) -> None:
+    """A greeting is no question."""
+    memory = make()
+    memory.save(turn("My cat is called Nemo.", "Cute!"))
+    assert all(memory.load(text) == [] for text in ("", "  ", "Hi!", "Thanks, great!", "ok"))
+
+
+def test_filters_are_per_call(make: Any) -> None:
+    """LlamaIndex's first filter sticks to the shared block; ours leaves no trace."""
+    make("s1", now=lambda: AT).save(turn("Nemo is my cat.", "Cute!"))
+    make("s2", now=lambda: AT + timedelta(days=9)).save(turn("Nemo ate a fish.", "Oh!"))
+    memory = make("s3")
+    assert [hit.session_id for hit in memory.search("Nemo", session_id="s1")] == ["s1"]
+    assert [hit.session_id for hit in memory.search("Nemo", since=AT + timedelta(days=1))] == ["s2"]
+    assert [hit.session_id for hit in memory.search("Nemo", until=AT + timedelta(days=1))] == ["s1"]
+    assert len(memory.search("Nemo")) == 2
+
+
+def test_hits_explain_themselves(make: Any) -> None:
+    """Parts sum to the score; table, data frame, and stored text is text in HTML."""
+    memory = make()
+    memory.save(turn("Nemo <script>alert(1)</script> is my cat.", "Cute!"))
+    memory.save(turn("I work in Oslo.", "By the sea?"))
+    hits = memory.search("Who is Nemo?")
+    assert all(sum(hit.parts.values()) == pytest.approx(hit.score) for hit in hits)
+    assert "<script>" not in hits._repr_html_()
+    assert "&lt;script&gt;" in hits._repr_html_()
+    frame = hits.to_dataframe()
+    assert len(frame) == 2
+    assert {"score", "lexical", "text"} <= set(frame.columns)
+    assert repr(hits).startswith("2 hits\n")
+
+
+class ByLength(BaseDocumentCompressor):
+    """A reranker: the shortest first, the longest dropped."""
+
+    def compress_documents(self, documents: Any, query: str, callbacks: Any = None) -> list[Document]:
+        """Copies, as rerankers return them."""
+        best = sorted(documents, key=lambda d: len(d.page_content))[:-1]
+        return [Document(d.page_content, metadata={**d.metadata, "relevance_score": 1.0}) for d in best]
+
+
+def test_a_reranker_orders_and_drops(make: Any) -> None:
+    """Any document compressor of LangChain's."""
+    memory = make(reranker=ByLength())
+    for text in ("Nemo is my cat.", "Nemo.", "Nemo is my big old black cat from Oslo."):
+        memory.save(turn(text, "Aha."))
+    hits = memory.search("Who is Nemo, my big old black cat?")
+    assert [hit.text for hit in hits] == ["human: Nemo.\nai: Aha.", "human: Nemo is my cat.\nai: Aha."]
+    assert [hit.rerank for hit in hits] == [1.0, 1.0]
+
+
+# -- what is forgotten
+
+
+def test_reset_forgets_the_open_round(make: Any, path: Path) -> None:
+    """LlamaIndex's reset keeps the open batch, and a deleted SSN comes back."""
+    memory = make()
+    memory.save([HumanMessage("My SSN is 078-05-1120.")])
+    memory.clear()
+    memory.save([AIMessage("Noted."), *turn("Hello there, friend Bob", "Hi!")])
+    assert not any("078" in hit.text for hit in memory.search("SSN 078-05-1120"))
+    stored = b"".join(file.read_bytes() for file in path.parent.iterdir())
+    assert b"078-05-1120" not in stored
+
+
+def test_clear_spares_other_sessions_and_other_users(make: Any) -> None:
+    """LlamaIndex's reset clears the whole store, all users."""
+    for user in ("u1", "u2"):
+        for session in ("s1", "s2"):
+            make(session, user).save(turn("Nemo is my cat.", "Cute!"))
+    make("s1", "u1").clear()
+    assert [hit.session_id for hit in make("s3", "u1").search("Nemo")] == ["s2"]
+    assert len(make("s3", "u2")._core.store.sessions("u2")) == 2
+
+
+def test_what_was_cleared_in_the_transcript_is_not_recalled(make: Any, tmp_path: Path) -> None:
+    """Also if the memory was not told: a hit's messages are looked up in their histories."""
+    histories = SQLiteChatMessageHistory.factory(tmp_path / "chat.db")
+    memory = make(get_session_history=histories)
+    for session in ("s1", "s2"):
+        history = histories(session, "u1")
+        history.add_messages(turn("Nemo is my cat.", f"Cute, {session}!"))
+        memory._for_session(session, "u1").save(history.messages)
+    assert len(memory.search("Nemo")) == 2
+    histories("s1", "u1").clear()
+    assert [hit.session_id for hit in memory.search("Nemo")] == ["s2"]
+
+
+def test_purge_user_forgets_everywhere(make: Any, path: Path) -> None:
+    """Records, words and vectors of the user are not in the file any more; others are."""
+    for user in ("u1", "u2"):
+        make("s1", user).save(turn(f"The secret of {user} is zanzibar{user}.", "Ok."))
+    factory = VectorMemory.factory(make()._core.store)
+    assert purge_user("u1", factory) == [{"records": 1}]
+    stored = b"".join(file.read_bytes() for file in path.parent.iterdir())
+    assert b"zanzibaru1" not in stored
+    assert b"zanzibaru2" in stored
+
+
+def test_a_save_under_way_adds_nothing_after_a_clear(
+    make: Any, embeddings: CountingEmbeddings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clear while the turn is embedded: erased text does not come back, and it is said."""
+    memory = make()
+    memory.save(turn("I work in Oslo.", "By the sea?"))
+    embed = embeddings.embed_documents
+
+    def slow(texts: list[str]) -> list[list[float]]:
+        make().clear()
+        return embed(texts)
+
+    embeddings.embed_documents = slow  # type: ignore[method-assign]  # an embedder that takes its time
+    with caplog.at_level(logging.WARNING):
+        memory.save(turn("Nemo is my cat.", "Cute!"))
+    assert not memory.search("Nemo Oslo")
+    assert "cleared while" in caplog.text
+
+
+def test_forget_messages(make: Any) -> None:
+    """The rounds in which they stand go."""
+    memory = make()
+    memory.save(turn("Nemo is my cat.", "Cute!", 1))
+    memory.save(turn("I work in Oslo.", "By the sea?", 2))
+    assert memory.forget_messages(["a1", "none"]) == 1
+    assert texts(memory, "Nemo Oslo") == ["human: I work in Oslo.\nai: By the sea?"]
+
+
+# -- transcripts
+
+
+@pytest.fixture
+def histories(tmp_path: Path) -> Iterator[Any]:
+    """Transcripts."""
+    with SQLiteChatMessageHistory.factory(tmp_path / "chat.db") as factory:
+        yield factory
+
+
+def test_rebuild_imports_and_then_changes_nothing(make: Any, histories: Any, embeddings: CountingEmbeddings) -> None:
+    """With the transcript's dates; in batches; what is no longer there goes."""
+    history = histories("s1", "u1")
+    for i in range(600):
+        history.add_messages(turn(f"Ship {i} came to the harbour.", "I see.", i))
+    memory = make("s1", get_session_history=histories)
+    assert memory.rebuild(progress=False) == {"messages": 1200, "added": 600, "removed": 0}
+    assert memory.rebuild(progress=False) == {"messages": 1200, "added": 0, "removed": 0}
+    assert embeddings.embedded("Ship") == 600
+    [hit] = memory.search("Ship 17", k=1)
+    assert "Ship 17 " in hit.text
+    assert abs(hit.date - datetime.now(UTC)) < timedelta(hours=1)
+    history.clear()
+    assert memory.rebuild(progress=False) == {"messages": 0, "added": 0, "removed": 600}
+
+
+def test_saving_and_rebuilding_make_the_same_records(make: Any, histories: Any) -> None:
+    """Turn by turn in a chain, or from the transcript afterwards."""
+    memory = make("s1")
+    chat = create_runnable_with_message_history(
+        FakeChatModel(responses=["Cute!", "By the sea?"]),
+        histories,
+        memories=[VectorMemory.factory(memory._core.store)],
+    )
+    config = {"configurable": {"session_id": "s1", "user_id": "u1"}}
+    chat.invoke("Nemo is my cat.", config)
+    chat.invoke("I work in Oslo.", config)
+    assert memory.rebuild(histories("s1", "u1"), progress=False) == {"messages": 4, "added": 0, "removed": 0}
+
+
+def test_a_factory_rebuilds_all_sessions_of_a_user(make: Any, histories: Any) -> None:
+    """And removes what is of sessions that are gone."""
+    factory = VectorMemory.factory(make()._core.store)
+    for session in ("s1", "s2"):
+        histories(session, "u1").add_messages(turn("Nemo is my cat.", session))
+    factory("s3", "u1").save(turn("Gone", "with the wind"))
+    assert factory.rebuild(histories, "u1", progress=False) == {"messages": 4, "added": 2, "removed": 1}
+    assert sorted(info.session_id for info in factory.list_sessions("u1")) == ["s1", "s2"]
+
+
+# -- a chain
+
+
+async def test_in_a_chain_sync_and_async(make: Any, histories: Any) -> None:
+    """The note is what the model sees before the new input; the next conversation knows the first."""
+    seen: list[list[BaseMessage]] = []
+
+    def answer(messages: list[BaseMessage]) -> AIMessage:
+        seen.append(messages)
+        return AIMessage("Fine.")
+
+    chat: Any = create_runnable_with_message_history(
+        answer, histories, memories=[VectorMemory.factory(make()._core.store)]
+    )
+    chat.invoke("My cat is called Nemo.", {"configurable": {"session_id": "s1", "user_id": "u1"}})
+    chat.invoke("What is my cat called?", {"configurable": {"session_id": "s2", "user_id": "u1"}})
+    assert "> human: My cat is called Nemo." in seen[-1][0].text
+    await chat.ainvoke("And what is my cat called?", {"configurable": {"session_id": "s3", "user_id": "u1"}})
+    assert "> human: My cat is called Nemo." in seen[-1][0].text
+    chat.invoke("What is my cat called?", {"configurable": {"session_id": "s1", "user_id": "u2"}})
+    assert len(seen[-1]) == 1
+
+
+def test_looking_changes_nothing(make: Any, histories: Any) -> None:
+    """`explain_turn` shows what would be recalled, and that is no recall; a turn is one."""
+    memory = make(ranking=Ranking.generative_agents())
+    memory.save(turn("My cat is called Nemo.", "Cute!"))
+    chat = create_runnable_with_message_history(
+        FakeChatModel(),
+        histories,
+        memories=[VectorMemory.factory(memory._core.store, ranking=Ranking.generative_agents())],
+    )
+    config = {"configurable": {"session_id": "s2", "user_id": "u1"}}
+    assert "Nemo" in explain_turn(chat, "What is my cat called?", config).messages[0].text
+    assert memory._core.store.accesses("u1") == {}
+    chat.invoke("What is my cat called?", config)
+    assert len(memory._core.store.accesses("u1")) == 1
+
+
+# -- arguments
+
+
+def test_two_embedders_in_one_store_are_refused(make: Any, path: Path) -> None:
+    """With as many dimensions or not: the error says what to do."""
+
+    class Other(WordLlamaEmbeddings):
+        def embed_query(self, text: str) -> list[float]:  # documents are embedded by this too
+            return super().embed_query(text)[::-1]
+
+    make().save(turn("Nemo is my cat.", "Cute!"))
+    other = VectorMemory(SQLiteVectorStore(path, Other()), "s1", user_id="u1")
+    with pytest.raises(ConfigurationError, match="embed"):
+        other.save(turn("I work in Oslo.", "By the sea?"))
+    with pytest.raises(ConfigurationError, match="embed"):
+        other.search("Nemo")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_records": 1.5}, "max_records"),
+        ({"ttl": -1}, "ttl"),
+        ({"ranking": {}}, "ranking"),
+        ({"importance": "high"}, "importance"),
+        ({"reranker": print}, "reranker"),
+        ({"text_splitter": print}, "text_splitter"),
+        ({"now": AT}, "now"),
+        ({"get_session_history": 1}, "get_session_history"),
+    ],
+)
+def test_wrong_options_are_named(make: Any, options: dict[str, Any], message: str) -> None:
+    """At construction, with what was expected."""
+    with pytest.raises(ConfigurationError, match=message):
+        make(**options)
+
+
+def test_a_user_is_required(make: Any) -> None:
+    """And the error shows where it comes from."""
+    with pytest.raises(ConfigurationError, match="user_id"):
+        VectorMemory(make()._core.store, "s1")
+    with pytest.raises(ConfigurationError, match="VectorStore"):
+        VectorMemory("memory.db", "s1", user_id="u1")  # type: ignore[arg-type]  # a path is no store
+
+
+def test_read_only(make: Any) -> None:
+    """Nothing is stored and nothing cleared."""
+    make().save(turn("Nemo is my cat.", "Cute!"))
+    memory = make(read_only=True)
+    memory.save(turn("I work in Oslo.", "By the sea?"))
+    memory.clear()
+    assert texts(memory, "Nemo Oslo") == ["human: Nemo is my cat.\nai: Cute!"]
+    with pytest.raises(ConfigurationError, match="read-only"):
+        memory.forget_messages(["a1"])
+    with pytest.raises(ConfigurationError, match="read-only"):
+        memory.rebuild(progress=False)
+
+
+def test_importance_is_asked_once_a_round(make: Any) -> None:
+    """A callable of the user's, and the preset that weighs it."""
+    asked: list[str] = []
+
+    def rate(text: str) -> float:
+        asked.append(text)
+        return 9.0 if "divorce" in text else 1.0
+
+    memory = make(importance=rate, ranking=Ranking.generative_agents())
+    memory.save(turn("I had tea.", "Good."))
+    memory.save(turn("We talked about the divorce.", "I'm sorry."))
+    assert len(asked) == 2
+    assert "divorce" in memory.search("What happened?", k=1)[0].text
+
+
+def test_no_secret_in_repr(make: Any) -> None:
+    """Names the session only."""
+    memory = make()
+    memory.save(turn("My PIN is 1234.", "Ok."))
+    assert repr(memory) == "VectorMemory(session_id='s1', user_id='u1')"
+
+
+def test_the_histories_file_may_hold_the_records(tmp_path: Path, embeddings: CountingEmbeddings) -> None:
+    """One file for everything."""
+    path = tmp_path / "all.db"
+    with SQLiteChatMessageHistory.factory(path) as histories:
+        store = SQLiteVectorStore(path, embeddings)
+        memory = VectorMemory(store, "s1", user_id="u1", get_session_history=histories)
+        histories("s1", "u1").add_messages(turn("Nemo is my cat.", "Cute!"))
+        assert memory.rebuild(progress=False)["added"] == 1
+        store.close()
+    tables = {row[0] for row in sqlite3.connect(path).execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert "turns" in tables

@@ -1,0 +1,134 @@
+"""The days that a question names."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langchain_memkit.scoring.dates import MOST, Window, closeness, windows
+
+TODAY = date(2024, 5, 15)  # a Wednesday
+
+
+def days(*found: str) -> np.ndarray:
+    """Days since 1970."""
+    return np.array([date.fromisoformat(day).toordinal() - date(1970, 1, 1).toordinal() for day in found], float)
+
+
+def told(text: str) -> list[str]:
+    """Windows as text: first..last, with a star where they are of every year."""
+    return [f"{first}..{last}{'*' * yearly}" for first, last, yearly in windows(text, TODAY)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("What happened on 7 May 2023?", ["2023-05-07..2023-05-07"]),
+        ("What happened on May 7th, 2023?", ["2023-05-07..2023-05-07"]),
+        ("the 7th of may, 2023", ["2023-05-07..2023-05-07"]),
+        ("on 7 May", ["2000-05-07..2000-05-07*"]),
+        ("on Sept. 3", ["2000-09-03..2000-09-03*"]),
+        ("2023-05-07", ["2023-05-07..2023-05-07"]),
+        ("2023-05", ["2023-05-01..2023-05-31"]),
+        ("in May 2023", ["2023-05-01..2023-05-31"]),
+        ("in february", ["2000-02-01..2000-02-29*"]),
+        ("in 2023", ["2023-01-01..2023-12-31"]),
+        ("the summer 2021", ["2021-01-01..2021-12-31"]),
+        ("from March 2023 to 3 April 2023", ["2023-04-03..2023-04-03", "2023-03-01..2023-03-31"]),
+        ("yesterday", ["2024-05-14..2024-05-14"]),
+        ("Today", ["2024-05-15..2024-05-15"]),
+        ("last week", ["2024-05-06..2024-05-12"]),
+        ("this week", ["2024-05-13..2024-05-19"]),
+        ("last weekend", ["2024-05-11..2024-05-12"]),
+        ("last month", ["2024-04-01..2024-04-30"]),
+        ("last year", ["2023-01-01..2023-12-31"]),
+        ("this year", ["2024-01-01..2024-12-31"]),
+        ("last Wednesday", ["2024-05-08..2024-05-08"]),
+        ("on monday", ["2024-05-13..2024-05-13"]),
+        ("three days ago", ["2024-05-12..2024-05-12"]),
+        ("2 weeks ago", ["2024-04-29..2024-05-05"]),
+        ("5 months ago", ["2023-12-01..2023-12-31"]),
+        ("a year ago", ["2023-01-01..2023-12-31"]),
+        ("the weekend before 10 April 2023, not last week", ["2023-04-10..2023-04-10"]),
+        # no dates
+        ("What may I do? March on! It costs 2000 dollars.", []),
+        ("31 February 2023", ["2023-02-01..2023-02-28"]),
+        ("2023-13-01", []),
+        ("room 12, 30 people, the second one", []),
+        ("in augu\u017ft, frı day", []),
+    ],
+)
+def test_windows(text: str, expected: list[str]) -> None:
+    """What is a date, and what only looks like one."""
+    assert told(text) == expected
+
+
+def test_months_ago_cross_years() -> None:
+    """Months are counted back over the turn of the year."""
+    assert windows("last month", date(2024, 1, 31)) == [Window(date(2023, 12, 1), date(2023, 12, 31))]
+    assert windows("13 months ago", date(2024, 1, 31)) == [Window(date(2022, 12, 1), date(2022, 12, 31))]
+
+
+@given(st.text(), st.dates(min_value=date(1990, 1, 1), max_value=date(2100, 1, 1)))
+def test_any_text(text: str, today: date) -> None:
+    """No text fails."""
+    assert len(windows(text, today)) <= MOST
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "7",
+                "31",
+                "0",
+                "99",
+                "may",
+                "of",
+                "feb",
+                "2023",
+                "-",
+                ",",
+                "2023-02-30",
+                "in",
+                "last",
+                "week",
+                "999",
+                "years",
+                "ago",
+                "on",
+                "friday",
+                "29",
+            ]
+        )
+    )
+)
+def test_any_date_like_text(words: list[str]) -> None:
+    """No sequence of words of dates fails, and windows begin before they end."""
+    assert all(first <= last for first, last, _ in windows(" ".join(words), TODAY))
+
+
+def test_many_dates_are_bounded() -> None:
+    """A text full of dates costs no more than a few."""
+    assert len(windows(" ".join(f"{day} May 2023," for day in range(1, 29)) * 20, TODAY)) == MOST
+
+
+def test_closeness_fades_over_a_week() -> None:
+    """1 within the window, less on each day around it, 0 after a week; unknown days are close to nothing."""
+    found = closeness([Window(date(2023, 5, 7), date(2023, 5, 8))], days("2023-05-07", "2023-05-08", "2023-05-15"))
+    assert found.tolist() == [1, 1, 0]
+    found = closeness([Window(date(2023, 5, 7), date(2023, 5, 7))], days("2023-05-06", "2023-05-10", "2023-04-01"))
+    assert found.round(3).tolist() == [0.857, 0.571, 0]
+    assert closeness([Window(date(2023, 5, 7), date(2023, 5, 7))], np.array([np.nan])).tolist() == [0]
+
+
+def test_a_day_without_year_is_that_of_every_year() -> None:
+    """Records of any year count, also around the turn of the year, and on 29 February."""
+    spoken = days("2021-12-31", "2023-01-01", "2022-07-01")
+    assert closeness(windows("on 1 January", TODAY), spoken).round(3).tolist() == [0.857, 1, 0]
+    assert closeness(windows("in February", TODAY), days("2024-02-29", "2023-02-28")).tolist() == [1, 1]
+    assert closeness(windows("on 29 February", TODAY), days("2024-02-29", "2023-02-28")).tolist() == [1, 0]

@@ -1,0 +1,280 @@
+"""The index: the same whatever the order of changes, its own statistics, BM25 as in the literature."""
+
+from __future__ import annotations
+
+import random
+import threading
+from datetime import UTC, datetime
+from typing import Any
+
+import bm25s
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.documents import Document
+
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.scoring.bm25 import K1, B
+from langchain_memkit.scoring.index import Entry, Index, Said, digest_of, entry_of
+from langchain_memkit.scoring.words import stems
+
+WORDS = ["tea", "sea", "sky", "sun", "dog", "cat", "car"]
+
+
+def entry(record_id: str, *texts: str, session: str = "s", position: int = 0, **more: Any) -> Entry:
+    """A record whose messages say these words, in turn by the user and the model."""
+    said = tuple(Said(("human", "ai")[i % 2], "", tuple(text.split())) for i, text in enumerate(texts))
+    return Entry(record_id, session, record_id, position, None, said, **more)
+
+
+def filled(*texts: str) -> Index:
+    """An index of records with one message each."""
+    index = Index()
+    for i, text in enumerate(texts):
+        index.add(entry(str(i), text, position=i), None)
+    return index
+
+
+def in_order(index: Index) -> dict[str, list[str]]:
+    """The records of each session, by position."""
+    sessions: dict[str, list[str]] = {}
+    for i in index.view.order:
+        sessions.setdefault(index.entries[i].session, []).append(index.entries[i].id)
+    return sessions
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.lists(st.sampled_from(WORDS), max_size=12), min_size=1, max_size=30),
+    st.lists(st.sampled_from(WORDS), max_size=8),
+)
+def test_bm25_is_that_of_bm25s(texts: list[list[str]], question: list[str]) -> None:
+    """The scores are those of an independent implementation, with the same constants."""
+    index = filled(*map(" ".join, texts))
+    if not any(texts):
+        assert not index.lexical(question).any()
+        return
+    oracle = bm25s.BM25(method="lucene", k1=K1, b=B, dtype="float64")
+    oracle.index(texts, show_progress=False)
+    known = [word for word in question if any(word in text for text in texts)]
+    expected = oracle.get_scores(known) if known else np.zeros(len(texts))
+    assert index.lexical(question) == pytest.approx(expected)
+
+
+change = st.tuples(
+    st.sampled_from(["add", "remove"]),
+    st.integers(0, 9),
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=6),
+    st.booleans(),
+)
+
+
+@given(st.lists(change, max_size=60), st.lists(st.sampled_from(WORDS), min_size=1, max_size=5))
+def test_any_changes_equal_a_fresh_index(changes: list[tuple[str, int, list[str], bool]], question: list[str]) -> None:
+    """Adding, replacing and removing in any order leaves what an index has to which only the rest was added."""
+    index, rest = Index(), {}
+    for verb, number, words, embedded in changes:
+        name = str(number)
+        if verb == "add":
+            vector = [len(words), number, 1] if embedded else None
+            rest.pop(name, None)
+            rest[name] = (entry(name, *words, session=str(number % 3), position=number, stamp=number), vector)
+            index.add(*rest[name])
+        else:
+            rest.pop(name, None)
+            index.remove([name, "unknown"])
+    fresh = Index()
+    for record, vector in rest.values():
+        fresh.add(record, vector)
+    assert index.entries == fresh.entries
+    assert (len(index), index.count, index.total, index.stamps()) == (
+        len(fresh),
+        len(rest),
+        fresh.total,
+        fresh.stamps(),
+    )
+    assert index.lexical(question).tolist() == fresh.lexical(question).tolist()
+    assert index.dense([1, 2, 3]) == pytest.approx(fresh.dense([1, 2, 3]), abs=1e-6)
+    assert index.embedded.tolist() == fresh.embedded.tolist()
+    mine, other = index.view, fresh.view
+    assert sorted(mine.speakers.values()) == sorted(other.speakers.values())
+    assert ([index.entries[i].id for i in mine.order] and True) or not rest
+    assert (mine.lengths.tolist(), mine.mean_length, mine.session_count) == (
+        other.lengths.tolist(),
+        other.mean_length,
+        other.session_count,
+    )
+
+
+def test_removed_records_leave_no_words() -> None:
+    """What was removed is gone from memory, not only from the results."""
+    index = Index()
+    for i in range(1000):
+        index.add(entry(str(i), f"word{i}"), [1, i / 1000])
+    full = index.nbytes
+    index.remove(str(i) for i in range(990))
+    assert len(index) == 10
+    assert index.nbytes < full / 5
+    assert len(index.postings) < 100
+    assert index.lexical(["word995"]).argmax() == 5
+    assert index.dense([0, 1]).argmax() == 9
+    assert len(index.dense([0, 1])) == 10
+
+
+def test_two_indexes_share_nothing() -> None:
+    """How rare a word is for one user does not depend on what another one says."""
+    mine, other = filled("tea sea", "sky"), filled("tea sea", "sky")
+    for i in range(50):
+        other.add(entry(f"more{i}", "tea tea sky"), None)
+    assert mine.lexical(["tea"]).tolist() == filled("tea sea", "sky").lexical(["tea"]).tolist()
+    assert mine.lexical(["tea"])[0] != other.lexical(["tea"])[0]
+
+
+def test_cosine_of_vectors_of_any_length() -> None:
+    """The index keeps directions; what is not embedded has 0; the first vector tells the dimensions."""
+    index = filled("tea")
+    assert index.dims is None
+    assert index.dense([1, 2, 3]).tolist() == [0]
+    assert index.dims is None
+    index.add(entry("a", "x"), [3, 4])
+    index.add(entry("b", "x"), [0, 0])
+    index.add(entry("c", "x"), np.array([-1e10, 0]))
+    assert index.dims == 2
+    assert index.dense([2, 0]).tolist() == pytest.approx([0, 0.6, 0, -1])
+    assert index.embedded.tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("vector", [[1.0], [1.0, 2.0, 3.0]])
+def test_other_dimensions_are_refused(vector: list[float]) -> None:
+    """A vector of another model is an error that says so, and changes nothing."""
+    index = Index()
+    index.add(entry("a", "tea"), [1, 0])
+    with pytest.raises(ConfigurationError, match="one embedding model"):
+        index.add(entry("a", "sea"), vector)
+    with pytest.raises(ConfigurationError, match="dimensions"):
+        index.dense(vector)
+    assert index.lexical(["tea"]).any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+def test_vectors_hold_finite_numbers(bad: float) -> None:
+    """No number that is none gets in, and nothing is kept of it."""
+    index = Index()
+    with pytest.raises(ConfigurationError, match="no numbers"):
+        index.add(entry("a", "tea"), [1, bad])
+    assert len(index) == 0
+    assert index.dims is None
+
+
+def test_replacing_keeps_one() -> None:
+    """A record with the same id takes the place of the old one, with another stamp and other words."""
+    index = Index()
+    index.add(entry("a", "tea", stamp=5), [1, 0])
+    index.add(entry("a", "sea", stamp=7), None)
+    assert (len(index), index.total, index.stamps()) == (1, 7, {7})
+    assert "a" in index
+    assert "b" not in index
+    assert not index.lexical(["tea"]).any()
+    assert index.dense([1, 0]).tolist() == [0]
+
+
+def test_long_questions_are_bounded() -> None:
+    """Of many words the rarest count."""
+    index = filled(*(" ".join(f"w{i}" for i in range(n)) for n in range(100, 0, -1)))
+    question = [f"w{i}" for i in range(100)]
+    assert index.lexical(question).tolist() == pytest.approx(index.lexical(question[-64:]).tolist())
+
+
+def test_threads_that_hold_the_lock() -> None:
+    """Writers and readers in many threads see whole records."""
+    index, failures = Index(), []
+
+    def work(number: int) -> None:
+        try:
+            for i in range(100):
+                with index.lock:
+                    index.add(entry(f"{number}-{i % 7}", "tea sea"), [number, i, 1])
+                    assert len(index.lexical(["tea"])) == len(index.dense([1, 1, 1])) == len(index)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(index) == 42
+
+
+def test_entry_of_a_round() -> None:
+    """A stored round, with its messages' words taken from the spans, without the speakers' names."""
+    text = "Ann: I sing.\nai: Lovely songs!"
+    spans = [["human", "Ann", 5, 12], ["ai", "", 17, 30]]
+    metadata = {
+        "user_id": "u",
+        "session_id": "s",
+        "round_id": "r",
+        "position": 4,
+        "created_at": "2024-05-01T10:00:00+02:00",
+        "said": spans,
+        "messages": ["m1", "m2"],
+        "epoch": 3,
+        "importance": 7.0,
+        "expires_at": "2025-01-01T00:00:00+00:00",
+    }
+    found = entry_of(Document(text, id="i", metadata=metadata), stamp=9)
+    assert found == Entry(
+        "i",
+        "s",
+        "r",
+        4,
+        datetime(2024, 5, 1, 8, tzinfo=UTC),
+        (Said("human", "Ann", ("sing",)), Said("ai", "", ("love", "song"))),
+        ("m1", "m2"),
+        3,
+        7.0,
+        datetime(2025, 1, 1, tzinfo=UTC),
+        9,
+    )
+    given_stems = [stems(text[start:end]) for *_, start, end in spans]
+    assert entry_of(Document(text, id="i", metadata=metadata), stamp=9, stems=given_stems) == found
+
+
+def test_entry_of_a_plain_document() -> None:
+    """A document without our metadata is one message of nobody; a date without a zone is UTC; an id is needed."""
+    assert entry_of(Document("The sea.", id="i")) == Entry("i", "", "i", 0, None, (Said("", "", ("sea",)),))
+    dated = entry_of(Document("", id="i", metadata={"created_at": "2024-05-01"}))
+    assert dated.at == datetime(2024, 5, 1, tzinfo=UTC)
+    with pytest.raises(ValueError, match="id"):
+        entry_of(Document("The sea."))
+
+
+def test_stored_stems_must_match_the_messages() -> None:
+    """Words of another number of messages than there are is an error, not a shift."""
+    with pytest.raises(ValueError, match="zip"):
+        entry_of(Document("The sea.", id="i"), stems=[["sea"], ["sky"]])
+
+
+def test_digests() -> None:
+    """Case and white space make no difference; other texts do; any string has one."""
+    assert digest_of("Hello\n World ") == digest_of("hello world")
+    assert digest_of("hello world") != digest_of("helloworld")
+    assert len(digest_of("\ud800")) == 32
+
+
+def test_vectors_outlast_growth() -> None:
+    """Vectors stay with their records while the room grows and records go."""
+    index, chance = Index(), random.Random(3)
+    kept: dict[str, list[float]] = {}
+    for i in range(500):
+        vector = [chance.gauss(0, 1) for _ in range(5)]
+        index.add(entry(str(i), "x"), vector)
+        kept[str(i)] = vector
+        if i % 3:
+            gone = chance.choice(sorted(kept))
+            index.remove([gone])
+            del kept[gone]
+    for name, vector in kept.items():
+        assert index.entries[int(index.dense(vector).argmax())].id == name

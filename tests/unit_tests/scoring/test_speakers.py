@@ -1,0 +1,78 @@
+"""Whom a question asks about."""
+
+from __future__ import annotations
+
+import pytest
+
+from langchain_memkit.scoring.speakers import asked_of
+from langchain_memkit.scoring.words import stems
+
+TWO = {0: ("human", "Caroline"), 1: ("ai", "Melanie"), 2: ("tool", "search")}
+CHAT = {0: ("human", ""), 1: ("ai", "")}
+
+
+def asked(text: str, speakers: dict[int, tuple[str, str]]) -> list[int]:
+    """The numbers of the asked speakers."""
+    return sorted(asked_of(text, stems(text), speakers).speakers)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("What did Caroline paint?", [0]),
+        ("When was MELANIE'S trip?", [1]),
+        ("What do Caroline and Melanie have in common?", []),
+        ("Who won?", []),
+        ("What did the search find?", []),
+    ],
+)
+def test_by_name(text: str, expected: list[int]) -> None:
+    """A name asks about who bears it; the names of all ask about nobody, and tools are not asked about."""
+    assert asked(text, TWO) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Where did I park my car?", [0]),
+        ("I\u2019ve a dog, what's its name?", [0]),
+        ("What did you suggest for dinner?", [1]),
+        ("What was the book you told me about?", [1]),
+        ("What was your advice on my car?", [1]),
+        ("Can you tell me what my dog is called?", [0]),
+        ("What did I tell you?", [0]),
+        ("Can you recommend a book?", []),
+        ("Where is the sea?", []),
+    ],
+)
+def test_by_role(text: str, expected: list[int]) -> None:
+    """The user is "I" and "my", what "you said" is the model's; a request to the model asks about nobody."""
+    assert asked(text, CHAT) == expected
+
+
+def test_parts_of_names() -> None:
+    """A part of a name is enough where it is written as names are; of a handle all of it must be there."""
+    known = {0: ("human", "Ann Lee"), 1: ("ai", "math_expert"), 2: ("human", "nemo")}
+    assert asked("Where does Lee live?", known) == [0]
+    assert asked("How was the math test?", known) == []
+    assert asked("What did the math expert find?", known) == [1]
+    assert asked("Where is nemo?", known) == [2]
+
+
+def test_names_of_roles_name_nobody() -> None:
+    """A model that is called "assistant" is not meant by the word."""
+    found = asked_of(
+        "Who is the new assistant?", stems("Who is the new assistant?"), {0: ("ai", "assistant"), 1: ("human", "User")}
+    )
+    assert (found.speakers, found.names) == (frozenset(), frozenset())
+
+
+def test_names_are_told_apart_from_the_rest() -> None:
+    """The words of the question that are names, asked about or not."""
+    text = "What do Caroline and Melanie paint?"
+    assert asked_of(text, stems(text), TWO).names == {"carolin", "melani"}
+
+
+def test_someone_alone() -> None:
+    """Where only one person speaks, nobody is set apart."""
+    assert asked("Where do I live?", {0: ("human", "")}) == []

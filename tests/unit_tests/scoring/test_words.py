@@ -1,0 +1,87 @@
+"""The words that are compared."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langchain_memkit.scoring.words import MAX_CHARACTERS, MAX_WORD, STOP_WORDS, stems
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        ("the and of it", []),
+        ("I'm sure that you've been there, haven't you?", ["sure"]),
+        ("She was running; he runs.", ["run", "run"]),
+        ("Melanie's kids' toys", ["melani", "kid", "toy"]),
+        ("O\u2019Reilly\u2019s d'accord l'eau rock'n'roll", ["reilli", "accord", "eau", "rocknrol"]),
+        ("C++ or C# for $1,000.50, 3.5% at 10:30", ["c++", "c#", "1000.50", "3.5", "10:30"]),
+        ("1,5 kg", ["1,5", "kg"]),
+        ("plan B", ["plan", "b"]),
+        ("bob.smith@x-y.org", ["bob", "smith", "x", "y", "org"]),
+        ("snake_case self-care", ["snake", "case", "self", "care"]),
+        ("Café Müller, Straße, ÑANDÚ, \ufb01ne", ["cafe", "muller", "strass", "nandu", "fine"]),
+        ("Cafe\u0301", ["cafe"]),
+        ("Привет, ёлка", ["привет", "елка"]),
+        ("今天天气。I love 北京!", ["今天", "天天", "天气", "love", "北京"]),
+        ("東", ["東"]),
+        ("東京タワー", ["東京", "京タ", "タワ", "ワー"]),
+        ("안녕하세요", ["안녕", "녕하", "하세", "세요"]),
+        ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
+        ("שָׁלוֹם שלום", ["שלום", "שלום"]),
+        ("مُحَمَّد محمد", ["محمد", "محمد"]),
+        ("👍🏽 \ud800", []),
+    ],
+)
+def test_stems(text: str, expected: list[str]) -> None:
+    """What words come of texts, in many scripts."""
+    assert stems(text) == expected
+
+
+def test_thai_has_pairs_of_characters() -> None:
+    """A script without spaces: a word is found within a sentence."""
+    assert set(stems("สวัสดี")) < set(stems("เขาพูดว่าสวัสดีครับ"))
+
+
+@given(st.text())
+def test_any_text(text: str) -> None:
+    """No text fails; stems are short, not empty, no stop words of one letter, and always the same."""
+    found = stems(text)
+    assert found == stems(text)
+    assert all(0 < len(stem) <= MAX_WORD for stem in found)
+
+
+@given(st.text(st.characters(max_codepoint=127)))
+def test_ascii_is_read_alike(text: str) -> None:
+    """The fast way for plain ASCII gives what the other one gives."""
+    assert stems(text) == stems(f"{text} \u2021")
+
+
+@given(st.lists(st.sampled_from(["tea", "Tea", "TEAS", "sea", "the"])))
+def test_repeated_words_are_repeated(words: list[str]) -> None:
+    """Case, number and stop words make no difference, repetition does."""
+    assert stems(" ".join(words)) == [word.lower().rstrip("s") for word in words if word != "the"]
+
+
+def test_huge_text_is_bounded() -> None:
+    """Of a text of any length the beginning counts, and long runs of characters are cut."""
+    assert stems("tea " * MAX_CHARACTERS) == ["tea"] * (MAX_CHARACTERS // 4)
+    assert stems("x" * 10_000) == ["x" * MAX_WORD]
+    assert len(stems("\ufdfa" * MAX_CHARACTERS)) <= MAX_CHARACTERS  # one sign that folds to 18
+
+
+def test_stop_words_are_words() -> None:
+    """Every stop word is written as the words of a text are."""
+    assert all(word == word.lower() and word.isalpha() for word in STOP_WORDS)
+
+
+def test_threads() -> None:
+    """Many threads may stem at once."""
+    texts = [f"running skies number {i} generously" for i in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(stems, texts)) == [stems(text) for text in texts]
