@@ -65,15 +65,17 @@ class Begun(NamedTuple):
 
     Attributes:
         generation: Drawn when the session began; a write of another generation is refused.
-        last: The session's record with the highest position, `None` if it has none.
+        last: The session's record with the highest position; `None` if it has none, or none that matters.
         vectors: The vectors that are already stored, by the digest of their text.
         records: The session's records that were asked for, by id.
+        position: Of the session's last record; what follows stands behind it. 0 if there is none.
     """
 
     generation: str
     last: Document | None
     vectors: Mapping[str, Any]
     records: Mapping[str, Document] = {}  # never changed
+    position: int = 0
 
 
 def entry_of(document: Document, *, stamp: int = 0, stems: Sequence[Sequence[str]] | None = None) -> Entry:

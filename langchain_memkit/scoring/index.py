@@ -37,7 +37,6 @@ class Index:
         lock: Held by whoever reads or changes the index.
         dims: Dimensions of the vectors, `None` before the first one.
         count: Number of records.
-        total: Sum of their stamps; with `count` the fingerprint that a store compares.
 
     Example:
         >>> from langchain_core.documents import Document
@@ -115,7 +114,6 @@ class Index:
             self._room(slot, len(unit))[slot] = unit
         self._postings.add(slot, entry.said)
         self.count += 1
-        self.total += entry.stamp
         self._view = None
 
     def remove(self, ids: Iterable[str]) -> None:
@@ -128,7 +126,6 @@ class Index:
             self._entries[slot] = None
             self._alive[slot] = 0
             self.count -= 1
-            self.total -= entry.stamp
             self._view = None
         if len(self._entries) > 2 * self.count + FIRST:
             self._compact()
@@ -155,7 +152,7 @@ class Index:
         return self._postings
 
     def _begin(self) -> None:
-        self.count = self.total = 0
+        self.count = 0
         self._slots: dict[str, int] = {}
         self._entries: list[Entry | None] = []
         self._alive = array("b")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.embedding import ProbeStore
@@ -16,12 +16,16 @@ T = TypeVar("T")
 
 
 class Beginning(NamedTuple):
-    """What a backend knows of a session: generation, last record if any, vectors by digest, records asked for."""
+    """What a backend knows of a session: generation, last record if it matters, vectors by digest, records asked for.
+
+    `position` is that of the last record, 0 if there is none.
+    """
 
     generation: str
     last: Sequence[Stored]
     vectors: Mapping[str, bytes]
     records: Sequence[Stored]
+    position: Any
 
 
 class VectorBackend(Source, ProbeStore, Protocol):
@@ -30,7 +34,14 @@ class VectorBackend(Source, ProbeStore, Protocol):
     def run(self, flow: Flow[T]) -> T: ...
     async def arun(self, flow: Flow[T]) -> T: ...
     def setup(self) -> Flow[None]: ...
-    def begin(self, user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]) -> Flow[Beginning]: ...
+    def begin(
+        self,
+        user_id: str,
+        session_id: str,
+        digests: Sequence[str],
+        ids: Sequence[str],
+        messages: Collection[str] | None,
+    ) -> Flow[Beginning]: ...
     def write(
         self,
         user_id: str,

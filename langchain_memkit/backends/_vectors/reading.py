@@ -114,6 +114,7 @@ class Reading(Closing):
     def _get_by_ids(self, ids: list[str]) -> Flow[list[Document]]:
         stored = (yield self._step(lambda: self._backend.by_ids(ids, vectors=False))) if ids else []
         found = {shown.document.id: shown.document for shown in shown_of(stored, self._now())}
+        self._shelf.miss([name for name in ids if name not in found])
         return [found[name] for name in ids if name in found]
 
     def sessions(self, user_id: str) -> list[SessionInfo]:

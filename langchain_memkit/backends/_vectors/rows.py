@@ -27,6 +27,8 @@ UNREADABLE = (AttributeError, KeyError, OSError, OverflowError, RecursionError, 
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 Vector = npt.NDArray[np.float32]
+Mark = tuple[int, ...]
+"""Numbers that change when a user's records change, always by something else."""
 
 
 class Cells(NamedTuple):
@@ -86,9 +88,10 @@ class Row:
 
 
 class Written(NamedTuple):
-    """What a write did: stamps of the rows, in their order."""
+    """What a write did: stamps of the rows, in their order, and by how much the user's mark has changed."""
 
     stamps: Sequence[int]
+    change: Mark
 
 
 def check_ids(ids: Iterable[str]) -> list[str]:

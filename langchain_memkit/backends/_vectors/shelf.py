@@ -1,7 +1,7 @@
 """The records of the last users in process, brought in line with the store at each use.
 
-A store tells with one cheap query what a user's records amount to: their number, and the sum of their stamps. While
-what is held amounts to the same, nothing is read. Else the stamps of all rows are listed and the missing ones fetched.
+A store tells with one cheap query the mark of a user: numbers that change with each write, whoever writes. While it is
+the one at which the records were read, nothing is read. Else all stamps are listed and the missing rows fetched.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,7 @@ from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.backends._vectors.rows import (
     UNREADABLE,
     Cells,
+    Mark,
     Row,
     Stored,
     Vector,
@@ -39,15 +40,11 @@ T = TypeVar("T")
 BATCH = 1000  # rows fetched at once
 GROWTH = 1.2  # of an index before its size is estimated anew
 
-MODULUS = 2**40  # of a sum of stamps: a million of them still fit into 64 bits
-
-Mark = tuple[int, int]
-
 
 class Source(Protocol):
     """What is read; all return flows."""
 
-    def mark(self, user_id: str) -> Flow[Mark]: ...  # the sum may be that of the stamps modulo `MODULUS`
+    def mark(self, user_id: str) -> Flow[Mark | None]: ...  # None: nothing that could tell
     def stamps(self, user_id: str) -> Flow[list[int]]: ...
     def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]: ...
     def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]: ...
@@ -66,33 +63,47 @@ class Held:
         self.left_out: set[int] = set()  # stamps of rows that are damaged or expired
         self.next_expiry: datetime | None = None
         self.nbytes = 0
+        self.mark: Mark | None = None  # of the store when it was all that there is
+        self.changes = 0  # so far: two who read at the same time notice each other
         self._estimated = 0
-
-    def amounts_to(self, mark: Mark) -> bool:
-        """Whether it is what the store said that there is."""
-        count, total = mark
-        with self.index.lock:
-            difference = self.index.total + sum(self.left_out) - total
-            return self.index.count + len(self.left_out) == count and difference % MODULUS == 0
 
     def known(self) -> set[int]:
         """Stamps of the rows that need not be read."""
         with self.index.lock:
             return self.index.stamps() | self.left_out
 
-    def add(self, entries: Iterable[tuple[Entry, Vector | None]]) -> None:
+    def add(self, entries: Sequence[tuple[Entry, Vector | None]]) -> None:
         """Adds entries, in place of those with the same ids."""
         with self.index.lock:
+            self.changes += len(entries)
             for entry, vector in entries:
                 self.index.add(entry, vector)
                 if entry.expires_at is not None and (self.next_expiry is None or entry.expires_at < self.next_expiry):
                     self.next_expiry = entry.expires_at
 
-    def drop(self, stamps: Collection[int]) -> None:
-        """Removes what is not stored any more."""
+    def settle(self, mark: Mark | None, gone: Collection[int], changes: int) -> None:
+        """Removes what is not stored any more; keeps the mark, unless somebody else changed something meanwhile.
+
+        Args:
+            mark: Of the store, asked for before anything was read.
+            gone: Stamps of what is not stored any more.
+            changes: As many as there should be.
+        """
         with self.index.lock:
-            self.index.remove([entry.id for entry in self.index.entries if entry.stamp in stamps])
-            self.left_out.difference_update(stamps)
+            self.mark = mark if self.changes == changes else None
+            if gone:
+                self.changes += 1
+                self.index.remove([entry.id for entry in self.index.entries if entry.stamp in gone])
+                self.left_out.difference_update(gone)
+
+    def wrote(self, entries: Sequence[tuple[Entry, Vector | None]], removed: Collection[str], change: Mark) -> None:
+        """Takes over what was written, and by how much the mark has changed."""
+        with self.index.lock:
+            self.add(entries)
+            self.changes += 1
+            self.index.remove(removed)
+            if self.mark is not None:
+                self.mark = tuple(old + new for old, new in zip(self.mark, change, strict=True))
 
     def expire(self, now: datetime) -> None:
         """Leaves out what has expired."""
@@ -137,33 +148,35 @@ class Shelf:
     def read(self, user_id: str) -> Flow[Index]:
         """The user's records as they are now."""
         source = self._source
-        mark: Mark = yield self._step(lambda: source.mark(user_id))
+        mark: Mark | None = yield self._step(lambda: source.mark(user_id))
         held = self._find(user_id)
-        if held is None or not held.amounts_to(mark):
+        if held is None or held.mark is None or held.mark != mark:
             held = held or Held()
-            known = held.known()
+            changes, known = held.changes, held.known()
             listed: list[int] = yield self._step(lambda: source.stamps(user_id))
             missing = [stamp for stamp in listed if stamp not in known]
             for i in range(0, len(missing), BATCH):
-                yield from self._fetch(held, user_id, missing[i : i + BATCH])
-            yield in_thread(partial(self._settle, held, user_id, known.difference(listed)))
+                changes += yield from self._fetch(held, user_id, missing[i : i + BATCH])
+            yield in_thread(partial(self._settle, user_id, held, mark, known.difference(listed), changes))
         held.expire(self._now())
         return held.index
 
-    def _fetch(self, held: Held, user_id: str, stamps: Sequence[int]) -> Flow[None]:
+    def _fetch(self, held: Held, user_id: str, stamps: Sequence[int]) -> Flow[int]:
+        """Reads records; returns how many were added."""
         cells: list[Cells] = yield self._step(lambda: self._source.cells(user_id, stamps))
 
-        def take() -> tuple[int, dict[int, tuple[Cells, Vector | None]]]:
+        def take() -> tuple[int, int, dict[int, tuple[Cells, Vector | None]]]:
             found, damaged, stale = entries_of(cells, held.index.dims)
             held.add(found)
             held.left_out |= damaged
-            return len(damaged), stale
+            return len(found), len(damaged), stale
 
-        damaged, stale = yield in_thread(take)
+        added: int
+        added, damaged, stale = yield in_thread(take)
         if stale:
             stored: list[Stored] = yield self._step(lambda: self._source.stored(user_id, list(stale)))
 
-            def stem() -> int:
+            def stem() -> tuple[int, int]:
                 fresh, bad = [], 0
                 for shown in shown_of(stored, self._now()):
                     row, vector = stale[shown.stamp]
@@ -173,16 +186,16 @@ class Shelf:
                         bad += 1
                 held.add(fresh)
                 held.left_out |= stale.keys() - {entry.stamp for entry, _ in fresh}
-                return bad
+                return len(fresh), bad
 
-            damaged += yield in_thread(stem)
+            more, bad = yield in_thread(stem)
+            added, damaged = added + more, damaged + bad
         if damaged:
             logger.warning("%d records of a user are unreadable and left as they are", damaged)
+        return added
 
-    def _settle(self, held: Held, user_id: str, gone: set[int]) -> None:
-        if gone:
-            held.drop(gone)
-        held.estimate()
+    def _settle(self, user_id: str, held: Held, mark: Mark | None, gone: Collection[int], changes: int) -> None:
+        held.settle(mark, gone, changes)
         self._keep(user_id, held)
 
     def _find(self, user_id: str) -> Held | None:
@@ -194,12 +207,21 @@ class Shelf:
 
     def _keep(self, user_id: str, held: Held) -> None:
         """Holds a user's records, and lets go of those not used for longest; the last one stays, however large."""
+        held.estimate()
         with self._lock:
             self._users.pop(user_id, None)
             self._users[user_id] = held
             size = sum(other.nbytes for other in self._users.values())
             while size > self._cache_bytes and len(self._users) > 1:
                 size -= self._users.popitem(last=False)[1].nbytes
+
+    def miss(self, ids: Collection[str]) -> None:
+        """Doubts what is held of the users with these records, which are gone: somebody removed them by hand."""
+        with self._lock:
+            users = list(self._users.values()) if ids else []
+        for held in users:
+            if any(name in held.index for name in ids):
+                held.mark = None
 
     def forget(self, user_id: str) -> None:
         """Lets go of a user."""
@@ -217,8 +239,5 @@ class Shelf:
         if held is None:
             return
         entries = [row.stamped(stamp) for row, stamp in zip(rows, written.stamps, strict=True)]
-        with held.index.lock:
-            held.add(entries)
-            held.index.remove(removed)
-        held.estimate()
+        held.wrote(entries, removed, written.change)
         self._keep(user_id, held)

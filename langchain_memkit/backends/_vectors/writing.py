@@ -26,7 +26,14 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 class Writing(Reading):
     """A store that is written to; see `SQLiteVectorStore` and `MongoDBVectorStore`."""
 
-    def begin(self, user_id: str, session_id: str, digests: Sequence[str] = (), ids: Sequence[str] = ()) -> Begun:
+    def begin(
+        self,
+        user_id: str,
+        session_id: str,
+        digests: Sequence[str] = (),
+        ids: Sequence[str] = (),
+        messages: Collection[str] | None = None,
+    ) -> Begun:
         """What has to be known of a session before records of it are written.
 
         Args:
@@ -34,6 +41,8 @@ class Writing(Reading):
             session_id: The conversation.
             digests: Of texts that are to be embedded, as `digest_of` makes them.
             ids: Of records of this session that are to be written.
+            messages: Ids of the messages that are to be written, if they begin a new round: then the last record may be
+                left out where it waits for nothing and says none of this. None: it is always read.
 
         Returns:
             The session's generation (drawn now if it has none), its last record, the vectors of texts of this user
@@ -45,16 +54,25 @@ class Writing(Reading):
             HistoryReadError: The store cannot be reached or read.
             HistoryWriteError: A new session could not be stored.
         """
-        return drive(self._begin(*_place(user_id, session_id), check_ids(digests), check_ids(ids)), run_step)
+        place = _place(user_id, session_id)
+        return drive(self._begin(*place, check_ids(digests), check_ids(ids), messages), run_step)
 
     async def abegin(
-        self, user_id: str, session_id: str, digests: Sequence[str] = (), ids: Sequence[str] = ()
+        self,
+        user_id: str,
+        session_id: str,
+        digests: Sequence[str] = (),
+        ids: Sequence[str] = (),
+        messages: Collection[str] | None = None,
     ) -> Begun:
         """Async twin of `begin`."""
-        return await adrive(self._begin(*_place(user_id, session_id), check_ids(digests), check_ids(ids)), arun_step)
+        place = _place(user_id, session_id)
+        return await adrive(self._begin(*place, check_ids(digests), check_ids(ids), messages), arun_step)
 
-    def _begin(self, user_id: str, session_id: str, digests: list[str], ids: list[str]) -> Flow[Begun]:
-        found: Beginning = yield self._step(lambda: self._backend.begin(user_id, session_id, digests, ids))
+    def _begin(
+        self, user_id: str, session_id: str, digests: list[str], ids: list[str], messages: Collection[str] | None
+    ) -> Flow[Begun]:
+        found: Beginning = yield self._step(lambda: self._backend.begin(user_id, session_id, digests, ids, messages))
         now = self._now()
         last = [shown.document for shown in shown_of(found.last, now)]
         records = {shown.document.id or "": shown.document for shown in shown_of(found.records, now)}
@@ -63,7 +81,8 @@ class Writing(Reading):
             for digest, vector in found.vectors.items()
             if vector and len(vector) % 4 == 0
         }
-        return Begun(found.generation, last[0] if last else None, vectors, records)
+        position = found.position if isinstance(found.position, int) else 0  # it may be damaged
+        return Begun(found.generation, last[0] if last else None, vectors, records, position)
 
     def write(
         self,

@@ -2,16 +2,20 @@
 
 ```
 {_id: "<id>", user_id, session_id, round_id, position, created_at, text, said, metadata, ..., stamp, vector, v}
-{_id: {user_id, session_id}, user_id, session_id, generation, position}    a session: without it its records are dead
+{_id: {user_id, session_id}, user_id, session_id, generation, stamp, last}    a session: without it its records are dead
 {_id: {probe: 1}, user_id: "", session_id: "", probe}            what the embedding model makes of a fixed text
 ```
+
+The stamp of a record is its number. That of a session is at most 0 and goes down by a random number with each change of
+its records, after the change: so the sum over a user's sessions tells whether anything changed, and an index knows it.
+`last` says of a session's last record whether it has to be read before the next one is written.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -28,7 +32,9 @@ MAX_DOCUMENT = 16 * 2**20 - 4096  # bytes: room for the ids, which are added on 
 VECTOR_SUBTYPE = 9
 FLOAT32 = b"\x27\x00"  # what a binary vector of 4-byte floats begins with
 CHANCE_BITS = 11
-BEHIND = Int64(2**63 - 1)  # the position of a session's own document
+STEP_BITS = 32  # of the numbers by which a session's stamp changes: two thousand million of them fit into 64 bits
+MATTERS = {"$set": {"last.waits": True}}
+A_NUMBER = {"$lt": float("inf")}  # a condition on a position, which may be damaged
 BY_ID = [("_id", ASCENDING)]  # told to the server, which would try every index that begins with the user
 LAST_FIRST = [("position", DESCENDING)]
 PROBE_ID = {"probe": 1}
@@ -44,6 +50,7 @@ ON_TEXTS = dict.fromkeys(
 )
 ON_DEAD = dict.fromkeys(("_id", "session_id", "stamp", "generation"), 1)
 ON_STORED = {**ON_TEXTS, "vector": 1}
+ON_BEGIN = {**ON_STORED, "digest": 1, "last": 1}
 
 
 def records_filter(user_id: str, session_id: str | None = None, **conditions: Any) -> dict[str, Any]:
@@ -76,23 +83,21 @@ def session_filter(user_id: str, session_id: str) -> dict[str, Any]:
 
 def not_records(user_id: str) -> dict[str, Any]:
     """A filter on the documents of a user's sessions."""
-    return {"user_id": {"$eq": user_id}, "stamp": {"$exists": False}}
+    return {"user_id": {"$eq": user_id}, "stamp": {"$lte": 0}}
+
+
+def begin_filter(user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
+    """A filter on a session's document, on records with these ids, and on those with texts of these digests."""
+    owned = {"user_id": {"$eq": user_id}}
+    named = {**owned, "_id": {"$in": [{"user_id": user_id, "session_id": session_id}, *ids]}}
+    if not digests:
+        return named
+    return {"$or": [named, {**owned, "digest": {"$in": list(digests)}, "vector": {"$ne": None}}]}
 
 
 def is_session(document: Mapping[str, Any]) -> bool:
     """Whether this is the document of a session."""
-    return isinstance(document["_id"], Mapping) and "session_id" in document["_id"]
-
-
-def is_whole(document: Mapping[str, Any]) -> bool:
-    """Whether a record may be a session's last one."""
-    return isinstance(document.get("position"), int) and isinstance(document.get("stamp"), int)
-
-
-def has_expired(document: Mapping[str, Any], now: datetime) -> bool:
-    """Whether a record is not shown any more."""
-    expires = document.get("expires_at")
-    return isinstance(expires, datetime) and expires <= now
+    return isinstance(document["_id"], Mapping)
 
 
 def live(now: datetime) -> dict[str, Any]:
@@ -119,40 +124,6 @@ def draw_stamps(count: int) -> list[int]:
     """Numbers of rows: in the order of writing as far as clocks agree, and unique by chance."""
     micros = time.time_ns() // 1000
     return [(micros + i << CHANCE_BITS) + random.getrandbits(CHANCE_BITS) for i in range(count)]
-
-
-def begin_pipeline(
-    collection: str, user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]
-) -> list[dict[str, Any]]:
-    """All that is known before a write; `part` says what a document was found as.
-
-    Args:
-        collection: Its name.
-        user_id: Whose.
-        session_id: The conversation: its own document stands behind all of its records, and so comes first.
-        digests: Of texts; their vectors are found.
-        ids: Of records, whoever's they are.
-    """
-
-    def part(name: str, fields: Mapping[str, int]) -> dict[str, Any]:
-        return {"$project": {**fields, "part": {"$literal": name}}}
-
-    def more(query: Mapping[str, Any], shown: dict[str, Any]) -> dict[str, Any]:
-        return {"$unionWith": {"coll": collection, "pipeline": [{"$match": query}, shown]}}
-
-    here = {"user_id": {"$eq": user_id}, "session_id": {"$eq": session_id}}
-    stages: list[dict[str, Any]] = [
-        {"$match": here},
-        {"$sort": dict(LAST_FIRST)},
-        {"$limit": 2},
-        part("last", ON_TEXTS),
-    ]
-    if digests:
-        query = {"user_id": {"$eq": user_id}, "digest": {"$in": list(digests)}, "vector": {"$ne": None}}
-        stages.append(more(query, part("vectors", {"digest": 1, "vector": 1})))
-    if ids:
-        stages.append(more(with_ids(ids), part("records", ON_TEXTS)))
-    return stages
 
 
 def upsert(row: Row, generation: str | None, stamp: int) -> UpdateOne:
@@ -222,10 +193,63 @@ def _fields_of(row: Row, stamp: int) -> RawBSONDocument:
     return RawBSONDocument(raw)
 
 
-def look(user_id: str, session_id: str, generation: str) -> UpdateOne:
-    """What changes nothing, and matches if the session is the one of this generation."""
-    here = {**session_filter(user_id, session_id), "generation": {"$eq": generation}}
-    return UpdateOne(here, {"$set": {"generation": generation}}, hint=BY_ID)
+def draw_step() -> int:
+    """By how much the stamp of a session changes: by chance, so that no two sets of changes have the same sum."""
+    return -1 - random.getrandbits(STEP_BITS)
+
+
+def stir(user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[str, Any] | None = None) -> UpdateOne:
+    """What tells that records were changed; sent after the change, or as the last of the same command.
+
+    Args:
+        user_id: Whose.
+        step: Of `draw_step`.
+        place: Session and generation: it matches if there is this one. None for plain documents, which have a document
+            of no session.
+        last: Of the last one of the records, as `last_of` says it; None: the session's last one has to be read.
+    """
+    if place is None:
+        return UpdateOne(session_filter(user_id, ""), {"$inc": {"stamp": Int64(step)}}, upsert=True, hint=BY_ID)
+    if last is None:
+        return UpdateOne(_alive(user_id, place), {"$inc": {"stamp": Int64(step)}, **MATTERS}, hint=BY_ID)
+    # whoever stores older records, or at the same time, leaves what is said of the last one
+    newer = {"$gte": [last["position"], "$last.position"]}
+    told = {"$cond": [newer, {"$literal": last}, "$last"]}
+    return UpdateOne(
+        _alive(user_id, place), [{"$set": {"stamp": {"$add": ["$stamp", Int64(step)]}, "last": told}}], hint=BY_ID
+    )
+
+
+def look(user_id: str, place: tuple[str, str]) -> UpdateOne:
+    """What matches if the session is the one of this generation; from now on its last record has to be read."""
+    return UpdateOne(_alive(user_id, place), MATTERS, hint=BY_ID)
+
+
+def _alive(user_id: str, place: tuple[str, str]) -> dict[str, Any]:
+    return {**session_filter(user_id, place[0]), "generation": {"$eq": place[1]}}
+
+
+def last_of(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """What there is to know of the last one of these records."""
+    row = max(rows, key=lambda row: row.entry.position, default=None)
+    if row is None:
+        return None
+    waits = bool(row.metadata.get("open")) or bool(row.entry.said and row.entry.said[-1].role == "human")
+    messages = [message for message in row.entry.messages if message]
+    return {"position": Int64(row.entry.position), "waits": waits, "digest": row.digest, "messages": messages}
+
+
+def matters(last: Any, digests: Sequence[str], messages: Collection[str] | None) -> bool:
+    """Whether a session's last record has to be read.
+
+    Args:
+        last: As `last_of` said it.
+        digests: Of the texts that are to be written.
+        messages: Ids of the messages that are to be written; None if they may go on with it.
+    """
+    if messages is None or not isinstance(last, Mapping) or last.get("waits") is not False:
+        return True
+    return last["digest"] in digests or not set(messages).isdisjoint(last["messages"])
 
 
 def probe_document(probe: bytes) -> dict[str, Any]:

@@ -7,12 +7,10 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from bson import Int64
 from pymongo.errors import PyMongoError
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._vectors.rows import Cells, Stored
-from langchain_memkit.backends._vectors.shelf import MODULUS, Mark
+from langchain_memkit.backends._vectors.rows import Cells, Mark, Stored
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Call, Place, Runner
 from langchain_memkit.backends.mongodb.vector_documents import (
@@ -58,15 +56,11 @@ class VectorReader(Runner):
         rows: list[dict[str, Any]] = yield from self._call(lambda c: cursor.to_list())
         return rows
 
-    def mark(self, user_id: str) -> Flow[Mark]:
-        """Number of the user's records, and the sum of their stamps; an index knows both."""
-        return (yield from self.reading(self._mark(user_id)))
-
-    def _mark(self, user_id: str) -> Flow[Mark]:
-        rest = {"$mod": ["$stamp", Int64(MODULUS)]}  # the server has no sums above 64 bits
-        group = {"_id": None, "count": {"$sum": 1}, "total": {"$sum": rest}}
-        found = yield from self._rows([{"$match": records_filter(user_id)}, {"$group": group}])
-        return (int(found[0]["count"]), int(found[0]["total"])) if found else (0, 0)
+    def mark(self, user_id: str) -> Flow[Mark | None]:
+        """The sum of the stamps of the user's sessions; an index knows it. None if there is no session."""
+        total = {"$group": {"_id": None, "total": {"$sum": "$stamp"}}}
+        found = yield from self.reading(self._rows([{"$match": not_records(user_id)}, total]))
+        return (int(found[0]["total"]),) if found and found[0]["total"] else None
 
     def stamps(self, user_id: str) -> Flow[list[int]]:
         """Stamps of the user's records."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -13,8 +13,7 @@ from uuid import uuid4
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.backend import Beginning
-from langchain_memkit.backends._vectors.rows import Cells, Row, Stored, Written, check_expected
-from langchain_memkit.backends._vectors.shelf import Mark
+from langchain_memkit.backends._vectors.rows import Cells, Mark, Row, Stored, Written, check_expected
 from langchain_memkit.backends.sqlite.database import Database
 from langchain_memkit.backends.sqlite.transactions import Transactions
 from langchain_memkit.backends.sqlite.vector_rows import (
@@ -54,7 +53,7 @@ class VectorRecords(Transactions):
         given = {"now": self._now().timestamp(), **parameters}
         return (yield from self._read(lambda connection: connection.execute(statement, given).fetchall()))
 
-    def mark(self, user_id: str) -> Flow[Mark]:
+    def mark(self, user_id: str) -> Flow[Mark | None]:
         """Number of the user's records, and the sum of their stamps."""
         rows = yield from self._select(
             "SELECT count(*), coalesce(sum(seq), 0) FROM vectors WHERE user_id = :user", user=user_id
@@ -107,16 +106,23 @@ class VectorRecords(Transactions):
         rows = yield from self._select("SELECT value FROM vector_meta WHERE name = :name", name=PROBE)
         return bytes(rows[0][0]) if rows else None
 
-    def begin(self, user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]) -> Flow[Beginning]:
-        """Generation, last record, stored vectors, and records."""
+    def begin(
+        self,
+        user_id: str,
+        session_id: str,
+        digests: Sequence[str],
+        ids: Sequence[str],
+        messages: Collection[str] | None,
+    ) -> Flow[Beginning]:
+        """Generation, last record, which costs nothing here, stored vectors, and records."""
         given = {"user": user_id, "session": session_id, "now": self._now().timestamp()}
 
         def look(connection: sqlite3.Connection) -> tuple[str | None, list[Any], list[Any], list[Any]]:
             generation = _generation(connection, user_id, session_id)
-            last = f"SELECT {TEXTS} FROM vectors WHERE user_id = :user AND session_id = :session AND {LIVE}"
+            last = f"SELECT {TEXTS}, position FROM vectors WHERE user_id = :user AND session_id = :session AND {LIVE}"
             last += " ORDER BY position DESC LIMIT 1"
             vectors = f"SELECT digest, vector FROM vectors WHERE user_id = :user AND digest {THESE}"
-            vectors += " AND vector IS NOT NULL"
+            vectors += " AND vector IS NOT NULL GROUP BY digest"
             records = f"SELECT {TEXTS} FROM vectors WHERE id {THESE} AND +user_id = :user AND +session_id = :session"
 
             def found(statement: str, names: Sequence[str]) -> list[Any]:
@@ -132,8 +138,8 @@ class VectorRecords(Transactions):
         generation, last, vectors, records = yield from self._read(look)
         if generation is None:
             generation = yield from self._write(draw)
-        shown = [[stored_of(row) for row in rows] for rows in (last, records)]
-        return Beginning(generation, shown[0], dict(map(tuple, vectors)), shown[1])
+        shown = [[stored_of(row) for row in rows] for rows in ([row[:-1] for row in last], records)]
+        return Beginning(generation, shown[0], dict(map(tuple, vectors)), shown[1], last[0][-1] if last else 0)
 
     # -- writing
 
@@ -169,10 +175,11 @@ class VectorRecords(Transactions):
     ) -> Written | None:
         if place is not None and _generation(connection, user_id, place[0]) != place[1]:
             return None
-        connection.execute(
-            "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors WHERE expires_at <= ? LIMIT 100)",
+        expired = connection.execute(
+            "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors WHERE expires_at <= ? LIMIT 100)"
+            " RETURNING user_id, seq",
             (self._now().timestamp(),),
-        )
+        ).fetchall()
         ids = [row[1] for row in rows]
         old = connection.execute(
             f"SELECT id, seq, user_id, session_id, digest FROM vectors WHERE id {THESE}",
@@ -186,7 +193,7 @@ class VectorRecords(Transactions):
             if name in sessions and (owner, session) != (user_id, sessions[name]):
                 msg = f"id {name!r:.80} belongs to a document of another user or session. Nothing was stored."
                 raise HistoryConflictError(msg)
-        known = {name for name, _, owner, *_ in old if owner == user_id}
+        known = {name: seq for name, seq, owner, *_ in old if owner == user_id}
         stamp = _last_stamp(connection)
         for row in rows:
             # numbers with gaps of chance: two sets of them do not have the same sum
@@ -197,7 +204,8 @@ class VectorRecords(Transactions):
                 connection.execute(INSERT, row)
         gone = [name for name in delete if name in known]
         connection.execute(f"DELETE FROM vectors WHERE id {THESE}", {"these": json.dumps(gone)})
-        return Written([row[0] for row in rows])
+        lost = [*known.values(), *(seq for owner, seq in expired if owner == user_id)]
+        return Written([row[0] for row in rows], (len(rows) - len(lost), sum(row[0] for row in rows) - sum(lost)))
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> Flow[None]:
         """Keeps recalls."""

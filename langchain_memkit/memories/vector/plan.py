@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from langchain_core.documents import Document
 
 from langchain_memkit.memories.vector.rounds import Line, Round, begins, lines_of_document
-from langchain_memkit.scoring.index import Entry
+from langchain_memkit.scoring.index import Begun, Entry
 
 __all__ = ["Known", "Part", "needs_index", "parts_of"]
 
@@ -57,12 +57,13 @@ class Known:
         self.rounds.update((message, round_id) for message in messages if message)
 
 
-def needs_index(lines: Sequence[Line], last: Document | None, known: Known) -> bool:
+def needs_index(lines: Sequence[Line], begun: Begun, known: Known) -> bool:
     """Whether it must be looked up which of the messages are stored: not for a plain new turn."""
-    if last is None or not any(line.message for line in lines):
+    if not (begun.last or begun.position) or not any(line.message for line in lines):
         return False
-    told = lines_of_document(last)
-    waiting = bool(last.metadata.get("open")) or bool(told and told[-1].role == "human")
+    last = begun.last
+    told = lines_of_document(last) if last else []
+    waiting = bool(last and last.metadata.get("open")) or bool(told and told[-1].role == "human")
     return waiting or lines[0].role != "human" or any(line.message in known.rounds for line in lines)
 
 

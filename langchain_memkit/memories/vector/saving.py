@@ -47,7 +47,8 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch) -> Flow[No
         return
     for left in reversed(range(TRIES)):
         try:
-            begun: Begun = yield from begin(core, user_id, session_id, [d for draft in drafts for d in draft])
+            texts, messages = [d for draft in drafts for d in draft], _messages(rounds)
+            begun: Begun = yield from begin(core, user_id, session_id, texts, messages)
             documents, expected = yield from _new(core, (user_id, session_id), rounds, drafts, begun)
         except HistoryReadError as error:
             msg = f"nothing of the turn was stored, since what is stored cannot be read: {error}"
@@ -71,7 +72,7 @@ def _new(
     known = Known()
     known.read(begun.records.values())
     known.read([last] if last is not None else [])
-    if needs_index(lines, last, known):
+    if needs_index(lines, begun, known):
         index = yield Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
         with index.lock:
             known.look(index.entries, place[1])
@@ -79,7 +80,7 @@ def _new(
     parts = parts_of(rounds, ids, last, begun.records, known)
     documents: list[Document] = []
     expected: dict[str, str] = {}
-    position = max(micros(rounds[0].at), int(last.metadata.get("position", 0)) + 1 if last is not None else 0)
+    position = max(micros(rounds[0].at), begun.position + 1)
     waiting = last if last is not None and last.metadata.get("open") else None
     for i, part in enumerate(parts):
         round_ = rounds[0]._replace(lines=tuple(part.lines), closed=i + 1 < len(parts))
@@ -109,17 +110,26 @@ def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | Non
     return (yield from core.documents([end])).get(end)
 
 
-def begin(core: Core, user_id: str, session_id: str, documents: Sequence[Document]) -> Flow[Begun]:
-    """What is stored of a session, and of what is to be stored."""
+def _messages(rounds: Sequence[Round]) -> list[str] | None:
+    """Ids of the messages of a turn that begins a round; None for one that may go on with a stored one."""
+    if rounds[0].lines[0].role != "human":
+        return None
+    return [line.message for round_ in rounds for line in round_.lines if line.message]
+
+
+def begin(
+    core: Core,
+    user_id: str,
+    session_id: str,
+    documents: Sequence[Document],
+    messages: Sequence[str] | None = None,
+) -> Flow[Begun]:
+    """What is stored of a session, and of what is to be stored; see `begin` of the stores."""
     store = core.store
     digests = list({digest_of(document.page_content) for document in documents})
     ids = [document.id for document in documents if document.id]
-    return (  # type: ignore[no-any-return]  # results of steps are untyped
-        yield Step(
-            lambda: store.begin(user_id, session_id, digests, ids),
-            lambda: store.abegin(user_id, session_id, digests, ids),
-        )
-    )
+    arguments = (user_id, session_id, digests, ids, messages)
+    return (yield Step(lambda: store.begin(*arguments), lambda: store.abegin(*arguments)))  # type: ignore[no-any-return]  # results of steps are untyped
 
 
 def write(

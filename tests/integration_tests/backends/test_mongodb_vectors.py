@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from pymongo import AsyncMongoClient, MongoClient, monitoring
 from langchain_memkit import MongoDBVectorStore, purge_user
 from langchain_memkit.backends.mongodb import vector_indexes, vector_search
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MessageTooLargeError
+from langchain_memkit.scoring.entries import digest_of
 from langchain_memkit.testing import local_mongodb
 from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, expected, facts, record
 
@@ -119,8 +121,8 @@ def test_what_a_look_costs(watched: Any, listener: Commands) -> None:
     save(watched, *[record(n) for n in range(20)])
     watched.index("u1")
     del listener.sent[:]
-    begun = watched.begin("u1", "s1", ["a"], ["b"])
-    assert [name for name, _ in listener.sent] == ["aggregate"]
+    begun = watched.begin("u1", "s1", ["a"], ["b"], ["c"])
+    assert [name for name, _ in listener.sent] == ["find"]
     del listener.sent[:]
     watched.write("u1", "s1", begun.generation, [record(20)], [None])
     assert [name for name, _ in listener.sent] == ["update"]
@@ -182,7 +184,7 @@ def test_filters_begin_with_the_user(watched: Any, listener: Commands, collectio
             continue
         for query in queries:
             if query.get("_id") != {"$eq": {"probe": 1}}:
-                assert query["user_id"] == {"$eq": "u1"}
+                assert all(part["user_id"] == {"$eq": "u1"} for part in query.get("$or", [query]))
             plan = collection.database.command(
                 "explain", {"find": collection.name, "filter": query}, verbosity="executionStats"
             )
@@ -268,14 +270,63 @@ def test_documents_of_others_are_left_alone(store: Any, collection: Any) -> None
     assert collection.count_documents({"user_id": "u2"}) == 1
 
 
-def test_the_server_expires(store: Any, collection: Any) -> None:
-    """An expiry is a date under a TTL index, and what the server removed is seen."""
+def test_the_server_expires(standalone: Any, database: str, collection: Any) -> None:
+    """An expiry is a date under a TTL index; it is kept here too, and what the server removed is not missed."""
+    moment = [AT]
+    store = MongoDBVectorStore(standalone.uri, EMBEDDING, database, now=lambda: moment[0])
     save(store, record(1), record(2, expires_at="2999-01-01T00:00:00Z"))
     assert len(store.index("u1")) == 2
     assert collection.index_information()["memkit_ttl"]["expireAfterSeconds"] == 0
     (document,) = collection.find({"expires_at": {"$type": "date"}})
+    moment[0] = datetime(2999, 1, 1, tzinfo=UTC)
     collection.delete_one({"_id": document["_id"]})  # as the server does
     assert [entry.position for entry in store.index("u1").entries] == [1]
+
+
+def test_the_last_record_is_read_where_it_matters(watched: Any, listener: Commands) -> None:
+    """A new round needs nothing of one that is finished, says something else and is not older."""
+    asked, answer = [["human", "", 7, 8]], "human: a"
+    for n, (more, text, read) in enumerate(
+        [
+            ({}, None, False),
+            ({"open": True}, None, True),
+            ({"said": asked}, answer, True),  # the answer is still to come
+            ({}, None, False),
+        ]
+    ):
+        last = record(n, **more)
+        save(watched, last if text is None else last.model_copy(update={"page_content": text}))
+        found = watched.begin("u1", "s1", ["d"], ["i"], ["m"])
+        assert (found.last is not None, found.position) == (read, n)
+    assert watched.begin("u1", "s1", ["d"], ["i"], None).last == record(3)
+    assert watched.begin("u1", "s1", ["d"], ["i"], ["m", "a3"]).last == record(3)
+    assert watched.begin("u1", "s1", [digest_of(record(3).page_content)], [], []).last == record(3)
+    save(watched, record(1, "older", open=True))
+    assert watched.begin("u1", "s1", [], [], []).position == 3
+    del listener.sent[:]
+    watched.begin("u1", "s1", ["d"], ["i"], ["m"])
+    assert [name for name, _ in listener.sent] == ["find", "find"]  # since something waits
+
+
+def test_one_text_a_hundred_times(store: Any) -> None:
+    """Its vector is found, and all else that is asked for too."""
+    for n in range(30):
+        save(store, record(n, "same", session_id=f"s{n}"))
+    digest = digest_of(record(0, "same").page_content)
+    mine, other = (str(record(n, session_id=f"s{n}").id) for n in (7, 8))
+    begun = store.begin("u1", "s7", [digest], [mine, other])
+    assert list(begun.records) == [mine]
+    assert list(begun.vectors) == [digest]
+    assert begun.last.id == mine
+
+
+def test_removed_by_hand(store: Any, collection: Any) -> None:
+    """What somebody removed without memkit is not shown; from then on nothing else that was removed is held."""
+    save(store, *[record(n) for n in range(4)])
+    assert len(store.index("u1")) == 4
+    collection.delete_many({"position": {"$in": [1, 3]}})
+    assert [document.id for document in store.get_by_ids([record(n).id for n in (0, 1)])] == [record(0).id]
+    assert [entry.position for entry in store.index("u1").entries] == [0, 2]
 
 
 def test_too_large_record(store: Any) -> None:

@@ -110,13 +110,25 @@ class ForeignStore:
 
     # -- a turn
 
-    def begin(self, user_id: str, session_id: str, digests: Sequence[str] = (), ids: Sequence[str] = ()) -> Begun:
+    def begin(
+        self,
+        user_id: str,
+        session_id: str,
+        digests: Sequence[str] = (),
+        ids: Sequence[str] = (),
+        messages: Collection[str] | None = None,
+    ) -> Begun:
         """Which of these records the store holds, and the moment: a save that a `forget` overtakes adds nothing."""
         moment = self._flows.begin(user_id, session_id)
         return _begun(moment, self._access.run(self._access.get(ids)) if ids else [])
 
     async def abegin(
-        self, user_id: str, session_id: str, digests: Sequence[str] = (), ids: Sequence[str] = ()
+        self,
+        user_id: str,
+        session_id: str,
+        digests: Sequence[str] = (),
+        ids: Sequence[str] = (),
+        messages: Collection[str] | None = None,
     ) -> Begun:
         """Async twin of `begin`."""
         moment = self._flows.begin(user_id, session_id)

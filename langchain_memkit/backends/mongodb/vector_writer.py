@@ -1,0 +1,106 @@
+"""Flows that change a collection of vectors, but for the storing of records: sending, recalls, deleting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from bson import Int64
+from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.backends.mongodb.commands import Call, Pause, codes_of, is_transient, jitter, text_of
+from langchain_memkit.backends.mongodb.vector_documents import (
+    ON_DEAD,
+    draw_step,
+    not_records,
+    records_filter,
+    session_filter,
+    with_ids,
+)
+from langchain_memkit.backends.mongodb.vector_indexes import ensure_vector_indexes
+from langchain_memkit.backends.mongodb.vector_reader import VectorReader, batches
+from langchain_memkit.errors import HistoryWriteError
+
+DUPLICATE_KEY = 11000
+
+
+class Taken(Exception):  # noqa: N818  # never leaves the flows
+    """There is a document with this id already."""
+
+
+class VectorWriter(VectorReader):
+    """What is deleted, and how commands are sent."""
+
+    def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> Flow[None]:
+        """Keeps recalls."""
+        query, change = records_filter(user_id, **with_ids(ids)), {"$max": {"accessed_at": at}}
+        yield from self._sent(lambda c: c.update_many(query, change))
+
+    def delete(self, ids: Sequence[str]) -> Flow[None]:
+        """Deletes records, whoever's they are."""
+        for batch in batches(ids):
+            found = yield from self._sent(lambda c, batch=batch: c.find(with_ids(batch), {"user_id": 1}).to_list())  # type: ignore[misc]  # bound now
+            yield from self._sent(lambda c, batch=batch: c.delete_many(with_ids(batch)))  # type: ignore[misc]  # bound now
+            for owner in {d["user_id"] for d in found if isinstance(d.get("user_id"), str)}:
+                yield from self._stir(owner)
+
+    def _stir(self, user_id: str) -> Flow[None]:
+        """Tells that records were deleted, by any session of the user: without one nobody relies on what he holds."""
+        step = {"$inc": {"stamp": Int64(draw_step())}}
+        yield from self._sent(lambda c: c.update_one(not_records(user_id), step), begun=True)
+
+    def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
+        """Deletes a session or a user; returns how many records."""
+        # the generations first: from then on a save is refused
+        first = not_records(user_id) if session_id is None else session_filter(user_id, session_id)
+        yield from self._sent(lambda c: c.delete_many(first))
+        result = yield from self._sent(lambda c: c.delete_many(records_filter(user_id, session_id)), begun=True)
+        # once more: a save that was overtaken may have stored something since, and been killed
+        yield from self.reading(self._alive(user_id, records_filter(user_id, session_id), ON_DEAD))
+        yield from self._stir(user_id)
+        return int(result.deleted_count)
+
+    def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]:
+        """Deletes what is too much; returns how many."""
+        counting = self._call(lambda c: c.count_documents(records_filter(user_id)))
+        count: int = yield from self.reading(counting)
+        surplus = left = max(0, count - max_records)
+        for recalled in (None, {"$type": "date"}):
+            order = [("accessed_at", 1), ("created_at", 1)]
+            query = records_filter(user_id, accessed_at=recalled, _id={"$nin": list(keep)})
+            while left:
+                some = {"sort": order, "limit": min(left, 500)}
+                found = yield from self.reading(self._found(query, {"_id": 1}, **some))
+                if not found:
+                    break
+                gone = records_filter(user_id, **with_ids([document["_id"] for document in found]))
+                result = yield from self._sent(lambda c, gone=gone: c.delete_many(gone))  # type: ignore[misc]  # bound now
+                left -= result.deleted_count
+        if left < surplus:
+            yield from self._stir(user_id)
+        return surplus - left
+
+    def _ready(self, *, again: bool = False) -> Flow[None]:
+        yield from self.writing(ensure_vector_indexes(self.clients, self.settings, again=again))
+
+    def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Flow[Any]:
+        """A command, sent again until the deadline: repeating it changes nothing. `begun`: there were writes before."""
+        deadline = time.monotonic() + self.patience
+        while True:
+            try:
+                return (yield Call(function, max(deadline - time.monotonic(), 0.1)))
+            except PyMongoError as error:
+                if DUPLICATE_KEY in codes_of(error):
+                    raise Taken from error
+                again = is_transient(error)
+                counts = getattr(error, "details", None) or {}
+                begun = begun or counts.get("nUpserted", 0) + counts.get("nMatched", 0) > 0
+                begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
+                if not again or time.monotonic() > deadline:
+                    state = "Some of it may be done: calling again is safe" if begun else "Nothing was changed"
+                    msg = f"cannot write to {self.clients.hosts}: {text_of(error)}. {state}."
+                    raise HistoryWriteError(msg, maybe_stored=begun) from error
+            yield Pause(jitter(0.25))
