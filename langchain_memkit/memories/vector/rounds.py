@@ -31,6 +31,7 @@ __all__ = [
     "documents_of",
     "is_small_talk",
     "lines_of_document",
+    "placed",
     "rounds_of",
 ]
 
@@ -39,6 +40,7 @@ WINDOW = 1000  # characters: about 256 word pieces, the window of small embedder
 OVERLAP = 100
 TOOL = 2000  # characters of a tool's result that are kept; the transcript has all of it
 READ = 100_000  # of a message
+SHORT = 200  # characters of small talk
 SMALL_TALK = frozenset(
     stem
     for stem in stems(
@@ -151,8 +153,8 @@ def begins(line: Line, before: str) -> bool:
 
 
 def is_small_talk(lines: Iterable[Line]) -> bool:
-    """Whether nothing is said that anybody would look for: greetings, thanks, consent."""
-    return all(SMALL_TALK.issuperset(stems(line.text)) for line in lines)
+    """Whether nothing is said that anybody would look for: greetings, thanks, consent; never at length."""
+    return all(len(line.text) <= SHORT and SMALL_TALK.issuperset(stems(line.text)) for line in lines)
 
 
 def documents_of(
@@ -196,6 +198,13 @@ def documents_of(
         rare = {"chunk": i, "epoch": round_.epoch, "expires_at": expires_at, "open": is_last and round_.open}
         metadata |= {name: value for name, value in rare.items() if value}
         documents.append(Document(id=_chunk_id(round_id, i), page_content=text, metadata=metadata))
+    return documents
+
+
+def placed(documents: Sequence[Document], position: int) -> Sequence[Document]:
+    """The records of a round, from another position on."""
+    for i, document in enumerate(documents):
+        document.metadata["position"] = position + i
     return documents
 
 

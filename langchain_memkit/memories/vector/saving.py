@@ -22,6 +22,7 @@ from langchain_memkit.memories.vector.rounds import (
     documents_of,
     is_small_talk,
     lines_of_document,
+    placed,
     rounds_of,
 )
 from langchain_memkit.scoring.index import Begun, digest_of
@@ -88,6 +89,9 @@ def _new(
             if i == 0 and waiting is not None:  # its answer will not come
                 documents.append(closed(waiting))
                 expected[waiting.id or ""] = digest_of(waiting.page_content)
+            if not part.again and len(parts) == len(rounds) and round_.lines == rounds[i].lines:
+                documents += placed(drafts[i], position + len(documents))
+                continue
             documents += documents_of(
                 round_, *place, position + len(documents), core.splitter, salt=str(position) if part.again else ""
             )
