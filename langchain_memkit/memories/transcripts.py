@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage
@@ -14,7 +14,10 @@ from langchain_memkit._flow import Flow, Step
 from langchain_memkit.base import GetSessionHistory
 from langchain_memkit.errors import ConfigurationError
 
-__all__ = ["Stretch", "erased_messages", "history_of", "stretches_of"]
+__all__ = ["Stretch", "erased_messages", "history_of", "read_transcript", "stretches_of"]
+
+UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
+"""When a message was said of which that is not known."""
 
 
 class Stretch(NamedTuple):
@@ -63,6 +66,18 @@ def stretches_of(history: Any) -> Step:
     if hasattr(history, "iter_turns"):
         return Step(lambda: [_stretch(turn) for turn in history.iter_turns()], aturns)
     return Step(lambda: [Stretch(history.messages, None)], amessages)
+
+
+def read_transcript(
+    history: Any, get_session_history: GetSessionHistory | None, session_id: str, user_id: str
+) -> Flow[Sequence[Stretch]]:
+    """The whole of a history, oldest first; where none is given, that of `get_session_history`."""
+    if history is None:
+        if get_session_history is None:
+            msg = "rebuild() needs the session's history, or a memory with get_session_history"
+            raise ConfigurationError(msg)
+        history = yield history_of(get_session_history, session_id, user_id)
+    return (yield stretches_of(history))  # type: ignore[no-any-return]  # results of steps are untyped
 
 
 def _stretch(turn: Any) -> Stretch:

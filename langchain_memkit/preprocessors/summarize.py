@@ -17,7 +17,16 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
 from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
-from langchain_memkit.base import Now, TokenCounter, TokenCounterLike, Window, check_id, user_prefix, utc_now
+from langchain_memkit.base import (
+    Now,
+    TokenCounter,
+    TokenCounterLike,
+    Window,
+    check_id,
+    kind_given,
+    user_prefix,
+    utc_now,
+)
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.background import Background
 from langchain_memkit.preprocessors.budget import Budget, as_messages, new_input
@@ -288,7 +297,7 @@ def create_history_preprocessor(
         msg = f"llm must be a model or a function, not {type(llm).__name__}"
         raise ConfigurationError(msg)
     if store is not None and not isinstance(store, BaseStore):
-        msg = f"store must be a BaseStore of langchain_core.stores, not {type(store).__name__}"  # type: ignore[unreachable]  # callers without types
+        msg = f"store must be a BaseStore of langchain_core.stores, not {kind_given(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):  # type: ignore[redundant-expr]  # callers without types
         msg = f"timeout is in seconds and must be above 0, or None; got {timeout!r:.50}"

@@ -15,6 +15,8 @@ import pytest
 import langchain_memkit
 from langchain_memkit import errors
 from langchain_memkit.errors import HistoryWriteError, MemkitError, MissingExtraError
+from langchain_memkit.memories.entity import EntityMemory, EntityMemoryFactory
+from langchain_memkit.memories.vector import VectorMemory, VectorMemoryFactory
 
 PACKAGE = Path(langchain_memkit.__file__).parent
 
@@ -160,9 +162,10 @@ def test_public_verbs_have_async_twins() -> None:
     factory = type(langchain_memkit.SQLiteChatMessageHistory.factory(":memory:"))
     without = {"add_message", "add_user_message", "add_ai_message", "factory", "close", "view"}
     stores = [langchain_memkit.SQLiteKeyValueStore, langchain_memkit.MongoDBKeyValueStore]
-    vectors = [langchain_memkit.SQLiteVectorStore, langchain_memkit.MongoDBVectorStore, langchain_memkit.VectorMemory]
+    vectors = [langchain_memkit.SQLiteVectorStore, langchain_memkit.MongoDBVectorStore]
+    memories = [EntityMemory, EntityMemoryFactory, VectorMemory, VectorMemoryFactory]
     without |= {"as_retriever", "get_by_ids", "similarity_search_with_relevance_scores", "search"}  # LangChain's own
-    for cls in (*histories, factory, *stores, *vectors):
+    for cls in (*histories, factory, *stores, *vectors, *memories):
         verbs = {n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n))}
         for name in verbs - without:
             twin = name[1:] if name.startswith("a") and name[1:] in verbs | {"get_messages"} else f"a{name}"

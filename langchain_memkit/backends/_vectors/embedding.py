@@ -10,6 +10,7 @@ from langchain_core.embeddings import Embeddings
 
 from langchain_memkit._flow import Flow, Step
 from langchain_memkit.backends._vectors.rows import Vector, readable
+from langchain_memkit.base import kind_given
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
 
 PROBE = "A memory keeps what was said, by whom and when."
@@ -38,7 +39,7 @@ class Embedder:
         self, embedding: Embeddings, store: ProbeStore, step: Callable[[Callable[[], Flow[Any]]], Step]
     ) -> None:
         if not isinstance(embedding, Embeddings):
-            msg = f"embedding must be a LangChain Embeddings object, not {type(embedding).__name__}"  # type: ignore[unreachable]  # callers without types
+            msg = f"embedding must be a LangChain Embeddings object, not {kind_given(embedding, Embeddings)}"  # type: ignore[unreachable]  # callers without types
             raise ConfigurationError(msg)
         self.embedding = embedding
         self.dims: int | None = None  # known once the model was compared with the one whose vectors are stored

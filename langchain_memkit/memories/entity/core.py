@@ -12,7 +12,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
 from langchain_memkit._flow import Flow, Step
-from langchain_memkit.base import EntityExtractor, GetSessionHistory, Now, TokenCounter, TokenCounterLike
+from langchain_memkit.base import EntityExtractor, GetSessionHistory, Now, TokenCounter, TokenCounterLike, kind_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.names import kind_of, name_key
 from langchain_memkit.memories.entity.book import Limits
@@ -63,7 +63,7 @@ class Core:
             msg = f"extractor must be a function from a text to its names, not {type(extractor).__name__}"  # type: ignore[unreachable]  # callers without types
             raise ConfigurationError(msg)
         if store is not None and not isinstance(store, BaseStore):
-            msg = f"store must be a BaseStore of langchain_core.stores, not {type(store).__name__}"  # type: ignore[unreachable]  # callers without types
+            msg = f"store must be a BaseStore of langchain_core.stores, not {kind_given(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
             raise ConfigurationError(msg)
         for name, value in (("max_tokens", max_tokens), ("max_facts", max_facts), ("max_total", max_total)):
             if not isinstance(value, int) or value < 1:  # type: ignore[redundant-expr]  # callers without types
@@ -83,6 +83,11 @@ class Core:
         describer = None if describe is None else Describer(coerce_to_runnable(describe), shelf)
         counter = resolve_counter(token_counter)
         return cls(extractor, shelf, max_tokens, counter, get_session_history, describer, read_only, now)
+
+    @property
+    def store(self) -> BaseStore[str, dict[str, Any]]:
+        """Where all is kept."""
+        return self.shelf.store
 
     @property
     def style(self) -> Step:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._flow import Flow, drive, run_step
 from langchain_memkit.base import GetSessionHistory, SessionInfo, check_id
+from langchain_memkit.memories.derived import DerivedMemoryFactory
+from langchain_memkit.memories.entity.core import Core
 from langchain_memkit.memories.entity.flows import list_sessions, purge
 from langchain_memkit.memories.entity.rebuild import rebuild
-from langchain_memkit.memories.transcripts import history_of
 
 if TYPE_CHECKING:
-    from langchain_memkit.memories.entity.memory import EntityMemory
+    from langchain_memkit.memories.entity.memory import EntityMemory  # noqa: F401  # named in a string below
 
 __all__ = ["EntityMemoryFactory"]
 
 
-class EntityMemoryFactory(Closing):
+class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
     """What `EntityMemory.factory` makes: memories that share a store, and what was read of it for the last 64 users.
 
     Example:
@@ -29,47 +30,11 @@ class EntityMemoryFactory(Closing):
         (['s1'], {'facts': 1})
     """
 
-    def __init__(self, memory: EntityMemory) -> None:
-        self._memory = memory
-        self._core = memory._core
-
-    def __repr__(self) -> str:
-        return "EntityMemoryFactory()"
-
-    def __call__(self, session_id: str, user_id: str | None = None) -> EntityMemory:
-        """The memory of one session; no I/O.
-
-        Args:
-            session_id: The conversation.
-            user_id: Whose it is; required.
-
-        Raises:
-            ConfigurationError: There is no `user_id`.
-            TypeError: An id is no string.
-            ValueError: An id is empty or malformed.
-        """
-        return self._memory._for_session(session_id, user_id)
-
-    def setup(self) -> None:
-        """Sets up the store, if it has to be."""
-        drive(self._setup(), run_step)
-
-    async def asetup(self) -> None:
-        """Async twin of `setup`."""
-        await adrive(self._setup(), arun_step)
-
-    def _setup(self) -> Flow[None]:
-        store: Any = self._core.shelf.store
-        if hasattr(store, "setup"):
-            yield Step(lambda: store.setup(), lambda: store.asetup())
+    _core: Core
 
     def list_sessions(self, user_id: str) -> list[SessionInfo]:
         """The user's sessions of which something is remembered, the last used first; `turns` counts sentences."""
-        return drive(list_sessions(self._core, check_id(user_id, "user_id")), run_step)
-
-    async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
-        """Async twin of `list_sessions`."""
-        return await adrive(list_sessions(self._core, check_id(user_id, "user_id")), arun_step)
+        return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
 
     def rebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
         """Makes all facts of a user anew from the transcripts.
@@ -85,30 +50,13 @@ class EntityMemoryFactory(Closing):
         """
         return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress), run_step)
 
-    async def arebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
-        """Async twin of `rebuild`."""
-        return await adrive(self._rebuild(histories, check_id(user_id, "user_id"), progress), arun_step)
-
-    def _rebuild(self, histories: Any, user_id: str, progress: bool) -> Flow[Mapping[str, int]]:
-        known = yield from list_sessions(self._core, user_id)  # first: a session that begins meanwhile is left alone
-        found = yield Step(lambda: histories.list_sessions(user_id), lambda: histories.alist_sessions(user_id))
-        names = dict.fromkeys(info.session_id for info in [*found, *known])
-        sessions = {}
-        for name in names:
-            sessions[name] = yield history_of(histories, name, user_id)
-        return (yield from rebuild(self._core, user_id, sessions, progress=progress))
-
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Deletes all that is remembered of a user for good: a part of `purge_user`.
 
         Returns:
             `{"facts": n}`: how many sentences were deleted; what else was stored of the user is gone as well.
         """
-        return drive(purge(self._core, check_id(user_id, "user_id")), run_step)
-
-    async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
-        return await adrive(purge(self._core, check_id(user_id, "user_id")), arun_step)
+        return drive(self._purge(check_id(user_id, "user_id")), run_step)
 
     def close(self) -> None:
         """Forgets what was read; a store that you passed in stays open."""
@@ -117,3 +65,14 @@ class EntityMemoryFactory(Closing):
     async def aclose(self) -> None:
         """Async twin of `close`."""
         self._core.shelf.forget_all()
+
+    # -- flows
+
+    def _list_sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
+        return list_sessions(self._core, user_id)
+
+    def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Flow[Mapping[str, int]]:
+        return rebuild(self._core, user_id, sessions, progress=progress)
+
+    def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
+        return purge(self._core, user_id)

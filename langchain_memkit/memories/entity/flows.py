@@ -12,6 +12,7 @@ from langchain_memkit._flow import Flow
 from langchain_memkit.base import SessionInfo
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.names import display_form, name_key
+from langchain_memkit.memories.derived import DerivedMemory, check_writable
 from langchain_memkit.memories.entity.book import Book
 from langchain_memkit.memories.entity.core import Core
 from langchain_memkit.memories.entity.listing import EntityList
@@ -26,18 +27,15 @@ __all__ = ["EntityFlows", "list_sessions", "purge"]
 logger = logging.getLogger("langchain_memkit")
 
 
-class EntityFlows:
+class EntityFlows(DerivedMemory):
     """The flows of `EntityMemory`."""
 
     _core: Core
-    _user: str
-    _session: str
     _seen: frozenset[str] = frozenset()
 
-    def _writable(self) -> None:
-        if self._core.read_only:
-            msg = "this memory is read-only"
-            raise ConfigurationError(msg)
+    def _bind(self, session_id: str, user_id: str | None) -> None:
+        super()._bind(session_id, user_id)
+        self._seen = frozenset()
 
     def _read(self) -> Flow[Book]:
         return (yield from self._core.shelf.read(self._user))
@@ -140,7 +138,7 @@ class EntityFlows:
         return (yield in_thread(look))  # type: ignore[no-any-return]  # results of steps are untyped
 
     def _decide(self, kind: str, name: str, other: str) -> Flow[None]:
-        self._writable()
+        check_writable(self._core)
         shelf = self._core.shelf
         for text in (name, other):
             if not isinstance(text, str):
@@ -165,7 +163,7 @@ class EntityFlows:
         yield from shelf.write(self._user, book, ("", ""), [])  # two that became one may be too much
 
     def _forget(self, name: str) -> Flow[int]:
-        self._writable()
+        check_writable(self._core)
         shelf = self._core.shelf
         book = yield from self._read()
         with shelf.lock:
@@ -176,11 +174,7 @@ class EntityFlows:
             rules = [k for k, rule in book.rules.items() if {root_of[rule.key], root_of[rule.other_key]} & set(roots)]
         return (yield from self._remove(book, facts, rules))
 
-    def _forget_messages(self, ids: Collection[str]) -> Flow[int]:
-        self._writable()
-        if isinstance(ids, str):
-            msg = "ids must be a list of str, not a str"
-            raise TypeError(msg)
+    def _delete_messages(self, ids: Collection[str]) -> Flow[int]:
         names = {clean(name) for name in ids}
         book = yield from self._read()
         with self._core.shelf.lock:

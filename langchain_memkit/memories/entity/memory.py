@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import adrive, arun_step, drive, run_step
+from langchain_memkit._flow import drive, run_step
 from langchain_memkit.base import (
     EntityExtractor,
     GetSessionHistory,
-    Memory,
     Now,
     TokenCounterLike,
-    check_id,
     utc_now,
 )
-from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.entity.core import Core, NameList
 from langchain_memkit.memories.entity.factory import EntityMemoryFactory
 from langchain_memkit.memories.entity.verbs import EntityVerbs
@@ -27,7 +23,7 @@ from langchain_memkit.memories.entity.verbs import EntityVerbs
 __all__ = ["EntityMemory"]
 
 
-class EntityMemory(EntityVerbs, Memory):
+class EntityMemory(EntityVerbs):
     """Remembers the sentences in which people, places and things were named, for all sessions of a user.
 
     A question that names someone is given what was said of them, as quoted records. No model is called unless you pass
@@ -153,28 +149,6 @@ class EntityMemory(EntityVerbs, Memory):
         )
         return EntityMemoryFactory(first)
 
-    def _bind(self, session_id: str, user_id: str | None) -> None:
-        self.session_id = self._session = check_id(session_id, "session_id")
-        if user_id is None:
-            example = {"configurable": {"session_id": "...", "user_id": "..."}}
-            msg = (
-                "EntityMemory needs a user_id: what it remembers is of all sessions of one user. "
-                f"In a chain it comes from the config; e.g., chain.invoke(..., {example})"
-            )
-            raise ConfigurationError(msg)
-        self.user_id = self._user = check_id(user_id, "user_id")
-        self._seen = frozenset()
-
-    def _for_session(self, session_id: str, user_id: str | None) -> EntityMemory:
-        """The same for another session: what a factory hands out."""
-        other = copy.copy(self)
-        other._bind(session_id, user_id)
-        return other
-
-    def __repr__(self) -> str:
-        """Names the session, never what is remembered."""
-        return f"EntityMemory(session_id={self.session_id!r}, user_id={self.user_id!r})"
-
     # -- a turn
 
     def load(self, query: str = "") -> list[BaseMessage]:
@@ -192,10 +166,6 @@ class EntityMemory(EntityVerbs, Memory):
         """
         return drive(self._load(query), run_step)
 
-    async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
-        return await adrive(self._load(query), arun_step)
-
     def save(self, messages: Sequence[BaseMessage]) -> None:
         """Takes the sentences that name someone from what was said; the same turn again adds nothing.
 
@@ -208,14 +178,6 @@ class EntityMemory(EntityVerbs, Memory):
         """
         drive(self._save(messages), run_step)
 
-    async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
-        await adrive(self._save(messages), arun_step)
-
     def clear(self) -> None:
         """Forgets what was said in this session; a save that is under way meanwhile adds nothing."""
         drive(self._clear(), run_step)
-
-    async def aclear(self) -> None:
-        """Async twin of `clear`."""
-        await adrive(self._clear(), arun_step)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from langchain_memkit._flow import Flow
 from langchain_memkit._progress import progress_bar
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.derived import check_writable
 from langchain_memkit.memories.entity.book import Book
 from langchain_memkit.memories.entity.core import Core
 from langchain_memkit.memories.entity.mentions import Source, Spot, facts_of, find_names, sources_of
 from langchain_memkit.memories.entity.rows import FactRow, fact_id, id_in
 from langchain_memkit.memories.entity.shelf import in_thread
-from langchain_memkit.memories.transcripts import Stretch, history_of, stretches_of
+from langchain_memkit.memories.transcripts import UNDATED, Stretch, read_transcript
 
 __all__ = ["rebuild"]
 
 BATCH = 128  # messages that are read by the extractor together
 ROWS = 1000
-UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 
 Read = list[tuple[Source, list[Spot]]]
 
@@ -36,21 +34,13 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
         sessions: Their histories; None for that of `get_session_history`.
         progress: Whether a bar is shown.
     """
-    if core.read_only:
-        msg = "this memory is read-only"
-        raise ConfigurationError(msg)
+    check_writable(core)
     book = yield from core.shelf.read(user_id)
     with core.shelf.lock:  # what is stored from now on may be of a turn that is not read below
         before = {session: book.of_session(session) for session in sessions}
     sources: dict[str, list[Source]] = {}
-    for session, given in sessions.items():
-        history = given
-        if history is None:
-            if core.get_session_history is None:
-                msg = "rebuild() needs the session's history, or a memory with get_session_history"
-                raise ConfigurationError(msg)
-            history = yield history_of(core.get_session_history, session, user_id)
-        stretches = yield stretches_of(history)
+    for session, history in sessions.items():
+        stretches = yield from read_transcript(history, core.get_session_history, session, user_id)
         sources[session] = [source for stretch in stretches for source in _sources(stretch)]
     counts = {"messages": sum(map(len, sources.values())), "added": 0, "removed": 0}
     with progress_bar(progress, "reading names", counts["messages"]) as advance:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from langchain_memkit._flow import adrive, arun_step, drive, run_step
+from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
 from langchain_memkit.memories.entity.flows import EntityFlows
 from langchain_memkit.memories.entity.listing import EntityList
 from langchain_memkit.memories.entity.rebuild import rebuild
@@ -173,10 +173,6 @@ class EntityVerbs(EntityFlows):
         """
         return drive(self._forget_messages(ids), run_step)
 
-    async def aforget_messages(self, ids: Collection[str]) -> int:
-        """Async twin of `forget_messages`."""
-        return await adrive(self._forget_messages(ids), arun_step)
-
     def rebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
         """Makes this session's facts anew from its transcript, so that names are found that became known only later.
 
@@ -203,9 +199,7 @@ class EntityVerbs(EntityFlows):
             >>> memory.rebuild(history, progress=False)
             {'messages': 1, 'added': 1, 'removed': 0}
         """
-        return drive(rebuild(self._core, self._user, {self._session: history}, progress=progress), run_step)
+        return drive(self._rebuild(history, progress), run_step)
 
-    async def arebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
-        """Async twin of `rebuild`."""
-        flow = rebuild(self._core, self._user, {self._session: history}, progress=progress)
-        return await adrive(flow, arun_step)
+    def _rebuild(self, history: Any, progress: bool) -> Flow[Mapping[str, int]]:
+        return rebuild(self._core, self._user, {self._session: history}, progress=progress)

@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.stores import BaseStore
 
 from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
-from langchain_memkit.base import Memory, TokenCounterLike, check_id
+from langchain_memkit.base import Memory, TokenCounterLike, check_id, kind_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.key_value.catalog import Catalog, Hit
 from langchain_memkit.memories.key_value.entries import Entries, alias_lists, entries_of, read_entries
@@ -138,7 +138,7 @@ class KeyValueMemory(Memory):
         """
         if not isinstance(store, BaseStore):
             msg = (  # type: ignore[unreachable]  # callers without types
-                f"store must be a BaseStore of langchain_core.stores, not {type(store).__name__}; "
+                f"store must be a BaseStore of langchain_core.stores, not {kind_given(store, BaseStore)}; "
                 "without a store give KeyValueMemory(entries) itself"
             )
             raise ConfigurationError(msg)

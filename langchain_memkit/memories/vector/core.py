@@ -13,7 +13,7 @@ from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit._flow import Flow, Step
-from langchain_memkit.base import GetSessionHistory, Now, TokenCounter, TokenCounterLike
+from langchain_memkit.base import GetSessionHistory, Now, TokenCounter, TokenCounterLike, kind_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.vector.foreign import ForeignStore
 from langchain_memkit.memories.vector.importance import plain_importance
@@ -145,13 +145,13 @@ class Core:
 def _check_store(store: Any, text_splitter: Any, reranker: Any) -> None:
     if not isinstance(store, VectorStore):
         example = "SQLiteVectorStore(path, embedding)"
-        msg = f"store must be a LangChain VectorStore, e.g. {example}, not {type(store).__name__}"
+        msg = f"store must be a LangChain VectorStore, e.g. {example}, not {kind_given(store, VectorStore)}"
         raise ConfigurationError(msg)
     if text_splitter is not None and not hasattr(text_splitter, "split_text"):
         msg = f"text_splitter must be a TextSplitter of langchain_text_splitters, not {type(text_splitter).__name__}"
         raise ConfigurationError(msg)
     if reranker is not None and not isinstance(reranker, BaseDocumentCompressor):
-        msg = f"reranker must be a LangChain document compressor, not {type(reranker).__name__}"
+        msg = f"reranker must be a LangChain document compressor, not {kind_given(reranker, BaseDocumentCompressor)}"
         raise ConfigurationError(msg)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,9 +9,8 @@ from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.messages import BaseMessage
 from langchain_core.vectorstores import VectorStore
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
-from langchain_memkit.base import GetSessionHistory, Memory, Now, TokenCounterLike, check_id, utc_now
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit._flow import Flow, Step, drive, run_step
+from langchain_memkit.base import GetSessionHistory, Now, TokenCounterLike, utc_now
 from langchain_memkit.memories.transcripts import Stretch
 from langchain_memkit.memories.vector.core import Core
 from langchain_memkit.memories.vector.factory import VectorMemoryFactory
@@ -25,7 +23,7 @@ from langchain_memkit.scoring.ranking import Ranking
 __all__ = ["VectorMemory"]
 
 
-class VectorMemory(VectorVerbs, Memory):
+class VectorMemory(VectorVerbs):
     """Recalls rounds (what a user said with what followed) from all sessions of a user, by words and by meaning.
 
     Each round is embedded once, when it is finished. A question is compared with all of them: the cosine of the vectors
@@ -131,27 +129,6 @@ class VectorMemory(VectorVerbs, Memory):
         """
         return VectorMemoryFactory(cls(store, "-", user_id="-", **options))
 
-    def _bind(self, session_id: str, user_id: str | None) -> None:
-        self.session_id = self._session = check_id(session_id, "session_id")
-        if user_id is None:
-            example = {"configurable": {"session_id": "...", "user_id": "..."}}
-            msg = (
-                "VectorMemory needs a user_id: what it remembers is of all sessions of one user. "
-                f"In a chain it comes from the config; e.g., chain.invoke(..., {example})"
-            )
-            raise ConfigurationError(msg)
-        self.user_id = self._user = check_id(user_id, "user_id")
-
-    def _for_session(self, session_id: str, user_id: str | None) -> VectorMemory:
-        """The same for another session: what a factory hands out."""
-        other = copy.copy(self)
-        other._bind(session_id, user_id)
-        return other
-
-    def __repr__(self) -> str:
-        """Names the session, never what is remembered."""
-        return f"VectorMemory(session_id={self.session_id!r}, user_id={self.user_id!r})"
-
     # -- a turn
 
     def load(self, query: str = "") -> list[BaseMessage]:
@@ -170,10 +147,6 @@ class VectorMemory(VectorVerbs, Memory):
         """
         return drive(self._load(query), run_step)
 
-    async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
-        return await adrive(self._load(query), arun_step)
-
     def save(self, messages: Sequence[BaseMessage]) -> None:
         """Stores the rounds of a finished turn; the same turn again stores nothing.
 
@@ -189,17 +162,9 @@ class VectorMemory(VectorVerbs, Memory):
         """
         drive(self._save(messages), run_step)
 
-    async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
-        await adrive(self._save(messages), arun_step)
-
     def clear(self) -> None:
         """Forgets this session for good, unfinished rounds included; a save that is under way adds nothing."""
         drive(self._clear(), run_step)
-
-    async def aclear(self) -> None:
-        """Async twin of `clear`."""
-        await adrive(self._clear(), arun_step)
 
     # -- flows
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -13,8 +12,8 @@ from langchain_core.documents import Document
 
 from langchain_memkit._flow import Flow, Step
 from langchain_memkit._progress import progress_bar
-from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.transcripts import Stretch, history_of, stretches_of
+from langchain_memkit.memories.derived import check_writable
+from langchain_memkit.memories.transcripts import UNDATED, Stretch, read_transcript
 from langchain_memkit.memories.vector.core import Core
 from langchain_memkit.memories.vector.rounds import documents_of, rounds_of
 from langchain_memkit.memories.vector.saving import begin, micros, same, write
@@ -24,7 +23,6 @@ __all__ = ["rebuild"]
 logger = logging.getLogger("langchain_memkit")
 
 BATCH = 256  # records that are embedded and written together
-UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: bool) -> Flow[Mapping[str, int]]:
@@ -36,25 +34,17 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
         sessions: Their histories; None for that of `get_session_history`.
         progress: Whether a bar is shown.
     """
-    if core.read_only:
-        msg = "this memory is read-only"
-        raise ConfigurationError(msg)
+    check_writable(core)
     index = yield Step(lambda: core.store.index(user_id), lambda: core.store.aindex(user_id))
     with index.lock:  # what is stored from now on may be of a turn that is not read below
         before = [(entry.session, entry.id) for entry in index.entries if entry.session in sessions]
     counts = {"messages": 0, "added": 0, "removed": 0}
     wanted: dict[str, list[Document]] = {}
     generations: dict[str, str] = {}
-    for session, given in sessions.items():
+    for session, history in sessions.items():
         # before the transcript is read: what is cleared from now on must not come back
         generations[session] = (yield from begin(core, user_id, session, ())).generation
-        history = given
-        if history is None:
-            if core.get_session_history is None:
-                msg = "rebuild() needs the session's history, or a memory with get_session_history"
-                raise ConfigurationError(msg)
-            history = yield history_of(core.get_session_history, session, user_id)
-        stretches = yield stretches_of(history)
+        stretches = yield from read_transcript(history, core.get_session_history, session, user_id)
         work = partial(_records, core, user_id, session, stretches)
         wanted[session] = yield Step(work, partial(asyncio.to_thread, work))
         counts["messages"] += sum(len(d.metadata["said"]) for d in wanted[session] if not d.metadata.get("chunk"))

@@ -9,6 +9,7 @@ from typing import Any
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import check_id
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.derived import DerivedMemory
 from langchain_memkit.memories.vector.core import Core
 from langchain_memkit.memories.vector.hits import HitList
 from langchain_memkit.memories.vector.rebuild import rebuild
@@ -18,12 +19,10 @@ from langchain_memkit.scoring.index import Entry
 __all__ = ["VectorVerbs"]
 
 
-class VectorVerbs:
+class VectorVerbs(DerivedMemory):
     """The verbs of `VectorMemory` that are for people; see there."""
 
     _core: Core
-    _user: str
-    _session: str
 
     def search(
         self,
@@ -89,10 +88,6 @@ class VectorVerbs:
         """
         return drive(self._forget_messages(ids), run_step)
 
-    async def aforget_messages(self, ids: Collection[str]) -> int:
-        """Async twin of `forget_messages`."""
-        return await adrive(self._forget_messages(ids), arun_step)
-
     def rebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
         """Brings this session's records in line with its transcript: so a whole conversation is imported.
 
@@ -122,12 +117,7 @@ class VectorVerbs:
             >>> memory.rebuild(history, progress=False)
             {'messages': 2, 'added': 1, 'removed': 0}
         """
-        return drive(rebuild(self._core, self._user, {self._session: history}, progress=progress), run_step)
-
-    async def arebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
-        """Async twin of `rebuild`."""
-        flow = rebuild(self._core, self._user, {self._session: history}, progress=progress)
-        return await adrive(flow, arun_step)
+        return drive(self._rebuild(history, progress), run_step)
 
     # -- flows
 
@@ -158,13 +148,7 @@ class VectorVerbs:
             return HitList()
         return (yield from search(self._core, self._user, str(query), k, keep))
 
-    def _forget_messages(self, ids: Collection[str]) -> Flow[int]:
-        if self._core.read_only:
-            msg = "this memory is read-only"
-            raise ConfigurationError(msg)
-        if isinstance(ids, str):
-            msg = "ids must be a list of str, not a str"
-            raise TypeError(msg)
+    def _delete_messages(self, ids: Collection[str]) -> Flow[int]:
         store, wanted = self._core.store, set(ids)
         index = yield Step(lambda: store.index(self._user), lambda: store.aindex(self._user))
         with index.lock:
@@ -174,3 +158,6 @@ class VectorVerbs:
         if gone:
             yield Step(lambda: store.delete(gone), lambda: store.adelete(gone))
         return len(gone)
+
+    def _rebuild(self, history: Any, progress: bool) -> Flow[Mapping[str, int]]:
+        return rebuild(self._core, self._user, {self._session: history}, progress=progress)

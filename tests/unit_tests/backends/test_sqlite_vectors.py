@@ -116,6 +116,8 @@ def test_constructor_does_no_io(path: Path) -> None:
         SQLiteVectorStore(None, EMBEDDING)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigurationError, match="Embeddings"):
         SQLiteVectorStore(path, None)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ConfigurationError, match=f"not the class {type(EMBEDDING).__name__}: call it$"):
+        SQLiteVectorStore(path, type(EMBEDDING))  # type: ignore[arg-type]  # wrong on purpose
     store.setup()
     assert path.exists()
 

@@ -478,6 +478,20 @@ def test_a_user_is_required(make: Any) -> None:
         VectorMemory("memory.db", "s1", user_id="u1")  # type: ignore[arg-type]  # a path is no store
 
 
+def test_a_class_is_no_object(make: Any) -> None:
+    """Forgotten parentheses are named; a class that would not do either is not to be called."""
+    with pytest.raises(ConfigurationError, match=r"not the class SQLiteVectorStore: call it$"):
+        VectorMemory(SQLiteVectorStore, "s1", user_id="u1")  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(ConfigurationError, match=r"not the class WordLlamaEmbeddings$"):
+        VectorMemory(WordLlamaEmbeddings, "s1", user_id="u1")  # type: ignore[arg-type]  # the mistake
+
+    class Reranker(BaseDocumentCompressor):
+        pass
+
+    with pytest.raises(ConfigurationError, match=r"document compressor, not the class Reranker: call it$"):
+        make(reranker=Reranker)
+
+
 def test_read_only(make: Any) -> None:
     """Nothing is stored and nothing cleared."""
     make().save(turn("Nemo is my cat.", "Cute!"))

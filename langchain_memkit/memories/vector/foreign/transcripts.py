@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
@@ -14,7 +14,7 @@ from langchain_core.documents import Document
 from langchain_memkit._flow import Flow, Step
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import GetSessionHistory
-from langchain_memkit.memories.transcripts import Stretch, history_of, stretches_of
+from langchain_memkit.memories.transcripts import UNDATED, Stretch, history_of, stretches_of
 from langchain_memkit.memories.vector.rounds import Splitter, begins, documents_of, lines_of_messages, rounds_of
 from langchain_memkit.scoring.index import Entry, Index, digest_of, entry_of
 
@@ -23,8 +23,6 @@ __all__ = ["Expiry", "Transcripts"]
 Expiry: TypeAlias = Callable[[datetime, datetime | None], datetime | None]
 Mark: TypeAlias = tuple[int, datetime | None]
 Known: TypeAlias = dict[str, tuple[object, Entry]]
-
-UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
