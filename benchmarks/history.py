@@ -78,7 +78,7 @@ class Scale:
     histories: tuple[int, int] = (500, 100)  # standalone, replica set
 
 
-QUICK = Scale(sizes=(20, 200, 1_000), one_call=300, pairs=5, append_runs=3, turn_runs=5, budget=1.0, histories=(10, 10))
+QUICK = Scale(sizes=(20, 200), one_call=120, pairs=3, append_runs=3, turn_runs=3, budget=0.3, histories=(3, 3))
 
 console = Console(markup=False, highlight=False, emoji=False)
 console.width = max(console.width, 124)  # of a file or a pipe, too

@@ -66,7 +66,7 @@ class Scale:
 
 
 FULL = Scale()
-QUICK = Scale(rounds=300, runs=10, budget=2.0, users=20, each=50)
+QUICK = Scale(rounds=120, runs=3, budget=0.5, users=20, each=50)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import RunnableLambda
-from langchain_google_genai import ChatGoogleGenerativeAI
 from langchain_openai import ChatOpenAI
 
 from langchain_memkit import (
@@ -37,12 +35,16 @@ def openai(messages: list[BaseMessage]) -> tuple[str, list[str]]:
 
 def anthropic(messages: list[BaseMessage]) -> tuple[str, list[str]]:
     """The same of ChatAnthropic."""
+    from langchain_anthropic import ChatAnthropic  # here: it takes seconds, of each process that collects tests
+
     payload = ChatAnthropic(model="claude-sonnet-4-5", api_key="x")._get_request_payload(messages)  # type: ignore[call-arg,arg-type]
     return payload.get("system", ""), [m["role"] for m in payload["messages"]]
 
 
 def google(messages: list[BaseMessage]) -> tuple[str, list[str]]:
     """The same of ChatGoogleGenerativeAI."""
+    from langchain_google_genai import ChatGoogleGenerativeAI  # as above
+
     request = ChatGoogleGenerativeAI(model="gemini-2.5-flash", api_key="x")._prepare_request(messages)
     told = request["config"].system_instruction
     return "".join(part.text for part in told.parts) if told else "", [c.role for c in request["contents"]]

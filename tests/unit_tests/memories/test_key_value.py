@@ -687,19 +687,19 @@ def test_empty_and_odd_files(tmp_path: Path) -> None:
 # -- many
 
 
-def test_a_hundred_thousand_keys(call: Call) -> None:
-    """A hundred thousand entries are kept and found, with a typo as well."""
+async def test_a_hundred_thousand_keys() -> None:
+    """A hundred thousand entries are kept and found, with a typo as well: in both styles, by what was read once."""
     entries = {f"The {'abcdefghij'[i % 10] * 3} Chronicle of {i // 10:05}": f"Chronicle {i}." for i in range(100_000)}
     memory = KeyValueMemory({**entries, **BOOKS})
     message = "word " * 25 + "the Chronicle of what? The Skeletno Songs or The ddd Chronicle of 04711?" + " word" * 15
-    assert [(hit.title, hit.kind) for hit in call(memory, "match", message)] == [
-        ("The Skeleton Songs", "fuzzy"),
-        ("The ddd Chronicle of 04711", "exact"),
-    ]
-    assert shown(call(memory, "load", Query("And?", [HumanMessage(message)]))) == [
-        "The Skeleton Songs",
-        "The ddd Chronicle of 04711",
-    ]
+    for hits in (memory.match(message), await memory.amatch(message)):
+        assert [(hit.title, hit.kind) for hit in hits] == [
+            ("The Skeleton Songs", "fuzzy"),
+            ("The ddd Chronicle of 04711", "exact"),
+        ]
+    query = Query("And?", [HumanMessage(message)])
+    for notes in (memory.load(query), await memory.aload(query)):
+        assert shown(notes) == ["The Skeleton Songs", "The ddd Chronicle of 04711"]
 
 
 def test_entries_that_came_and_went_while_they_were_read() -> None:

