@@ -263,6 +263,8 @@ def _vectors(cells: Sequence[Any], dims: int | None) -> list[Vector | None]:
 def shown_of(stored: Iterable[Stored], now: datetime) -> list[Shown]:
     """Records that can be read and have not expired; damaged ones are logged and left as they are."""
     rows, shown = list(stored), list[Shown]()
+    if not rows:
+        return shown
     for row, vector in zip(rows, _vectors([row.vector for row in rows], None), strict=True):
         try:
             if row.v != FORMAT_VERSION:

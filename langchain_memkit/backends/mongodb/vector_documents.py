@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -143,6 +143,12 @@ def upsert(row: Row, generation: str | None, stamp: int) -> UpdateOne:
     return UpdateOne(query, change, upsert=True, hint=BY_ID)
 
 
+def insert(row: Row, generation: str, stamp: int) -> UpdateOne:
+    """What stores a row, if there is none with its id."""
+    query = {**record_filter(row.user_id, row.entry.session, row.entry.id), "generation": {"$eq": generation}}
+    return UpdateOne(query, {"$setOnInsert": _fields_of(row, stamp)}, upsert=True, hint=BY_ID)
+
+
 def exchange(user_id: str, place: tuple[str, str], name: str, digest: str, new: tuple[Row, int] | None) -> UpdateOne:
     """What replaces a record, if its text is still the one with this digest; nothing is added.
 
@@ -198,7 +204,13 @@ def draw_step() -> int:
     return -1 - random.getrandbits(STEP_BITS)
 
 
-def stir(user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[str, Any] | None = None) -> UpdateOne:
+def stir(
+    user_id: str,
+    step: int,
+    place: tuple[str, str] | None,
+    last: Mapping[str, Any] | None = None,
+    stamp: int | None = None,
+) -> UpdateOne:
     """What tells that records were changed; sent after the change, or as the last of the same command.
 
     Args:
@@ -207,6 +219,7 @@ def stir(user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[s
         place: Session and generation: it matches if there is this one. None for plain documents, which have a document
             of no session.
         last: Of the last one of the records, as `last_of` says it; None: the session's last one has to be read.
+        stamp: Of the session: it matches only if nobody else has changed anything since it was that.
     """
     if place is None:
         return UpdateOne(session_filter(user_id, ""), {"$inc": {"stamp": Int64(step)}}, upsert=True, hint=BY_ID)
@@ -215,9 +228,9 @@ def stir(user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[s
     # whoever stores older records, or at the same time, leaves what is said of the last one
     newer = {"$gte": [last["position"], "$last.position"]}
     told = {"$cond": [newer, {"$literal": last}, "$last"]}
-    return UpdateOne(
-        _alive(user_id, place), [{"$set": {"stamp": {"$add": ["$stamp", Int64(step)]}, "last": told}}], hint=BY_ID
-    )
+    change = {"stamp": {"$add": ["$stamp", Int64(step)]}, "last": told}
+    here = _alive(user_id, place) if stamp is None else {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}}
+    return UpdateOne(here, [{"$set": change}], hint=BY_ID)
 
 
 def look(user_id: str, place: tuple[str, str]) -> UpdateOne:
@@ -227,29 +240,6 @@ def look(user_id: str, place: tuple[str, str]) -> UpdateOne:
 
 def _alive(user_id: str, place: tuple[str, str]) -> dict[str, Any]:
     return {**session_filter(user_id, place[0]), "generation": {"$eq": place[1]}}
-
-
-def last_of(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """What there is to know of the last one of these records."""
-    row = max(rows, key=lambda row: row.entry.position, default=None)
-    if row is None:
-        return None
-    waits = bool(row.metadata.get("open")) or bool(row.entry.said and row.entry.said[-1].role == "human")
-    messages = [message for message in row.entry.messages if message]
-    return {"position": Int64(row.entry.position), "waits": waits, "digest": row.digest, "messages": messages}
-
-
-def matters(last: Any, digests: Sequence[str], messages: Collection[str] | None) -> bool:
-    """Whether a session's last record has to be read.
-
-    Args:
-        last: As `last_of` said it.
-        digests: Of the texts that are to be written.
-        messages: Ids of the messages that are to be written; None if they may go on with it.
-    """
-    if messages is None or not isinstance(last, Mapping) or last.get("waits") is not False:
-        return True
-    return last["digest"] in digests or not set(messages).isdisjoint(last["messages"])
 
 
 def probe_document(probe: bytes) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from pymongo import ReturnDocument, UpdateOne
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.rows import Row, Written, check_expected
+from langchain_memkit.backends.mongodb.clients import Clients
+from langchain_memkit.backends.mongodb.commands import Place
 from langchain_memkit.backends.mongodb.vector_documents import (
     A_NUMBER,
     BY_ID,
@@ -28,11 +30,10 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     draw_stamps,
     draw_step,
     exchange,
+    insert,
     is_session,
-    last_of,
     live,
     look,
-    matters,
     probe_document,
     records_filter,
     session_filter,
@@ -42,8 +43,10 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     vector_of,
     with_ids,
 )
-from langchain_memkit.backends.mongodb.vector_reader import batches
+from langchain_memkit.backends.mongodb.vector_reader import BATCH, batches
+from langchain_memkit.backends.mongodb.vector_recent import Recent, Session, Token, last_of, matters
 from langchain_memkit.backends.mongodb.vector_writer import Taken, VectorWriter
+from langchain_memkit.base import Now
 from langchain_memkit.errors import HistoryConflictError
 
 SAME = 8  # records with one text that are looked at for its vector
@@ -51,6 +54,10 @@ SAME = 8  # records with one text that are looked at for its vector
 
 class VectorRecords(VectorWriter):
     """Flows of a store; what they do for memories and searches, `backends/_vectors` says."""
+
+    def __init__(self, clients: Clients, settings: Place, now: Now) -> None:
+        super().__init__(clients, settings, now)
+        self._recent = Recent()
 
     # -- a session begins
 
@@ -63,13 +70,19 @@ class VectorRecords(VectorWriter):
         messages: Collection[str] | None,
     ) -> Flow[Beginning]:
         """Generation, last record, stored vectors, and records."""
+        if remembered := self._recent.known(user_id, session_id, digests, messages):
+            token, position = remembered
+            return Beginning(str(token), [], {}, [], position)
         found = yield from self.reading(self._known(user_id, session_id, digests, ids))
         session = next((d for d in found if is_session(d)), None)
         last, position = None, 0
         if session is None:
             generation = yield from self._draw(user_id, session_id)
+            self._recent.begun(user_id, session_id, Session(generation))
         else:
             generation = str(session.get("generation"))
+            known = Session(generation, int(session.get("stamp") or 0), session.get("last"))
+            self._recent.begun(user_id, session_id, known)
             last, position = yield from self.reading(self._last(session, digests, messages))
         vectors = {d["digest"]: vector_of(d) or b"" for d in found if d.get("digest") in digests}
         here, names = [user_id, session_id, generation], set(ids)
@@ -113,6 +126,11 @@ class VectorRecords(VectorWriter):
                 continue  # somebody else drew one in the same moment
             return str(document["generation"])
 
+    def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
+        """Deletes a session or a user; returns how many records."""
+        self._recent.forget(user_id, session_id)
+        return (yield from super().forget(user_id, session_id))
+
     def keep_probe(self, probe: bytes) -> Flow[bytes]:
         """Keeps the probe unless there is one; returns the one that is kept."""
         yield from self._ready()
@@ -132,7 +150,11 @@ class VectorRecords(VectorWriter):
     ) -> Flow[Written | None]:
         """Stores rows and deletes others; None if the session is another one."""
         yield from self._ready()
-        if place is None:
+        if place is not None:
+            token, place = Token.of(place[1]), (place[0], Token.of(place[1]).generation)
+            if token.stamp is not None and not (expected or delete) and len(rows) <= BATCH:
+                return (yield from self._added(user_id, rows, place, token.stamp))
+        else:
             yield from self._check_owners(user_id, rows, "Nothing was stored")
         stamps, step, steps = draw_stamps(len(rows)), draw_step(), 0
         stamped = list(zip(rows, stamps, strict=True))
@@ -149,14 +171,49 @@ class VectorRecords(VectorWriter):
                 begun, steps = True, steps + 1
                 if not alive:
                     break
-        if place is not None and not alive:
-            yield from self._withdraw(user_id, rows, place)
-            return None
+        if place is not None:
+            if not alive:
+                yield from self._withdraw(user_id, rows, place)
+                return None
+            last = None if expected else last_of(rows)
+            self._recent.wrote(user_id, place, step * steps, last, [row.digest for row in rows])
         if delete:
             gone = records_filter(user_id, **with_ids(delete))
             yield from self._sent(lambda c: c.delete_many(gone), begun=bool(rows))
             yield from self._stir(user_id)
         return Written(stamps, (step * steps,))
+
+    def _added(self, user_id: str, rows: Sequence[Row], place: tuple[str, str], stamp: int) -> Flow[Written | None]:
+        """Stores rows that are new, if their session is as this process left it; nothing is replaced.
+
+        Raises:
+            HistoryConflictError: It is not.
+        """
+        stamps, step, last = draw_stamps(len(rows)), draw_step(), last_of(rows)
+        operations = [insert(row, place[1], number) for row, number in zip(rows, stamps, strict=True)]
+        operations.append(stir(user_id, step, place, last, stamp))
+        if last is not None and last["waits"]:
+            operations.insert(0, look(user_id, place))
+        others = len(operations) - len(rows)
+        try:
+            result = yield from self._sent(lambda c: c.bulk_write(operations))
+        except Taken:
+            added = False
+        else:
+            added = len(result.upserted_ids) == len(rows) and result.matched_count == others
+        if added:
+            self._recent.wrote(user_id, place, step, last, [row.digest for row in rows])
+            return Written(stamps, (step,))
+        if self._recent.was_forgotten(user_id, place[0]):
+            yield from self._withdraw(user_id, rows, place)
+            return None
+        self._recent.doubt(user_id, place[0])
+        # what was added is of use to whoever begins again
+        alive = yield from self._sent(lambda c: c.bulk_write([stir(user_id, step, place)]), begun=True)
+        if not alive.matched_count:
+            yield from self._withdraw(user_id, rows, place)
+        msg = f"session {place[0]!r:.80} was changed by somebody else meanwhile. Others may be stored: begin again."
+        raise HistoryConflictError(msg)
 
     def _upserted(
         self,

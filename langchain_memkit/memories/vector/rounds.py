@@ -40,7 +40,7 @@ WINDOW = 1000  # characters: about 256 word pieces, the window of small embedder
 OVERLAP = 100
 TOOL = 2000  # characters of a tool's result that are kept; the transcript has all of it
 READ = 100_000  # of a message
-SHORT = 200  # characters of small talk
+SHORT = 80  # characters of small talk
 SMALL_TALK = frozenset(
     stem
     for stem in stems(

@@ -16,12 +16,19 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_tests.integration_tests import VectorStoreIntegrationTests
 from pymongo import AsyncMongoClient, MongoClient, monitoring
 
-from langchain_memkit import MongoDBVectorStore, purge_user
+from langchain_memkit import MongoDBVectorStore, VectorMemory, purge_user
 from langchain_memkit.backends.mongodb import vector_indexes, vector_search
-from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MessageTooLargeError
+from langchain_memkit.errors import (
+    ConfigurationError,
+    HistoryConflictError,
+    HistoryReadError,
+    HistoryWriteError,
+    MessageTooLargeError,
+)
 from langchain_memkit.scoring.entries import digest_of
 from langchain_memkit.testing import local_mongodb
 from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, expected, facts, record
@@ -60,6 +67,12 @@ def collection(standalone: Any, database: str) -> Any:
 @pytest.fixture
 def store(standalone: Any, database: str) -> Any:
     """An empty store."""
+    return MongoDBVectorStore(standalone.uri, EMBEDDING, database)
+
+
+@pytest.fixture
+def other(standalone: Any, database: str) -> Any:
+    """Another store on the same collection, as another process has."""
     return MongoDBVectorStore(standalone.uri, EMBEDDING, database)
 
 
@@ -122,7 +135,10 @@ def test_what_a_look_costs(watched: Any, listener: Commands) -> None:
     watched.index("u1")
     del listener.sent[:]
     begun = watched.begin("u1", "s1", ["a"], ["b"], ["c"])
-    assert [name for name, _ in listener.sent] == ["find"]
+    assert listener.sent == []  # this process wrote last, as far as it knows
+    watched.begin("u1", "s1", ["a"], ["b"])
+    watched.begin("u1", "s2", ["a"], ["b"], ["c"])
+    assert [name for name, _ in listener.sent] == ["find", "find", "find", "listIndexes", "findAndModify"]
     del listener.sent[:]
     watched.write("u1", "s1", begun.generation, [record(20)], [None])
     assert [name for name, _ in listener.sent] == ["update"]
@@ -306,6 +322,74 @@ def test_the_last_record_is_read_where_it_matters(watched: Any, listener: Comman
     del listener.sent[:]
     watched.begin("u1", "s1", ["d"], ["i"], ["m"])
     assert [name for name, _ in listener.sent] == ["find", "find"]  # since something waits
+
+
+def begin_warm(store: Any) -> Any:
+    """What a store knows of a session that it wrote to last."""
+    save(store, record(2))
+    return store.begin("u1", "s1", ["d"], [str(record(1).id)], ["q1", "a1"])
+
+
+def test_what_is_known_may_be_out_of_date(store: Any, other: Any) -> None:
+    """A session to which somebody else has written is begun again; nothing is lost, and nothing stored twice."""
+    begun = begin_warm(store)
+    save(other, record(5, open=True))
+    with pytest.raises(HistoryConflictError, match="begin again"):
+        store.write("u1", "s1", begun.generation, [record(1)], [None])
+    again = store.begin("u1", "s1", ["d"], [str(record(1).id)], ["q1", "a1"])
+    assert again.last == record(5, open=True)
+    assert list(again.records) in ([], [record(1).id])
+    assert store.write("u1", "s1", again.generation, [record(1)], [None])
+    for each in (store, other):
+        assert facts(each.index("u1")) == expected([record(1), record(2), record(5)])
+
+
+def test_a_session_that_others_forgot(store: Any, other: Any, collection: Any) -> None:
+    """Whoever wrote to it before begins it anew."""
+    begun = begin_warm(store)
+    other.forget("u1", "s1")
+    with pytest.raises(HistoryConflictError):
+        store.write("u1", "s1", begun.generation, [record(1)], [None])
+    assert collection.count_documents({"user_id": "u1"}) == 0
+    assert save(store, record(1))
+    assert facts(other.index("u1")) == expected([record(1)])
+
+
+def test_a_session_that_was_forgotten_here(store: Any, collection: Any) -> None:
+    """A save that was under way stores nothing."""
+    for forgotten in ("s1", None):
+        begun = begin_warm(store)
+        store.forget("u1", forgotten)
+        assert not store.write("u1", "s1", begun.generation, [record(1)], [None])
+        assert collection.count_documents({"user_id": "u1"}) == 0
+
+
+def test_what_is_stored_is_not_replaced_unseen(store: Any, other: Any) -> None:
+    """Without a look before it a write only adds."""
+    save(store, record(1, "as it was"))
+    begun = begin_warm(store)
+    with pytest.raises(HistoryConflictError):
+        store.write("u1", "s1", begun.generation, [record(1, "anew")], [None])
+    save(other, record(7, user_id="u2"))
+    begun = begin_warm(store)
+    taken = record(7).model_copy(update={"id": record(7, user_id="u2").id})
+    with pytest.raises(HistoryConflictError):
+        store.write("u1", "s1", begun.generation, [taken], [None])
+    assert facts(store.index("u1")) == expected([record(1, "as it was"), record(2)])
+    assert facts(store.index("u2")) == expected([record(7, user_id="u2")])
+
+
+def test_two_processes_take_turns(standalone: Any, database: str) -> None:
+    """Memories over two stores write to one session in turns: all is stored, once, in order."""
+    stores = [MongoDBVectorStore(standalone.uri, EMBEDDING, database) for _ in range(2)]
+    for n in range(12):
+        memory = VectorMemory(stores[n % 3 % 2], "s1", user_id="u1")
+        memory.save([HumanMessage(f"Question {n} of the day?", id=f"q{n}"), AIMessage(f"It is {n}.", id=f"a{n}")])
+        if n == 5:
+            stores[1].forget("u1", "s1")
+    for store in stores:
+        entries = sorted(store.index("u1").entries, key=lambda entry: entry.position)
+        assert [entry.messages for entry in entries] == [(f"q{n}", f"a{n}") for n in range(6, 12)]
 
 
 def test_one_text_a_hundred_times(store: Any) -> None:
