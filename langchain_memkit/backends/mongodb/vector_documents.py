@@ -204,13 +204,7 @@ def draw_step() -> int:
     return -1 - random.getrandbits(STEP_BITS)
 
 
-def stir(
-    user_id: str,
-    step: int,
-    place: tuple[str, str] | None,
-    last: Mapping[str, Any] | None = None,
-    stamp: int | None = None,
-) -> UpdateOne:
+def stir(user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[str, Any] | None = None) -> UpdateOne:
     """What tells that records were changed; sent after the change, or as the last of the same command.
 
     Args:
@@ -219,7 +213,6 @@ def stir(
         place: Session and generation: it matches if there is this one. None for plain documents, which have a document
             of no session.
         last: Of the last one of the records, as `last_of` says it; None: the session's last one has to be read.
-        stamp: Of the session: it matches only if nobody else has changed anything since it was that.
     """
     if place is None:
         return UpdateOne(session_filter(user_id, ""), {"$inc": {"stamp": Int64(step)}}, upsert=True, hint=BY_ID)
@@ -229,8 +222,13 @@ def stir(
     newer = {"$gte": [last["position"], "$last.position"]}
     told = {"$cond": [newer, {"$literal": last}, "$last"]}
     change = {"stamp": {"$add": ["$stamp", Int64(step)]}, "last": told}
-    here = _alive(user_id, place) if stamp is None else {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}}
-    return UpdateOne(here, [{"$set": change}], hint=BY_ID)
+    return UpdateOne(_alive(user_id, place), [{"$set": change}], hint=BY_ID)
+
+
+def take_turn(user_id: str, step: int, place: tuple[str, str], last: Mapping[str, Any], stamp: int) -> UpdateOne:
+    """The same for newer records than all others, if nobody has changed anything since the session had this stamp."""
+    here = {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}}
+    return UpdateOne(here, {"$inc": {"stamp": Int64(step)}, "$set": {"last": last}}, hint=BY_ID)
 
 
 def look(user_id: str, place: tuple[str, str]) -> UpdateOne:

@@ -20,19 +20,20 @@ DIGESTS = 5000
 
 
 class Token(NamedTuple):
-    """What a write has to know: the session's generation; and its stamp, if nothing was looked at before."""
+    """What a write goes out from: the session's generation; if nothing was looked at, its stamp and last position."""
 
     generation: str
     stamp: int | None = None
+    position: int = 0
 
     def __str__(self) -> str:
-        return self.generation if self.stamp is None else f"{self.generation}@{self.stamp}"
+        return self.generation if self.stamp is None else f"{self.generation}@{self.stamp}@{self.position}"
 
     @classmethod
     def of(cls, text: str) -> Token:
         """What was made a text."""
-        generation, _, stamp = text.partition("@")
-        return cls(generation, int(stamp) if stamp else None)
+        generation, *numbers = text.split("@")
+        return cls(generation, *map(int, numbers))
 
 
 class Session(NamedTuple):
@@ -57,15 +58,15 @@ class Recent:
 
     def known(
         self, user_id: str, session_id: str, digests: Sequence[str], messages: Collection[str] | None
-    ) -> tuple[Token, int] | None:
-        """What to write by, and the position of the last record; None if there must be a look."""
+    ) -> Token | None:
+        """What to write by; None if there must be a look."""
         with self._lock:
             session = self._sessions.get((user_id, session_id))
             if session is None or session.generation is None or matters(session.last, digests, messages):
                 return None
             if any((user_id, digest) in self._digests for digest in digests):
                 return None  # its vector is stored
-        return Token(session.generation, session.stamp), int(session.last["position"]) if session.last else 0
+        return Token(session.generation, session.stamp, int(session.last["position"]) if session.last else 0)
 
     def begun(self, user_id: str, session_id: str, session: Session) -> None:
         """Keeps how a session was found."""

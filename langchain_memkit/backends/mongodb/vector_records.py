@@ -39,6 +39,7 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     session_filter,
     stir,
     stored_of,
+    take_turn,
     upsert,
     vector_of,
     with_ids,
@@ -70,9 +71,8 @@ class VectorRecords(VectorWriter):
         messages: Collection[str] | None,
     ) -> Flow[Beginning]:
         """Generation, last record, stored vectors, and records."""
-        if remembered := self._recent.known(user_id, session_id, digests, messages):
-            token, position = remembered
-            return Beginning(str(token), [], {}, [], position)
+        if token := self._recent.known(user_id, session_id, digests, messages):
+            return Beginning(str(token), [], {}, [], token.position)
         found = yield from self.reading(self._known(user_id, session_id, digests, ids))
         session = next((d for d in found if is_session(d)), None)
         last, position = None, 0
@@ -151,9 +151,11 @@ class VectorRecords(VectorWriter):
         """Stores rows and deletes others; None if the session is another one."""
         yield from self._ready()
         if place is not None:
-            token, place = Token.of(place[1]), (place[0], Token.of(place[1]).generation)
-            if token.stamp is not None and not (expected or delete) and len(rows) <= BATCH:
-                return (yield from self._added(user_id, rows, place, token.stamp))
+            token, last = Token.of(place[1]), last_of(rows)
+            place = (place[0], token.generation)
+            newer = last is not None and last["position"] > token.position and len(rows) <= BATCH
+            if token.stamp is not None and last is not None and newer and not (expected or delete):
+                return (yield from self._added(user_id, rows, place, token.stamp, last))
         else:
             yield from self._check_owners(user_id, rows, "Nothing was stored")
         stamps, step, steps = draw_stamps(len(rows)), draw_step(), 0
@@ -175,7 +177,7 @@ class VectorRecords(VectorWriter):
             if not alive:
                 yield from self._withdraw(user_id, rows, place)
                 return None
-            last = None if expected else last_of(rows)
+            last = None if expected else last
             self._recent.wrote(user_id, place, step * steps, last, [row.digest for row in rows])
         if delete:
             gone = records_filter(user_id, **with_ids(delete))
@@ -183,16 +185,18 @@ class VectorRecords(VectorWriter):
             yield from self._stir(user_id)
         return Written(stamps, (step * steps,))
 
-    def _added(self, user_id: str, rows: Sequence[Row], place: tuple[str, str], stamp: int) -> Flow[Written | None]:
+    def _added(
+        self, user_id: str, rows: Sequence[Row], place: tuple[str, str], stamp: int, last: dict[str, Any]
+    ) -> Flow[Written | None]:
         """Stores rows that are new, if their session is as this process left it; nothing is replaced.
 
         Raises:
             HistoryConflictError: It is not.
         """
-        stamps, step, last = draw_stamps(len(rows)), draw_step(), last_of(rows)
+        stamps, step = draw_stamps(len(rows)), draw_step()
         operations = [insert(row, place[1], number) for row, number in zip(rows, stamps, strict=True)]
-        operations.append(stir(user_id, step, place, last, stamp))
-        if last is not None and last["waits"]:
+        operations.append(take_turn(user_id, step, place, last, stamp))
+        if last["waits"]:
             operations.insert(0, look(user_id, place))
         others = len(operations) - len(rows)
         try:
