@@ -10,7 +10,7 @@ calls; read the ratios, not the milliseconds.
   matrix and a vector in numpy, the ten best, and reading the ten texts by their keys.
 - `save` stores one round in a session that has 20. Its floor: one insert of the same text and vector in one statement;
   in SQLite with the same journal and the same flush to the disk (WAL, synchronous=FULL), in MongoDB with the same write
-  concern (w=majority, j=true). `save` has to read the session's last round before it writes.
+  concern (w=majority, j=true). `save` has to know the session's last round before it writes.
 - A million: 1,000 users with 1,000 rounds each in one SQLite file; then a new process that knows nothing yet asks 200
   questions of one user (the first one, which reads that user's records, is given apart), and one of each user.
 

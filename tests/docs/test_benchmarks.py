@@ -278,3 +278,15 @@ def test_the_recall_benchmark_has_every_row(tmp_path: Path) -> None:
     check_recall(result["rows"], {"wordllama"}, {"sqlite", "standalone"})
     assert [data["name"] for data in result["data"]] == ["own (no evidence of quality)"]
     assert not [ratio for ratio in result["ratios"] if "bar" in ratio]  # it judges nothing
+
+
+def test_the_committed_recall_result_is_of_a_full_run() -> None:
+    """benchmarks/results/recall.json is of LoCoMo's four conversations and a million rounds, and states the bars."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "recall.json").read_text())
+    assert result["quick"] is False
+    check_recall(result["rows"], {"minilm", "wordllama"}, {"sqlite", "standalone", "replica_set"})
+    assert [(data["conversations"], data["questions"]) for data in result["data"]] == [(4, 582)]
+    bars = {ratio["bar"] for ratio in result["ratios"] if "bar" in ratio}
+    assert bars == {">= 0", "<= 0", "<= 15", "<= 40", "<= 3", "<= 2.5", "<= 25", "<= 300"}
+    # what is found does not depend on the machine; how fast it goes does
+    assert all(ratio["holds"] for ratio in result["ratios"] if ratio.get("bar") in (">= 0", "<= 0"))
