@@ -99,7 +99,7 @@ notebooks: $(DEV) ## runs every notebook from top to bottom
 	@$(say) "notebooks"
 	@$(PYTEST) --nbmake --nbmake-timeout=300 notebooks
 
-bench: $(DEV) ## memkit beside its peers on a real MongoDB, 16 minutes, token counters, entities, titles, recall; make bench ARGS=--quick for a look
+bench: $(DEV) ## memkit beside its peers on a real MongoDB, 16 minutes, token counters, entities, titles, recall, follow-ups; make bench ARGS=--quick for a look
 	@$(PY) tools/parts.py openssl11
 	@$(say) "benchmarks/history.py"
 	@$(PY) -m benchmarks.history $(ARGS)
@@ -114,6 +114,8 @@ bench: $(DEV) ## memkit beside its peers on a real MongoDB, 16 minutes, token co
 	@$(PY) tools/parts.py minilm
 	@$(say) "benchmarks/recall.py (evidence of recall needs MEMKIT_LOCOMO=locomo.json)"
 	@$(PY) -m benchmarks.recall $(ARGS)
+	@$(say) "benchmarks/followups.py (quality of retrieval needs MEMKIT_FOLLOWUPS=folder)"
+	@$(PY) -m benchmarks.followups $(ARGS)
 
 wheel: $(BASE) ## the wheel in an empty environment, with langchain-core only
 	@$(wheel_in_new_venv) \

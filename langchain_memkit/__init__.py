@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from langchain_memkit.memories.entity import EntityMemory
     from langchain_memkit.memories.key_value import KeyValueMemory
     from langchain_memkit.memories.vector import VectorMemory
+    from langchain_memkit.retrievers import CondenseQuestionRetriever
+    from langchain_memkit.runnables.rag import create_conversational_rag_chain
 
 __all__ = [
     "ChatHistoryMemory",
     "ComposedMemory",
+    "CondenseQuestionRetriever",
     "EntityMemory",
     "KeyValueMemory",
     "Memory",
@@ -44,6 +47,7 @@ __all__ = [
     "SpacyEntityExtractor",
     "VectorMemory",
     "WordLlamaEmbeddings",
+    "create_conversational_rag_chain",
     "create_history_preprocessor",
     "create_runnable_with_message_history",
     "create_trim_preprocessor",
@@ -56,6 +60,7 @@ _MATCHING = ("matching", ("rapidfuzz", "ahocorasick_rs"))
 _LOCAL = ("local", ("wordllama", "safetensors", "tokenizers", "numpy"))
 _VECTOR = ("vector", ("numpy", "Stemmer", "langchain_text_splitters"))
 _LAZY = {
+    "CondenseQuestionRetriever": ("langchain_memkit.retrievers", *_VECTOR),
     "EntityMemory": ("langchain_memkit.memories.entity", *_MATCHING),
     "KeyValueMemory": ("langchain_memkit.memories.key_value", *_MATCHING),
     "MongoDBChatMessageHistory": _MONGODB,
@@ -65,6 +70,7 @@ _LAZY = {
     "SpacyEntityExtractor": ("langchain_memkit.backends.spacy", "spacy", ("spacy",)),
     "VectorMemory": ("langchain_memkit.memories.vector", *_VECTOR),
     "WordLlamaEmbeddings": ("langchain_memkit.backends.wordllama", *_LOCAL),
+    "create_conversational_rag_chain": ("langchain_memkit.runnables.rag", *_VECTOR),
 }
 """Name -> module, extra, and the packages that the extra brings."""
 

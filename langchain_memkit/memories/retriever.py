@@ -13,7 +13,7 @@ from langchain_core.runnables import Runnable
 from langchain_memkit.base import Memory
 from langchain_memkit.messages.notes import Record, note_message
 
-__all__ = ["RetrieverMemory"]
+__all__ = ["RetrieverMemory", "record_of"]
 
 
 class RetrieverMemory(Memory):
@@ -59,11 +59,20 @@ class RetrieverMemory(Memory):
 
 
 def _note(found: Sequence[Any]) -> list[BaseMessage]:
-    records = [_record(document) for document in found]
+    records = [record_of(document) for document in found]
     return [note_message(records)] if records else []
 
 
-def _record(document: Any) -> Record:
+def record_of(document: Any) -> Record:
+    """A document as a quoted record, with its title, source and date as far as its metadata has them.
+
+    Raises:
+        TypeError: It is no document.
+
+    Example:
+        >>> record_of(Document("Tea is at five.", metadata={"source": "house.md"})).source
+        'house.md'
+    """
     if not isinstance(document, Document):
         msg = f"a retriever must return documents, not {type(document).__name__}"
         raise TypeError(msg)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +290,46 @@ def test_the_committed_recall_result_is_of_a_full_run() -> None:
     assert bars == {">= 0", "<= 0", "<= 15", "<= 40", "<= 3", "<= 2.5", "<= 25", "<= 300"}
     # what is found does not depend on the machine; how fast it goes does
     assert all(ratio["holds"] for ratio in result["ratios"] if ratio.get("bar") in (">= 0", "<= 0"))
+
+
+FOLLOWUP_SYSTEMS = {
+    "raw question",
+    "previous q + a + q",
+    "rare terms",
+    "memkit text",
+    "memkit weighted",
+    "memkit auto",
+    "memkit, any retriever",
+    "human rewrite",
+}
+
+
+def test_the_followups_benchmark_has_every_row(tmp_path: Path) -> None:
+    """A quick run on the conversations that it makes itself, with every system, masked and not, and the gate."""
+    file = tmp_path / "followups.json"
+    command = [sys.executable, "-m", "benchmarks.followups", "--quick", "--embeddings", "wordllama", "--out", str(file)]
+    environment = {name: value for name, value in os.environ.items() if name != "MEMKIT_FOLLOWUPS"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(file.read_text())
+    rows = [row for row in result["rows"] if row["measurement"] == "retrieval"]
+    places = {(row["engine"], row["masked"], row["more"], row["system"]) for row in rows}
+    conditions = product(("BM25", "wordllama"), (True, False), (0, 1_000), FOLLOWUP_SYSTEMS)
+    assert places == set(conditions)
+    assert len(rows) == len(places)
+    for row in rows:
+        assert 0 <= row["MRR@10"] <= row["recall@10"] <= 1
+        assert 0 <= row["recall@5"] <= row["recall@10"]
+        assert row["ms"] > 0
+        assert row["calls"] == 0
+    masked = [row for row in rows if row["engine"] == "BM25" and row["masked"] and not row["more"]]
+    found = {row["system"]: row["recall@10"] for row in masked}
+    assert found["raw question"] < found["memkit weighted"] <= found["human rewrite"] == 1
+    gates = [row for row in result["rows"] if row["measurement"] == "gate"]
+    assert {row["engine"] for row in gates} == {"BM25", "wordllama"}
+    assert all(row["equal_passed"] <= row["passed"] <= row["turns"] and row["good"] <= row["judged"] for row in gates)
+    differences = [row for row in result["rows"] if row["measurement"] == "difference"]
+    assert {row["system"] for row in differences} == {"memkit weighted", "memkit auto"}
+    assert all(row["low"] <= row["value"] <= row["high"] for row in differences)
+    assert [data["name"] for data in result["data"]] == ["own (no evidence of quality)"]
+    assert not [ratio for ratio in result["ratios"] if "bar" in ratio]  # it judges nothing

@@ -1,0 +1,284 @@
+"""`CondenseQuestionRetriever`: any retriever, asked questions that stand alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Self
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForRetrieverRun,
+    CallbackManagerForRetrieverRun,
+    adispatch_custom_event,
+    dispatch_custom_event,
+)
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableConfig, ensure_config
+from langchain_core.runnables.base import coerce_to_runnable
+from langchain_core.runnables.config import patch_config
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
+
+from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit.base import Memory
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.retrievers.asking import QuestionPrompt
+from langchain_memkit.retrievers.contextualize import CAREFUL, STRONG, Strength, Turn
+from langchain_memkit.retrievers.gate import stands_alone
+from langchain_memkit.retrievers.past import answered_by, as_messages, read_past, turns_of
+from langchain_memkit.retrievers.question import Condenser, Gate, Mode, Rewrites, StandaloneQuestion
+from langchain_memkit.retrievers.searching import Search
+
+__all__ = ["CondenseQuestionRetriever"]
+
+EVENT = "memkit_condense_question"
+"""The event that callback handlers hear (`on_custom_event`), with the fields of a `StandaloneQuestion`."""
+QUESTION = "memkit_question"
+"""Where a document's metadata holds the same."""
+
+
+class CondenseQuestionRetriever(BaseRetriever):
+    """Any retriever, which follow-up questions reach as questions that stand alone.
+
+    A question is searched for as it is, byte for byte and without a call of the model, if nothing was said before or if
+    the gate says that it stands alone. Otherwise the model rewrites it, and what it returns is checked. Without a
+    model, and whenever it fails, takes too long, or returns what is no such question, what was said before is added
+    with small weights: to the vector for a vector store, as terms for a `BM25Retriever`, as text for every other
+    retriever.
+
+    Give `invoke` a question, or `{"input": question, "chat_history": messages}`. Every document (a copy of the inner
+    retriever's) tells in `metadata["memkit_question"]` what was searched for and why; callback handlers hear the same
+    as `memkit_condense_question`. LangChain's `create_retrieval_chain` hands a retriever the question only: give it
+    `RunnableLambda(retriever.invoke, retriever.ainvoke)`, which gets the conversation, too.
+
+    Args:
+        retriever: A LangChain retriever, or any runnable or function from a string to documents.
+        llm: A chat model, a string model, or a runnable or function from messages to text; None for none.
+        mode: `"auto"`: gate, then the model if there is one, else weighted terms. `"llm"`: the model for every question
+            with a history, without the gate. `"weighted"`: never a model. `"off"`: the inner retriever, untouched.
+        prompt: For the model: an instruction, or a template that takes `input`, and `chat_history` (messages) or
+            `questions` (text).
+        n: How many of the past questions the model is given, oldest first.
+        max_tokens: At most so many tokens of them.
+        gate: `gate(question, history)`, which gets the turns as `(question, answer or None)`, oldest first, and returns
+            a bool or `(bool, reason)`: whether the question stands alone. None for no gate.
+        fuse_original: Adds what is found for the original question, by reciprocal rank fusion.
+        skip_answered: Leaves out the documents that answered earlier turns, as the answers' `memkit_documents` in
+            `response_metadata` name them.
+        timeout: Seconds that the model may take; None for any time.
+        cache_size: How many rewrites are kept; 0 for none.
+        history: A chat history or a memory that the questions belong to: then a string is enough.
+        k: How many documents; None for as many as the inner retriever returns.
+
+    Raises:
+        ConfigurationError: The input is no question, or `chat_history` holds no messages.
+
+    Example:
+        >>> from langchain_core.runnables import RunnableLambda
+        >>> pages = [Document("Macron is 48.", id="1"), Document("France is a republic.", id="2")]
+        >>> retriever = CondenseQuestionRetriever(
+        ...     retriever=RunnableLambda(lambda text: [page for page in pages if page.page_content[:6] in text]),
+        ...     llm=RunnableLambda(lambda messages: "How old is Emmanuel Macron?"),
+        ... )
+        >>> talk = [("human", "Who is the president of France?"), ("ai", "Emmanuel Macron.")]
+        >>> found = retriever.invoke({"input": "How old is he?", "chat_history": talk})
+        >>> found[0].page_content, found[0].metadata["memkit_question"]["by"]
+        ('Macron is 48.', 'model')
+        >>> retriever.condense_question("Where was Barack Obama born?", talk).by
+        'gate'
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    retriever: Any = Field(repr=False)
+    llm: Any = Field(default=None, repr=False)
+    mode: Mode = "auto"
+    prompt: Any = Field(default=None, repr=False)
+    n: int = Field(default=3, ge=1)
+    max_tokens: int = Field(default=1000, ge=1)
+    gate: Gate | None = Field(default=stands_alone, repr=False)
+    fuse_original: bool = False
+    skip_answered: bool = False
+    timeout: float | None = Field(default=10.0, gt=0)
+    cache_size: int = Field(default=100, ge=0)
+    history: Any = Field(default=None, repr=False)
+    k: int | None = Field(default=None, ge=1)
+
+    _rewrites: Rewrites = PrivateAttr(default_factory=Rewrites)
+
+    @field_validator("retriever", "llm")
+    @classmethod
+    def _runnable(cls, value: Any) -> Any:
+        return None if value is None else coerce_to_runnable(value)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        QuestionPrompt(self.prompt)
+        if self.retriever is None:
+            msg = "retriever must be a retriever, or a runnable or function from a string to documents"
+            raise ConfigurationError(msg)
+        if self.mode == "llm" and self.llm is None:
+            msg = 'mode="llm" needs an llm'
+            raise ConfigurationError(msg)
+        if not (self.history is None or isinstance(self.history, Memory) or hasattr(self.history, "add_messages")):
+            msg = f"history must be a LangChain chat history or a memory, not {type(self.history).__name__}"
+            raise ConfigurationError(msg)
+        return self
+
+    @property
+    def InputType(self) -> Any:  # noqa: N802  # LangChain's name
+        """A question, or a dict with `input` and `chat_history`."""
+        return str | dict[str, Any]
+
+    # -- searching
+
+    def invoke(
+        self,
+        input: str | Mapping[str, Any],  # noqa: A002  # LangChain's name
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """The documents for a question.
+
+        Args:
+            input: The question; or a dict with `input`, and with `chat_history` in place of the bound history.
+            config: Of the run.
+            **kwargs: `k`, how many documents; others are handed to the inner retriever.
+
+        Returns:
+            Copies of the inner retriever's documents, best first.
+        """
+        question, more = _asked(input)
+        return super().invoke(question, config, **{**kwargs, **more, "run_config": ensure_config(config)})
+
+    async def ainvoke(
+        self,
+        input: str | Mapping[str, Any],  # noqa: A002  # LangChain's name
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Async twin of `invoke`."""
+        question, more = _asked(input)
+        return await super().ainvoke(question, config, **{**kwargs, **more, "run_config": ensure_config(config)})
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        return drive(self._documents(query, run_manager.get_child(), **kwargs), run_step)
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        return await adrive(self._documents(query, run_manager.get_child(), **kwargs), arun_step)
+
+    def _documents(
+        self,
+        question: str,
+        callbacks: Any,
+        *,
+        chat_history: Any = None,
+        run_config: RunnableConfig | None = None,
+        k: int | None = None,
+        **options: Any,
+    ) -> Flow[list[Document]]:
+        config = patch_config(run_config, callbacks=callbacks)
+        search = {"retriever": self.retriever, "k": self.k if k is None else k, "options": options, "config": config}
+        turns, skipped = yield from self._past(question, chat_history)
+        strength = self._strength(turns, skipped)
+        found = yield from self._condenser.condense(question, turns, strength, config)
+        if found.by == "off":
+            return (yield from Search(**search).run(found, turns))
+        yield _event(config, asdict(found))
+        chosen = Search(**search, skipped=skipped, fuse=self.fuse_original, strength=strength)
+        documents = yield from chosen.run(found, turns)
+        return [_marked(document, found) for document in documents]
+
+    # -- the question alone
+
+    def condense_question(
+        self, question: str, chat_history: Any = None, config: RunnableConfig | None = None
+    ) -> StandaloneQuestion:
+        """What would be searched for, and why, without a search.
+
+        Args:
+            question: As it was asked.
+            chat_history: What was said before, oldest first; None for the bound history.
+            config: Of the run that the model's call belongs to.
+
+        Example:
+            >>> from langchain_core.runnables import RunnableLambda
+            >>> retriever = CondenseQuestionRetriever(retriever=RunnableLambda(lambda text: []))
+            >>> found = retriever.condense_question("How old is he?", [("human", "Who is the president of France?")])
+            >>> found.by, found.reason
+            ('weighted', "'he' points back")
+        """
+        return drive(self._question(question, chat_history, config), run_step)
+
+    async def acondense_question(
+        self, question: str, chat_history: Any = None, config: RunnableConfig | None = None
+    ) -> StandaloneQuestion:
+        """Async twin of `condense_question`."""
+        return await adrive(self._question(question, chat_history, config), arun_step)
+
+    def _question(self, question: str, chat_history: Any, config: RunnableConfig | None) -> Flow[StandaloneQuestion]:
+        turns, skipped = yield from self._past(question, chat_history)
+        return (
+            yield from self._condenser.condense(question, turns, self._strength(turns, skipped), ensure_config(config))
+        )
+
+    def _past(self, question: str, chat_history: Any) -> Flow[tuple[list[Turn], frozenset[str]]]:
+        """What was said before, and the documents that are left out."""
+        if self.mode == "off":
+            return [], frozenset()
+        messages: list[BaseMessage] = as_messages(chat_history)
+        if chat_history is None and self.history is not None:
+            messages = list((yield read_past(self.history, question, everything=self.skip_answered)))
+        return turns_of(messages), answered_by(messages) if self.skip_answered else frozenset()
+
+    def _strength(self, turns: list[Turn], skipped: frozenset[str]) -> Strength:
+        """Careful, unless the documents that what was answered would find are left out, or nothing was answered."""
+        answered = any(answer for _, answer in turns)
+        return STRONG if skipped or (self.skip_answered and not answered) else CAREFUL
+
+    @property
+    def _condenser(self) -> Condenser:
+        return Condenser(
+            self.llm,
+            self.mode,
+            QuestionPrompt(self.prompt),
+            self.n,
+            self.max_tokens,
+            self.gate,
+            self.timeout,
+            self.cache_size,
+            self._rewrites,
+        )
+
+
+def _asked(given: Any) -> tuple[str, dict[str, Any]]:
+    """The question, and what else is said of it."""
+    more: dict[str, Any] = {}
+    if isinstance(given, Mapping):
+        if "input" not in given:
+            msg = f"the input must have the key 'input', and may have 'chat_history'; it has {sorted(map(str, given))}"
+            raise ConfigurationError(msg)
+        if "chat_history" in given:
+            more["chat_history"] = given["chat_history"]
+        given = given["input"]
+    question = given.text if isinstance(given, BaseMessage) else given
+    if not isinstance(question, str):
+        msg = f"the question must be text, not {type(question).__name__}"
+        raise ConfigurationError(msg)
+    return str(question), more
+
+
+def _event(config: RunnableConfig, data: dict[str, Any]) -> Step:
+    return Step(
+        lambda: dispatch_custom_event(EVENT, data, config=config),
+        lambda: adispatch_custom_event(EVENT, data, config=config),
+    )
+
+
+def _marked(document: Document, found: StandaloneQuestion) -> Document:
+    return document.model_copy(update={"metadata": {**document.metadata, QUESTION: asdict(found)}})

@@ -1,0 +1,101 @@
+"""A conversation as retrieval sees it: questions with their answers, and the documents that answered them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
+
+from langchain_memkit._flow import Step
+from langchain_memkit.base import Memory
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.cuts import is_summary
+from langchain_memkit.messages.notes import is_note
+from langchain_memkit.retrievers.contextualize import Turn
+
+__all__ = ["CITED", "DOCUMENTS", "answered_by", "as_messages", "document_key", "read_past", "turns_of"]
+
+DOCUMENTS = "memkit_documents"
+"""Where `response_metadata` of an answer names the documents that it was given, as `document_key` does."""
+CITED = "memkit_cited"
+"""Where it names those of them that the answer cites."""
+CITATIONS = re.compile(r"\s*\[\d{1,3}(?:\s*,\s*\d{1,3})*\]")  # "[1]": marks, not words
+READ = 100  # messages of a bound history, which hold the ten turns that are looked at
+
+
+def document_key(document: Document) -> str:
+    """A document's id, or a digest of its text if it has none: what an answer's `DOCUMENTS` are.
+
+    Example:
+        >>> document_key(Document("Tea is at five.", id="d1")), document_key(Document("Tea is at five."))
+        ('d1', 'sha256:5dc7c8516c27d4108f58fbf32bed013e')
+    """
+    return document.id or _digest(document)
+
+
+def _digest(document: Document) -> str:
+    digest = hashlib.sha256(document.page_content.encode("utf-8", "surrogatepass"))
+    return f"sha256:{digest.hexdigest()[:32]}"
+
+
+def is_among(document: Document, keys: frozenset[str]) -> bool:
+    """Whether one of the keys is the document's."""
+    return document.id in keys or _digest(document) in keys
+
+
+def answered_by(messages: Sequence[BaseMessage]) -> frozenset[str]:
+    """The documents that answered earlier turns, by their keys: those that were cited, or all if none was.
+
+    Example:
+        >>> answered_by([AIMessage("At five.", response_metadata={"memkit_documents": ["d1"]})])
+        frozenset({'d1'})
+    """
+    known = [m.response_metadata for m in messages if isinstance(m, AIMessage)]
+    named = [metadata.get(CITED) or metadata.get(DOCUMENTS) for metadata in known]
+    return frozenset(key for keys in named if isinstance(keys, (list, tuple)) for key in keys if isinstance(key, str))
+
+
+def turns_of(messages: Sequence[BaseMessage]) -> list[Turn]:
+    """What a user asked, oldest first, each with the last thing that was answered; notes and summaries are left out.
+
+    Example:
+        >>> turns_of([HumanMessage("When is tea?"), AIMessage("At five [1]."), HumanMessage("And dinner?")])
+        [('When is tea?', 'At five.'), ('And dinner?', None)]
+    """
+    turns: list[Turn] = []
+    for message in messages:
+        if isinstance(message, HumanMessage) and not is_note(message) and not is_summary(message):
+            turns.append((str(message.text), None))
+        elif isinstance(message, AIMessage) and turns and (text := CITATIONS.sub("", str(message.text))).strip():
+            turns[-1] = (turns[-1][0], text)
+    return [turn for turn in turns if turn[0].strip() or turn[1]]
+
+
+def as_messages(given: Any) -> list[BaseMessage]:
+    """A conversation as a caller gives it, in any of the forms that LangChain takes for messages.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if given is None:
+        return []
+    try:
+        return convert_to_messages([given] if isinstance(given, (str, BaseMessage)) else given)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        msg = f"chat_history must be a list of messages: {error}"
+        raise ConfigurationError(msg) from error
+
+
+def read_past(history: Any, question: str, *, everything: bool) -> Step:
+    """Reads the bound conversation: a memory, or a chat history, of ours no more than is needed."""
+    if isinstance(history, Memory):
+        return Step(partial(history.load, question), partial(history.aload, question))
+    if hasattr(history, "tail") and hasattr(history, "atail"):
+        newest = None if everything else READ
+        return Step(partial(history.tail, max_messages=newest), partial(history.atail, max_messages=newest))
+    return Step(lambda: history.messages, history.aget_messages)

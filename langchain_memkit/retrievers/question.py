@@ -1,0 +1,287 @@
+"""A question made to stand alone: the gate, then the model, whose answer is checked, then the weighted terms."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, TypeAlias
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import merge_configs
+
+from langchain_memkit._flow import Flow, Step, user_code
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.retrievers.asking import SCHEMA, QuestionPrompt, question_in
+from langchain_memkit.retrievers.checking import refusal, same_question
+from langchain_memkit.retrievers.contextualize import Strength, Turn, expanded
+from langchain_memkit.retrievers.gate import stands_alone
+
+__all__ = ["Condenser", "Gate", "Mode", "Rewrites", "StandaloneQuestion"]
+
+logger = logging.getLogger("langchain_memkit")
+
+Mode: TypeAlias = Literal["auto", "llm", "weighted", "off"]
+Gate: TypeAlias = Callable[[str, Sequence[Turn]], Any]
+"""`gate(question, history)`, plain or async: whether the question stands alone, as a bool or with a reason."""
+
+CALL: RunnableConfig = {"run_name": "condense_question", "tags": ["nostream"], "metadata": {"memkit": "question"}}
+ENDS = (
+    "finish_reason",
+    "stop_reason",
+    "done_reason",
+)  # where answers say why they end: OpenAI, Google; Anthropic; Ollama
+UNSUPPORTED = {400, 404, 405, 415, 422, 501}  # what servers say to a request for structured output that they cannot do
+
+
+@dataclass(frozen=True)
+class StandaloneQuestion:
+    """What a question became, and why.
+
+    Attributes:
+        question: What is searched for; the original one, byte for byte, unless it was rewritten. By weighted terms: the
+            question with the terms, for retrievers and for nobody to read.
+        original: As it was asked.
+        rewritten: Whether the two differ.
+        by: Who decided: `"original"` (nothing was said before), `"gate"`, `"model"`, `"weighted"`, `"off"`.
+        reason: In a few words.
+        seconds: How long it took.
+
+    Example:
+        >>> found = StandaloneQuestion("How old is Macron?", "How old is he?", True, "model", "the model rewrote it")
+        >>> found.question, found.rewritten
+        ('How old is Macron?', True)
+    """
+
+    question: str
+    original: str
+    rewritten: bool
+    by: Literal["original", "gate", "model", "weighted", "off"]
+    reason: str
+    seconds: float = 0.0
+
+
+class Rewrites:
+    """The last rewrites that were taken, and how the model is called. Safe with threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, str] = OrderedDict()
+        self._structured: tuple[Any, Runnable[Any, Any] | None] = (None, None)
+
+    def __reduce__(self) -> tuple[type[Rewrites], tuple[()]]:
+        """A copy that is pickled, or goes deep, begins empty."""
+        return Rewrites, ()
+
+    def get(self, key: Hashable) -> str | None:
+        """What a question was rewritten to."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def put(self, key: Hashable, rewrite: str, size: int) -> None:
+        """Keeps a rewrite, and of all of them the `size` that were used last."""
+        with self._lock:
+            self._kept[key] = rewrite
+            self._kept.move_to_end(key)
+            while len(self._kept) > size:
+                self._kept.popitem(last=False)
+
+    def structured(self, llm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
+        """The model made to return the schema; None if it cannot."""
+        known, chain = self._structured
+        if known is not llm:
+            chain = None
+            if isinstance(llm, BaseChatModel):
+                try:
+                    chain = llm.with_structured_output(SCHEMA, include_raw=True)
+                except Exception as error:  # noqa: BLE001  # whatever a model says to what it cannot do
+                    logger.debug("no structured output: %s", type(error).__name__)
+            self._structured = (llm, chain)
+        return chain
+
+    def only_text(self, llm: Runnable[Any, Any]) -> None:
+        """From now on the model is asked for plain text."""
+        self._structured = (llm, None)
+
+
+@dataclass(frozen=True)
+class Condenser:
+    """Makes questions stand alone; see `CondenseQuestionRetriever` for what the fields mean."""
+
+    llm: Runnable[Any, Any] | None
+    mode: Mode
+    prompt: QuestionPrompt
+    n: int
+    max_tokens: int
+    gate: Gate | None
+    timeout: float | None
+    cache_size: int
+    rewrites: Rewrites
+
+    def condense(
+        self, question: str, turns: Sequence[Turn], strength: Strength, config: RunnableConfig
+    ) -> Flow[StandaloneQuestion]:
+        """What is to be searched for. Only errors of the caller's set-up are raised.
+
+        Args:
+            question: As it was asked.
+            turns: What was said before, oldest first.
+            strength: Of the weighted terms.
+            config: Of the run.
+        """
+        begun = time.perf_counter()
+        found = yield from self._condense(question, turns, strength, config)
+        return replace(found, seconds=time.perf_counter() - begun)
+
+    def _condense(
+        self, question: str, turns: Sequence[Turn], strength: Strength, config: RunnableConfig
+    ) -> Flow[StandaloneQuestion]:
+        if self.mode == "off":
+            return StandaloneQuestion(question, question, False, "off", "it is switched off")
+        if not turns or not question.strip():
+            reason = "nothing was said before" if question.strip() else "nothing is asked"
+            return StandaloneQuestion(question, question, False, "original", reason)
+        why = "there is no gate"
+        if self.mode != "llm" and self.gate is not None:
+            alone, why = yield from self._gate(self.gate, question, turns)
+            if alone:
+                return StandaloneQuestion(question, question, False, "gate", why)
+        if self.mode != "weighted" and self.llm is not None:
+            try:
+                return (yield from self._rewrite(self.llm, question, turns, config))
+            except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the search
+                why = _failure(error)
+                logger.warning("a question was not rewritten, its terms are weighted instead: %s", why)
+        text = expanded(question, turns, strength)
+        return StandaloneQuestion(text, question, text != question, "weighted", why)
+
+    def _gate(self, gate: Gate, question: str, turns: Sequence[Turn]) -> Flow[tuple[bool, str]]:
+        if gate is stands_alone:
+            return stands_alone(question, turns)
+        try:
+            said = yield user_code(gate, question, turns, name="gate")
+        except ConfigurationError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a gate is there to save work, not to cost the search
+            logger.warning("the gate failed, so the question is taken to need the conversation: %s", error)
+            return False, f"the gate failed: {type(error).__name__}"
+        if isinstance(said, tuple) and len(said) == 2:
+            return bool(said[0]), str(said[1])
+        return bool(said), "the gate says so"
+
+    def _rewrite(
+        self, llm: Runnable[Any, Any], question: str, turns: Sequence[Turn], config: RunnableConfig
+    ) -> Flow[StandaloneQuestion]:
+        recent = self.prompt.recent(turns, self.n, self.max_tokens)
+        key = (question, recent)
+        reason = "the model rewrote it before"
+        rewrite = self.rewrites.get(key) if self.cache_size else None
+        if rewrite is None:
+            rewrite = yield from self._asked(llm, self.prompt.build(question, recent), config)
+            reason = "the model rewrote it"
+            if same_question(rewrite, question):
+                rewrite = question
+            elif problem := refusal(question, rewrite, [asked for asked, _ in turns]):
+                raise _RefusedError(problem)
+            if self.cache_size:
+                self.rewrites.put(key, rewrite, self.cache_size)
+        if rewrite == question:
+            return StandaloneQuestion(question, question, False, "model", "the model says that it stands alone")
+        return StandaloneQuestion(rewrite, question, True, "model", reason)
+
+    def _asked(self, llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig) -> Flow[str]:
+        """The question in the model's answer; plain text where structured output is offered but not done."""
+        call = merge_configs(config, CALL)
+        until = None if self.timeout is None else time.monotonic() + self.timeout
+        structured = self.rewrites.structured(llm) if self.prompt.is_default else None
+        if structured is not None:
+            try:
+                return _question(_unwrapped((yield _call(structured, prompt, call, until))))
+            except Exception as error:
+                if not (getattr(error, "status_code", None) in UNSUPPORTED or isinstance(error, NotImplementedError)):
+                    raise
+                self.rewrites.only_text(llm)
+        return _question((yield _call(llm, prompt, call, until)))
+
+
+class _RefusedError(Exception):
+    """What the model returned is not taken."""
+
+
+def _failure(error: Exception) -> str:
+    if isinstance(error, _RefusedError):
+        return f"the rewrite was refused: {error}"
+    if isinstance(error, TimeoutError):
+        return "the model took too long"
+    return f"the model failed: {type(error).__name__}"
+
+
+def _unwrapped(result: Any) -> Any:
+    """What a call with `include_raw` says: the question, or what was written instead of one."""
+    if not isinstance(result, dict):
+        return result
+    raw, parsed = result.get("raw"), result.get("parsed")
+    if not (isinstance(parsed, dict) and isinstance(parsed.get("question"), str)):
+        return raw
+    _check_end(raw)  # half of the JSON is read as if it were whole
+    return parsed["question"]
+
+
+def _question(answer: Any) -> str:
+    if not isinstance(answer, (str, BaseMessage)):
+        msg = f"the model must return a message or text, not {type(answer).__name__}"
+        raise TypeError(msg)
+    text = str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
+    if "\n" not in text:
+        _check_end(answer)
+    return question_in(text)
+
+
+def _check_end(answer: Any) -> None:
+    """Refuses what was cut off at the model's limit of tokens."""
+    told = getattr(answer, "response_metadata", {})
+    if any(str(told.get(key, "")).lower() in ("length", "max_tokens") for key in ENDS):
+        raise _RefusedError("it was cut off")
+
+
+def _call(chain: Runnable[Any, Any], prompt: Any, config: RunnableConfig, until: float | None) -> Step:
+    """One call, given up at a time: on an event loop it is cancelled, else the thread that runs it is left behind."""
+
+    def seconds() -> float | None:
+        return None if until is None else max(0.0, until - time.monotonic())
+
+    return Step(
+        lambda: _within(seconds(), lambda: chain.invoke(prompt, config)),
+        lambda: asyncio.wait_for(chain.ainvoke(prompt, config), seconds()),
+    )
+
+
+def _within(seconds: float | None, function: Callable[[], Any]) -> Any:
+    if seconds is None:
+        return function()
+    box: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            box.put((True, function()))
+        except BaseException as error:  # noqa: BLE001  # handed to the caller
+            box.put((False, error))
+
+    threading.Thread(target=copy_context().run, args=(run,), daemon=True, name="memkit-question").start()
+    try:
+        good, result = box.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError from None
+    if not good:
+        raise result
+    return result

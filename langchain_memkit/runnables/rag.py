@@ -1,0 +1,146 @@
+"""`create_conversational_rag_chain`: from a question to a stored answer that was made from documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+from langchain_core.language_models import LanguageModelLike
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
+
+from langchain_memkit.base import GetSessionHistory, Preprocessor
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.preprocessors import create_trim_preprocessor
+from langchain_memkit.retrievers import CondenseQuestionRetriever
+from langchain_memkit.retrievers.question import Mode
+from langchain_memkit.runnables import RunnableWithMessageHistory, create_runnable_with_message_history
+from langchain_memkit.runnables.rag_prompt import RagPrompt
+from langchain_memkit.runnables.rag_questions import LastQuestions
+from langchain_memkit.runnables.rag_turn import ANSWER, HISTORY, Answering, RagTurn
+
+__all__ = ["create_conversational_rag_chain"]
+
+MODES = get_args(Mode)
+OURS = ("output_messages_key", "history_messages_key")
+
+
+def create_conversational_rag_chain(
+    llm: LanguageModelLike | Runnable[Any, Any] | Callable[..., Any],
+    retriever: Runnable[Any, Any] | Callable[..., Any],
+    get_session_history: GetSessionHistory,
+    *,
+    prompt: str | BasePromptTemplate[Any] | None = None,
+    input_messages_key: str = "input",
+    condense: Mode = "auto",
+    n_questions: int | None = None,
+    max_tokens: int | None = 4000,
+    **options: Any,
+) -> RunnableWithMessageHistory:
+    """Makes one runnable of the whole way from a question to its stored answer.
+
+    Every call is one turn of the session that its config names: the past conversation is loaded, the question is made
+    one that stands alone, documents are searched with that, the model answers the question from them, and the question
+    as it was asked is stored with the answer. The stored answer names its documents by id (by a digest of the text
+    where they have none) in `response_metadata["memkit_documents"]`. If retriever or model fails, nothing is stored
+    and the error is raised.
+
+    Documents are untrusted. The model is given them as numbered records, quoted line by line, in a message of the
+    user's just before the question; it is told to answer from them alone, to cite them as [1], and to say so if they
+    do not tell.
+
+    Args:
+        llm: A chat or string model, or a function or runnable that takes messages; it also rewrites questions.
+        retriever: A LangChain retriever, or a runnable or function from a string to documents. It is wrapped in a
+            `CondenseQuestionRetriever` with the same model; one that is one already is taken as it is.
+        get_session_history: As in `create_runnable_with_message_history`: best `X.factory(...)` of a history of ours.
+        prompt: An instruction in place of the default one; or a prompt template that takes `context` and the question,
+            and may take `chat_history`, `standalone_question` and other keys of the input. Under a
+            `MessagesPlaceholder` these are messages, else text.
+        input_messages_key: The key of the question in the input.
+        condense: When the question is rewritten, as `mode` of `CondenseQuestionRetriever`.
+        n_questions: The user's last so many questions are all that is known of the past, to retriever and model, as in
+            `last_questions(n)`. None: the conversation, answers included.
+        max_tokens: Of the past conversation with the new question; older turns are left out. None: all of it. Not
+            used with `n_questions` or a `preprocessor`.
+        **options: More of `create_runnable_with_message_history`: `preprocessor`, `memories`, `before_save`,
+            `history_factory_config`, and all that begin with `on_`.
+
+    Returns:
+        A runnable from `{"input": question}` to a dict with `input`, `chat_history`, `context` (the documents),
+        `standalone_question` and `answer`, both text. Other keys of the input come back as well. A stream gives dicts
+        that add up: the input, what was found, the answer in pieces.
+
+    Raises:
+        ConfigurationError: The arguments do not fit together.
+
+    Example:
+        >>> from langchain_core.documents import Document
+        >>> from langchain_core.runnables import RunnableLambda
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> retriever = RunnableLambda(lambda question: [Document("Tea is served at five.", id="house-1")])
+        >>> model = RunnableLambda(lambda messages: "At five [1].")
+        >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+        >>> chat = create_conversational_rag_chain(model, retriever, histories)
+        >>> answer = chat.invoke({"input": "When is tea?"}, {"configurable": {"session_id": "s1"}})
+        >>> answer["answer"], answer["context"][0].page_content
+        ('At five [1].', 'Tea is served at five.')
+        >>> histories("s1").messages[-1].response_metadata
+        {'memkit_documents': ['house-1'], 'memkit_cited': ['house-1']}
+    """
+    for name in OURS:
+        if name in options:
+            msg = f"{name} cannot be set: the chain's keys are {ANSWER!r} and {HISTORY!r}"
+            raise ConfigurationError(msg)
+    options["preprocessor"] = _preprocessor(n_questions, max_tokens, options.get("preprocessor"))
+    answering = Answering(
+        coerce_to_runnable(llm),
+        _condensing(retriever, llm, condense, n_questions),
+        RagPrompt(prompt, input_messages_key),
+        input_messages_key,
+    )
+    chat = create_runnable_with_message_history(
+        answering,
+        get_session_history,
+        input_messages_key=input_messages_key,
+        output_messages_key=ANSWER,
+        history_messages_key=HISTORY,
+        **options,
+    )
+    chat.bound = RagTurn.instead_of(chat.bound)
+    return chat
+
+
+def _condensing(retriever: Any, llm: Any, mode: Mode, n_questions: int | None) -> Runnable[Any, Any]:
+    """The retriever that takes a conversation."""
+    if mode not in MODES:
+        msg = f"condense must be one of {', '.join(map(repr, MODES))}, not {mode!r:.50}"
+        raise ConfigurationError(msg)
+    bare = retriever
+    while isinstance(bare, RunnableBindingBase):  # as with_config makes one
+        bare = bare.bound
+    if isinstance(bare, CondenseQuestionRetriever):
+        if mode not in ("auto", bare.mode):
+            msg = f"condense={mode!r}, but the retriever has mode={bare.mode!r}: set it there"
+            raise ConfigurationError(msg)
+        return retriever  # type: ignore[no-any-return]  # a runnable, as was just seen
+    if not (isinstance(retriever, Runnable) or callable(retriever)):
+        hint = "; call its as_retriever()" if hasattr(retriever, "as_retriever") else ""
+        msg = (
+            "retriever must be a LangChain retriever, or a runnable or function from a string to documents, "
+            f"not {type(retriever).__name__}{hint}"
+        )
+        raise ConfigurationError(msg)
+    known: dict[str, Any] = {} if n_questions is None else {"n": n_questions}
+    return CondenseQuestionRetriever(retriever=retriever, llm=llm, mode=mode, **known)
+
+
+def _preprocessor(n_questions: int | None, max_tokens: int | None, given: Any) -> Preprocessor | None:
+    """What of the past is read and shown."""
+    if n_questions is None:
+        return given if given is not None or max_tokens is None else create_trim_preprocessor(max_tokens)
+    if given is not None:
+        msg = "n_questions and preprocessor each say what is known of the past: give one of them"
+        raise ConfigurationError(msg)
+    return LastQuestions(n_questions)

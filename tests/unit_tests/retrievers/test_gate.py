@@ -1,0 +1,170 @@
+"""Whether a question stands alone, told without a model."""
+
+from __future__ import annotations
+
+import pytest
+
+from langchain_memkit.retrievers import stands_alone
+
+TALK = [("Who is the president of France?", "Emmanuel Macron.")]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "How old is he?",
+        "What about Germany?",
+        "Why?",
+        "And the second one?",
+        "Who was before that?",
+        "More please",
+        "Is the other better?",
+        "What is the salary?",
+        "Thanks! Where was she born?",
+        "Which restaurants there have a Michelin star?",
+        "Who won the Tour de France that year?",
+        "",
+    ],
+)
+def test_what_points_back_does_not(question: str) -> None:
+    """Pronouns, pointers, too few words: in doubt it needs the conversation."""
+    alone, reason = stands_alone(question, TALK)
+    assert not alone
+    assert reason
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "And Germany?",
+        "But in Germany?",
+        "Or Brazil?",
+        "Then Brazil?",
+        "In Germany?",
+        "OK, and Italy?",
+        "Thanks! And in Brazil?",
+        "The president of Germany?",
+        "And what does Germany do?",
+        "Is Germany also a republic?",
+        "Germany too?",
+        "Is there anything similar in Paris?",
+        "Are there any in Paris?",
+        "How many in Germany?",
+        "Which city in Germany?",
+        "Why Germany?",
+        "Does Germany?",
+        "Is Germany bigger?",
+        "What is Germany's?",
+        "What's the biggest in Germany?",
+        "How does Germany compare?",
+        "Who was before Macron?",
+        "Did the president visit Germany?",
+        "I mean Germany.",
+        "What is the weather like in June?",
+        "Animations and Pixar.",
+    ],
+)
+def test_a_name_alone_is_not_enough(question: str) -> None:
+    """It goes on from what was said, is not a whole sentence, or asks the last question of another name."""
+    alone, reason = stands_alone(question, TALK)
+    assert not alone, reason
+    assert reason
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Wie alt ist der Mann in Berlin geworden?",
+        "Is Berlijn groter dan Amsterdam?",
+        "Quelle est la capitale de la France ?",
+    ],
+)
+def test_other_languages_do_not(question: str) -> None:
+    """The words that point back are English ones."""
+    assert not stands_alone(question, TALK)[0]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Where was Barack Obama born?",
+        "how old is macron",
+        "Who is Ada Lovelace?",
+        "Who wrote Hamlet?",
+        "Who is the president in Germany?",
+        "How do plants turn sunlight into sugar?",
+        "In what year did World War II end?",
+        "What is Python and why is it popular?",
+        "Tell me more about Mary Shelley.",
+        "Is there anything similar to Netflix?",
+        "Thank you very much!",
+        "Ok, now who wrote Hamlet?",
+        "And do roasted coffee beans lose caffeine while boiling?",
+    ],
+)
+def test_what_has_a_name_or_says_enough_does(question: str) -> None:
+    """A name, a name of the history in lower case, enough words, a pronoun whose noun is there, only thanks."""
+    assert stands_alone(question, TALK)[0], stands_alone(question, TALK)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "What is the speed of light in a vacuum?",
+        "What are the side effects of ibuprofen?",
+        "What is the difference between a virus and a bacterium?",
+        "What is the refund policy for damaged items?",
+        "How do I reset the password of my account?",
+        "how do i reset the password of my google account",
+        "What is the fastest way to lose weight?",
+        "Which bands were popular in London in the 1970s?",
+    ],
+)
+def test_a_the_that_says_of_what_is_no_pointer(question: str) -> None:
+    """The sentence itself tells which one is meant."""
+    assert stands_alone(question, TALK)[0], stands_alone(question, TALK)
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["Can dogs eat chocolate safely without getting sick?", "Does Vitamin C prevent colds?", "Did John Burns win?"],
+)
+def test_few_small_words_are_english_too(question: str) -> None:
+    """The first word tells, where articles and prepositions are missing."""
+    assert stands_alone(question, TALK)[0], stands_alone(question, TALK)
+
+
+def test_the_history_tells_which_words_point_back_and_which_are_names() -> None:
+    """A band that was talked of is "the band"; "foods" is no name because a title wrote it large."""
+    band = [("Which band wrote Yellow Submarine?", "The Beatles, a rock band.")]
+    assert stands_alone("Did the band tour in Japan?", TALK)[0]
+    assert stands_alone("Did the band tour in Japan?", band) == (False, "'the' before what was said")
+    title = [("What can I eat?", "Here is a list: Good Foods. Most foods are good, but avoid grapes.")]
+    assert not stands_alone("Which foods to avoid?", title)[0]
+
+
+def test_without_history_everything_does() -> None:
+    """There is nothing that it could point back to."""
+    assert stands_alone("How old is he?", []) == (True, "nothing was said before")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x00\ud800",
+        "?" * 9000,
+        "((((" * 2000,
+        "that " * 3000,
+        "and why " * 2000,
+        "the " * 3000,
+        "between " * 2000,
+        "the album " * 900,
+        "Ok. " * 3000,
+        "the 1970s",
+        "the",
+        "'s",
+    ],
+)
+def test_any_text_is_judged_quickly(text: str) -> None:
+    """Broken and long texts are judged, as question and as history."""
+    assert isinstance(stands_alone(text, [(text, text)])[0], bool)
