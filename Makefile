@@ -89,9 +89,9 @@ e2e: $(DEV) ## a real language model (135M, fetched once) behind a real HTTP ser
 	@$(say) "end-to-end tests"
 	@$(PYTEST) -m e2e tests/e2e
 
-e2e-content: $(DEV) ## are facts still known after summaries: a 1.5B model (1.1 GB, fetched once), 20 minutes
+e2e-content: $(DEV) ## a 1.5B model (1.1 GB, fetched once): facts after summaries, rewritten questions; 20 minutes
 	@$(PY) tools/parts.py content-model
-	@$(say) "summaries of a real model"
+	@$(say) "summaries and rewritten questions of a real model"
 	@$(PYTEST) -m e2e_content -s tests/e2e/content
 
 notebooks: $(DEV) ## runs every notebook from top to bottom

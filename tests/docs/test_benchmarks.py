@@ -333,3 +333,16 @@ def test_the_followups_benchmark_has_every_row(tmp_path: Path) -> None:
     assert all(row["low"] <= row["value"] <= row["high"] for row in differences)
     assert [data["name"] for data in result["data"]] == ["own (no evidence of quality)"]
     assert not [ratio for ratio in result["ratios"] if "bar" in ratio]  # it judges nothing
+
+
+def test_the_committed_followups_result_is_of_a_full_run() -> None:
+    """benchmarks/results/followups.json is of all four sets, and its bars hold: they do not depend on the machine."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "followups.json").read_text())
+    assert result["quick"] is False
+    rows = [row for row in result["rows"] if row["measurement"] == "retrieval"]
+    assert {row["engine"] for row in rows} == {"BM25", "minilm"}
+    assert {(row["masked"], row["more"]) for row in rows} == set(product((True, False), (0, 1_000)))
+    assert set(FOLLOWUP_SYSTEMS) == {row["system"] for row in rows}
+    barred = [ratio for ratio in result["ratios"] if "bar" in ratio]
+    assert {ratio["bar"] for ratio in barred} >= {">= 0.62", ">= 0.75", ">= 0.70", ">= 0.85", ">= -0.01", ">= 0.95"}
+    assert all(ratio["holds"] for ratio in barred)

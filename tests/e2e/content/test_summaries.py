@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import runpy
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import openai
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage
@@ -27,7 +24,6 @@ from langchain_memkit import (
 
 pytestmark = pytest.mark.e2e_content
 
-ROOT = Path(__file__).resolve().parents[3]
 SMALL_TALK = [
     ("By the way, it has rained here since the morning.", "Rain can be pleasant when one sits inside with some tea."),
     ("I was thinking about learning to play the piano.", "A few minutes of practice every day take you far."),
@@ -101,26 +97,6 @@ class Summaries(BaseCallbackHandler):
         if name == "memkit_context":
             self.covered.append(data["summarized"])
             self.notes += data["notes"]
-
-
-@pytest.fixture(scope="module")
-def model(start_model_server: Callable[..., Any]) -> Iterator[ChatOpenAI]:
-    """The content model: fetched by `make e2e-content`, never by a test."""
-    parts = runpy.run_path(str(ROOT / "tools" / "parts.py"))
-    path: Path = parts["PARTS"] / parts["CONTENT_MODEL"]
-    if not path.is_file():
-        pytest.fail(f"{path.name} is missing. Fetch it: python tools/parts.py content-model", pytrace=False)
-    with start_model_server(path, 300, 4096) as server, openai.DefaultHttpxClient(trust_env=False) as http:
-        yield ChatOpenAI(
-            base_url=f"{server.url}/v1",
-            api_key="none",
-            model="local",
-            max_tokens=300,
-            temperature=0,
-            timeout=600,
-            max_retries=0,
-            http_client=http,
-        )
 
 
 def store(history: Any, exchanges: list[tuple[str, str]]) -> None:
