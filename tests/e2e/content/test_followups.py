@@ -17,7 +17,7 @@ from langchain_openai import ChatOpenAI
 
 from benchmarks.followups_data import DataSet, Question, read_sets
 from benchmarks.followups_engines import engine_of_words
-from benchmarks.followups_score import rank
+from benchmarks.followups_score import metric, rank
 from benchmarks.followups_systems import HUMAN, RAW, WEIGHTED, Index, Rewritten, Text, key, memkit_systems, texts_of
 from langchain_memkit import CondenseQuestionRetriever
 
@@ -61,5 +61,5 @@ def test_thirty_follow_ups(model: ChatOpenAI) -> None:
         print(f"\n{data.name}: {dict(by)}")
         for name, system in systems.items():
             ranks = np.array([rank(system.find(question, True), question.gold) for question in questions])
-            recall, mrr = (ranks <= 10).mean(), np.where(ranks <= 10, 1 / ranks, 0).mean()
+            recall, mrr = metric(ranks, "recall@10").mean(), metric(ranks, "MRR@10").mean()
             print(f"  {name:<22} recall@10 {recall:.3f}  MRR {mrr:.3f}")
