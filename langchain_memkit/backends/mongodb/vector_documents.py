@@ -14,6 +14,7 @@ its records, after the change: so the sum over a user's sessions tells whether a
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -201,7 +202,7 @@ def _fields_of(row: Row, stamp: int) -> RawBSONDocument:
 
 def draw_step() -> int:
     """By how much the stamp of a session changes: by chance, so that no two sets of changes have the same sum."""
-    return -1 - random.getrandbits(STEP_BITS)
+    return -1 - secrets.randbits(STEP_BITS)  # whatever seed an app gives to `random` in all of its processes
 
 
 def stir(user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[str, Any] | None = None) -> UpdateOne:

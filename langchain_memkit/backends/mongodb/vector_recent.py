@@ -97,12 +97,12 @@ class Recent:
             while len(self._digests) > DIGESTS:
                 self._digests.popitem(last=False)
 
-    def doubt(self, user_id: str, session_id: str) -> None:
-        """Has the session looked at before it is written to again."""
+    def doubt(self, user_id: str, session_id: str | None = None) -> None:
+        """Has a session, or all of a user's, looked at before it is written to again."""
         with self._lock:
-            session = self._sessions.get((user_id, session_id))
-            if session is not None:
-                self._sessions[user_id, session_id] = session._replace(last=None)
+            for key, session in self._sessions.items():
+                if key[0] == user_id and session_id in (None, key[1]):
+                    self._sessions[key] = session._replace(last=None)
 
     def forget(self, user_id: str, session_id: str | None) -> None:
         """Keeps only that a session, or all of a user, was forgotten."""

@@ -131,6 +131,11 @@ class VectorRecords(VectorWriter):
         self._recent.forget(user_id, session_id)
         return (yield from super().forget(user_id, session_id))
 
+    def _stir(self, user_id: str) -> Flow[None]:
+        """Tells that records were deleted, by a session that is then not as this process left it."""
+        yield from super()._stir(user_id)
+        self._recent.doubt(user_id)
+
     def keep_probe(self, probe: bytes) -> Flow[bytes]:
         """Keeps the probe unless there is one; returns the one that is kept."""
         yield from self._ready()

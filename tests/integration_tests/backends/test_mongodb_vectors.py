@@ -376,6 +376,14 @@ def test_what_is_stored_is_not_replaced_unseen(store: Any, other: Any) -> None:
     assert facts(store.index("u2")) == expected([record(7, user_id="u2")])
 
 
+def test_the_cap_is_kept_at_every_save(store: Any, collection: Any) -> None:
+    """An eviction of our own is no change by somebody else: the next save does not lose its own."""
+    memory = VectorMemory(store, "s1", user_id="u1", max_records=3)
+    for n in range(8):
+        memory.save([HumanMessage(f"Question {n} of the day?", id=f"q{n}"), AIMessage(f"It is {n}.", id=f"a{n}")])
+        assert collection.count_documents({"stamp": {"$gt": 0}}) == min(n + 1, 3)
+
+
 def test_two_processes_take_turns(standalone: Any, database: str) -> None:
     """Memories over two stores write to one session in turns: all is stored, once, in order."""
     stores = [MongoDBVectorStore(standalone.uri, EMBEDDING, database) for _ in range(2)]
