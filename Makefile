@@ -59,7 +59,7 @@ demo: $(DEMO) $(if $(OPENAI_API_KEY)$(OPENAI_BASE_URL),$(OPENAI)) ## a conversat
 
 # The tests of the documentation first: the longest are among them, and what is left at the end is shared out one by one.
 test: $(DEV) ## unit, integration (real MongoDB) and documentation tests
-	@$(PY) tools/parts.py core-tests openssl11
+	@$(PY) tools/parts.py suites openssl11
 	@$(say) "unit, integration and documentation tests, $(WORKERS) at a time"
 	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed \
 	  tests/docs tests/integration_tests tests/unit_tests
@@ -145,7 +145,7 @@ floor: $(BASE) ## unit tests of the installed wheel on the oldest supported depe
 	@$(wheel_in_new_venv) \
 	$(say) "installing it with the oldest versions (group floor)"; \
 	$(call install,"$$tmp/venv","$$wheel[all]" --group floor) \
-	$(PY) tools/parts.py core-tests; \
+	$(PY) tools/parts.py suites; \
 	mkdir "$$tmp/run"; cp -r tests pyproject.toml "$$tmp/run"; ln -s "$(CURDIR)/.parts" "$$tmp/run/.parts"; cd "$$tmp/run"; \
 	../venv/bin/python -c "$$AT_FLOOR"; \
 	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist loadfile tests/unit_tests

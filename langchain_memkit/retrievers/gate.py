@@ -8,17 +8,19 @@ from collections.abc import Sequence
 from langchain_memkit.retrievers.contextualize import CHARACTERS, GENERIC, TURNS, Turn, words_of
 from langchain_memkit.scoring.words import STOP_WORDS, stems
 
-__all__ = ["stands_alone", "without_courtesy"]
+__all__ = ["PERSONAL", "pointing_word", "stands_alone", "without_courtesy"]
 
 ENGLISH = 0.25  # share of stop words from which a question is read as English: less than half of what is usual
 ENOUGH = 3  # words that say something, in a question without names that is taken to stand alone
 MORE = 2  # words more if it begins with "and", or has "the album" and the like
 NOUN_PHRASE = 100  # characters after "the" that are looked at
 
-_PRONOUNS = """he she it they him her them his hers its their theirs himself herself itself themselves
-    this these those"""
+_PERSONAL = """he she they him her them his hers their theirs himself herself themselves"""
+_PRONOUNS = f"{_PERSONAL} it its itself this these those"
 _POINTERS = """one ones other others another else both two former latter first second third fourth last next previous
     rest same instead option options again such earlier mentioned here equivalent counterpart"""
+PERSONAL = frozenset(_PERSONAL.split())
+"""Pronouns that a question is seldom without if it was made to stand alone only in part."""
 _BACK = frozenset(_PRONOUNS.split())
 _POINTING = frozenset(_POINTERS.split())
 _BE = frozenset(("is", "are", "was", "were", "be", "been", "s", "isn", "aren", "wasn", "weren"))
@@ -108,7 +110,7 @@ def stands_alone(question: str, history: Sequence[Turn]) -> tuple[bool, str]:
         return True, "nothing was said before"
     asked = without_courtesy(question[:CHARACTERS])
     content = [stem for stem in words_of(asked) if stem not in GENERIC]
-    pointing = _pointing_back(asked.lower())
+    pointing = pointing_word(question)
     if pointing:
         return False, f"'{pointing}' points back"
     if len(content) <= 1 and "?" not in question and _THANKS.search(question.lower()):
@@ -214,8 +216,14 @@ def _continuing(question: str) -> str:
     return ""
 
 
-def _pointing_back(folded: str) -> str:
-    """The first word or words that point back, in text of lower case; empty: none."""
+def pointing_word(question: str) -> str:
+    """The first word or words of a question that point back, in lower case; empty: none.
+
+    Example:
+        >>> pointing_word("And how old is he?"), pointing_word("How old is Macron?")
+        ('he', '')
+    """
+    folded = without_courtesy(question[:CHARACTERS]).lower()
     for sentence in _SENTENCE.split(folded):
         own = _OWN_PRONOUN.search(sentence)
         before = sentence[: own.start()] if own else ""

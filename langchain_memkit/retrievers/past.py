@@ -12,6 +12,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
 
 from langchain_memkit._flow import Step
+from langchain_memkit._histories import read_messages
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.cuts import is_summary
@@ -87,7 +88,7 @@ def as_messages(given: Any) -> list[BaseMessage]:
     try:
         return convert_to_messages([given] if isinstance(given, (str, BaseMessage)) else given)
     except (NotImplementedError, TypeError, ValueError) as error:
-        msg = f"chat_history must be a list of messages: {error}"
+        msg = f"chat_history must be a list of messages, or of (role, text), not of (question, answer): {error}"
         raise ConfigurationError(msg) from error
 
 
@@ -98,4 +99,4 @@ def read_past(history: Any, question: str, *, everything: bool) -> Step:
     if hasattr(history, "tail") and hasattr(history, "atail"):
         newest = None if everything else READ
         return Step(partial(history.tail, max_messages=newest), partial(history.atail, max_messages=newest))
-    return Step(lambda: history.messages, history.aget_messages)
+    return read_messages(history)

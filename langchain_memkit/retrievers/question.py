@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from contextvars import copy_context
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
 from typing import Any, Literal, TypeAlias
 
 from langchain_core.language_models import BaseChatModel
@@ -18,20 +15,22 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from langchain_memkit._flow import Flow, Step, user_code
+from langchain_memkit._flow import Flow, model_call, user_code
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.retrievers.asking import SCHEMA, QuestionPrompt, question_in
-from langchain_memkit.retrievers.checking import refusal, same_question
+from langchain_memkit.retrievers.checking import same_question
 from langchain_memkit.retrievers.contextualize import Strength, Turn, expanded
 from langchain_memkit.retrievers.gate import stands_alone
 
-__all__ = ["Condenser", "Gate", "Mode", "Rewrites", "StandaloneQuestion"]
+__all__ = ["Check", "Condenser", "Gate", "Mode", "Rewrites", "StandaloneQuestion"]
 
 logger = logging.getLogger("langchain_memkit")
 
 Mode: TypeAlias = Literal["auto", "llm", "weighted", "off"]
 Gate: TypeAlias = Callable[[str, Sequence[Turn]], Any]
 """`gate(question, history)`, plain or async: whether the question stands alone, as a bool or with a reason."""
+Check: TypeAlias = Callable[[str, str, Sequence[str]], str | None]
+"""`check(question, rewrite, earlier questions)`: why a rewrite is not taken, in a few words; None if it is."""
 
 CALL: RunnableConfig = {"run_name": "condense_question", "tags": ["nostream"], "metadata": {"memkit": "question"}}
 ENDS = (
@@ -124,6 +123,7 @@ class Condenser:
     n: int
     max_tokens: int
     gate: Gate | None
+    check: Check | None
     timeout: float | None
     cache_size: int
     rewrites: Rewrites
@@ -189,15 +189,20 @@ class Condenser:
         if rewrite is None:
             rewrite = yield from self._asked(llm, self.prompt.build(question, recent), config)
             reason = "the model rewrote it"
+            if problem := self._problem(question, rewrite, [asked for asked, _ in turns]):
+                raise _RefusedError(problem)
             if same_question(rewrite, question):
                 rewrite = question
-            elif problem := refusal(question, rewrite, [asked for asked, _ in turns]):
-                raise _RefusedError(problem)
             if self.cache_size:
                 self.rewrites.put(key, rewrite, self.cache_size)
         if rewrite == question:
             return StandaloneQuestion(question, question, False, "model", "the model says that it stands alone")
         return StandaloneQuestion(rewrite, question, True, "model", reason)
+
+    def _problem(self, question: str, rewrite: str, earlier: list[str]) -> str | None:
+        if not rewrite.strip():
+            return "it is empty"
+        return None if self.check is None else self.check(question, rewrite, earlier)
 
     def _asked(self, llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig) -> Flow[str]:
         """The question in the model's answer; plain text where structured output is offered but not done."""
@@ -206,12 +211,13 @@ class Condenser:
         structured = self.rewrites.structured(llm) if self.prompt.is_default else None
         if structured is not None:
             try:
-                return _question(_unwrapped((yield _call(structured, prompt, call, until))))
+                return _question(_unwrapped((yield model_call(structured, prompt, call, self.timeout))))
             except Exception as error:
                 if not (getattr(error, "status_code", None) in UNSUPPORTED or isinstance(error, NotImplementedError)):
                     raise
                 self.rewrites.only_text(llm)
-        return _question((yield _call(llm, prompt, call, until)))
+        left = None if until is None else max(0.0, until - time.monotonic())
+        return _question((yield model_call(llm, prompt, call, left)))
 
 
 class _RefusedError(Exception):
@@ -252,36 +258,3 @@ def _check_end(answer: Any) -> None:
     told = getattr(answer, "response_metadata", {})
     if any(str(told.get(key, "")).lower() in ("length", "max_tokens") for key in ENDS):
         raise _RefusedError("it was cut off")
-
-
-def _call(chain: Runnable[Any, Any], prompt: Any, config: RunnableConfig, until: float | None) -> Step:
-    """One call, given up at a time: on an event loop it is cancelled, else the thread that runs it is left behind."""
-
-    def seconds() -> float | None:
-        return None if until is None else max(0.0, until - time.monotonic())
-
-    return Step(
-        lambda: _within(seconds(), lambda: chain.invoke(prompt, config)),
-        lambda: asyncio.wait_for(chain.ainvoke(prompt, config), seconds()),
-    )
-
-
-def _within(seconds: float | None, function: Callable[[], Any]) -> Any:
-    if seconds is None:
-        return function()
-    box: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            box.put((True, function()))
-        except BaseException as error:  # noqa: BLE001  # handed to the caller
-            box.put((False, error))
-
-    threading.Thread(target=copy_context().run, args=(run,), daemon=True, name="memkit-question").start()
-    try:
-        good, result = box.get(timeout=seconds)
-    except Empty:
-        raise TimeoutError from None
-    if not good:
-        raise result
-    return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from benchmarks.followups_engines import engine_of_words
 from benchmarks.followups_score import metric, rank
 from benchmarks.followups_systems import HUMAN, RAW, WEIGHTED, Index, Rewritten, Text, key, memkit_systems, texts_of
 from langchain_memkit import CondenseQuestionRetriever
+from langchain_memkit.retrievers import refusal
 
 pytestmark = pytest.mark.e2e_content
 
@@ -38,23 +40,37 @@ def test_thirty_follow_ups(model: ChatOpenAI) -> None:
     folder = Path(os.environ.get("MEMKIT_FOLLOWUPS", BESIDE))
     if not folder.is_dir():
         pytest.skip(f"no evaluation data in {folder}: set MEMKIT_FOLLOWUPS")
+    heard: dict[str, str] = {}
+
+    def check(question: str, rewrite: str, earlier: Sequence[str]) -> str | None:
+        heard[question] = rewrite
+        return refusal(question, rewrite, earlier)
+
     sets = [data for data in read_sets(folder) if data.name in ("CANARD", "iKAT 2023")]
     assert len(sets) == 2
     for data in sets:
-        questions, made, by = drawn(data), {}, Counter[str]()
-        retriever = CondenseQuestionRetriever(retriever=lambda _: [], llm=model, mode="llm", timeout=120)
+        questions, made, said, by = drawn(data), {}, {}, Counter[str]()
+        retriever = CondenseQuestionRetriever(
+            retriever=lambda _: [],
+            llm=model,
+            mode="llm",
+            timeout=120,
+            check=check,
+        )
         for question in questions:
             found = retriever.condense_question(question.turn.asked, question.messages)
             assert found.question.strip()
             by[found.by if found.by == "model" else found.reason] += 1
             if found.by == "model":
                 made[key(question)] = found.question
+            said[key(question)] = heard.pop(question.turn.asked, None)
         documents = data.pool(0)
         engine = engine_of_words(documents)
         texts = texts_of(Index(document.page_content for document in documents))
         systems = {
             RAW: Text(texts[RAW], engine),
             WEIGHTED: memkit_systems(engine)[WEIGHTED],
+            "model, unchecked": Rewritten(said, engine),
             "model, else weighted": Rewritten(made, engine),
             HUMAN: Text(texts[HUMAN], engine),
         }

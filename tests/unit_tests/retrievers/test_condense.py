@@ -15,20 +15,21 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from langchain_classic.chains import create_retrieval_chain
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListChatModel, FakeListLLM
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
-from langchain_core.prompts import PromptTemplate
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 
 from langchain_memkit import ChatHistoryMemory, SQLiteChatMessageHistory
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.retrievers import CondenseQuestionRetriever, StandaloneQuestion
+from langchain_memkit.retrievers import CondenseQuestionRetriever, StandaloneQuestion, create_history_aware_retriever
 from langchain_memkit.testing import FakeChatModel
 
 Run = Callable[..., Any]
@@ -305,6 +306,38 @@ def test_whatever_a_model_returns(answer: Any, question: str) -> None:
     assert found.by == "model" or found.question.startswith(question)
 
 
+def test_what_is_left_as_it_was_though_it_points_back(run: Run) -> None:
+    """A model that returns "How old is he?" does not end the search: the terms are weighted."""
+    found = run(over(Echo(), Recorder(FOLLOW_UP)), "condense_question", FOLLOW_UP, TALK)
+    assert (found.by, found.reason) == ("weighted", "the rewrite was refused: it still points back")
+    assert "Macron" in found.question
+
+
+def test_checks(run: Run) -> None:
+    """Any function may check, none at all, and one that fails costs the rewrite and not the search."""
+    asked: list[Any] = []
+
+    def strict(question: str, rewrite: str, earlier: Any) -> str | None:
+        asked.append((question, rewrite, list(earlier)))
+        return "too French" if "Macron" in rewrite else None
+
+    def found(answer: str, check: Any) -> StandaloneQuestion:
+        made: StandaloneQuestion = run(
+            over(Echo(), Recorder(answer), check=check), "condense_question", FOLLOW_UP, TALK
+        )
+        return made
+
+    assert found(GOOD, strict).reason == "the rewrite was refused: too French"
+    assert found("How old is the president?", strict).by == "model"
+    assert asked == [
+        (FOLLOW_UP, GOOD, ["Who is the president of France?"]),
+        (FOLLOW_UP, "How old is the president?", ["Who is the president of France?"]),
+    ]
+    assert found("Emmanuel Macron age 48", None).question == "Emmanuel Macron age 48"
+    assert found(" \n", None).reason == "the rewrite was refused: it is empty"
+    assert found(GOOD, lambda *_: 1 / 0).by == "weighted"
+
+
 def test_slow_model_is_given_up(run: Run) -> None:
     """After `timeout` seconds, also where it blocks its thread."""
 
@@ -569,6 +602,31 @@ def test_in_a_chain(run: Run) -> None:
     chain = RunnableLambda(lambda given: {"input": given["q"], "chat_history": TALK}) | retriever
     assert run(chain, "invoke", {"q": FOLLOW_UP})[0].page_content == GOOD
     assert {kind["type"] for kind in retriever.get_input_jsonschema()["anyOf"]} == {"string", "object"}
+
+
+@pytest.mark.filterwarnings("ignore::langchain_core._api.deprecation.LangChainDeprecationWarning")
+def test_in_create_retrieval_chain(run: Run) -> None:
+    """LangChain hands a retriever the question alone, anything else the conversation too."""
+    retriever = over(Echo(), Recorder())
+    for made, found in ((retriever, FOLLOW_UP), (retriever.with_config(run_name="aware"), GOOD)):
+        output = run(create_retrieval_chain(made, lambda value: "48"), "invoke", follow_up())
+        assert [document.page_content for document in output["context"]] == [found]
+
+
+def test_history_aware_retriever_in_its_chain(run: Run) -> None:
+    """In LangChain's chain it is handed the conversation; documents are the retriever's own; a 429 ends nothing."""
+    prompt = ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "{input}")])
+    for llm, searched in ((Recorder("no question"), "no question"), (Recorder(ConnectionError("429")), None)):
+        inner = Echo()
+        chain = create_retrieval_chain(
+            create_history_aware_retriever(RunnableLambda(llm), RunnableLambda(inner), prompt), lambda value: "48"
+        )
+        context = run(chain, "invoke", follow_up())["context"]
+        assert context[0] == Document(inner.calls[0], metadata={"page": 1})
+        assert searched is None or inner.calls == [searched]
+        assert "president" in inner.calls[0] or searched
+    with pytest.raises(ValueError, match="prompt must take 'input'"):
+        create_history_aware_retriever(RunnableLambda(llm), RunnableLambda(inner), ChatPromptTemplate(["hi"]))
 
 
 def test_config_and_arguments_reach_the_inner_retriever(run: Run) -> None:

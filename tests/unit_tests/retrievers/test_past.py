@@ -40,7 +40,7 @@ def test_any_form_of_messages() -> None:
     ]
     assert as_messages(HumanMessage("a")) == [HumanMessage("a")]
     assert as_messages(None) == as_messages([]) == []
-    for wrong in (7, [7], [("nobody", "a")]):
+    for wrong in (7, [7], [("nobody", "a")], [("When is tea?", "At five.")]):
         with pytest.raises(ConfigurationError, match="chat_history"):
             as_messages(wrong)
 
