@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -43,9 +44,9 @@ class QuestionPrompt:
     """
 
     def __init__(self, prompt: str | BasePromptTemplate[Any] | None) -> None:
+        self.given = prompt
         self._instruction = prompt if isinstance(prompt, str) else INSTRUCTION
         self._template = prompt if isinstance(prompt, BasePromptTemplate) else None
-        self.is_default = prompt is None
         if isinstance(prompt, str):
             if not prompt.strip() or any(f"{{{name}}}" in prompt for name in VARIABLES):
                 msg = f"prompt={prompt!r:.60} is no instruction: with variables in it, pass a ChatPromptTemplate"
@@ -98,9 +99,9 @@ def _spoken(turns: Sequence[Turn]) -> list[BaseMessage]:
 
 _THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 _LABEL = re.compile(
-    r"""\W*(?:here(?:'s|\u2019s|\ is)\b[^:\n]{0,60}
+    r"""\W*(?:(?:sure|certainly|of\ course|okay|ok)\W+)?(?:here(?:'s|\u2019s|\ is)\b[^:\n]{0,60}
     | (?:the\ )?(?:stand-?\ ?alone|rewritten|reformulated|rephrased|revised|latest|new|final|output)?\ ?
-      (?:stand-?\ ?alone\ )?(?:question|answer|output))\W*:\**\s*""",
+      (?:stand-?\ ?alone\ )?(?:question|answer|output)(?:\ is)?|q)\W*:\**\s*""",
     re.VERBOSE | re.IGNORECASE,
 )
 _QUOTES = {'"': '"', "'": "'", "`": "`", "\u201c": "\u201d", "\u2018": "\u2019", "\u00ab": "\u00bb", "**": "**"}
@@ -113,6 +114,12 @@ def question_in(text: str) -> str:
         >>> question_in('Standalone question: "How old is Emmanuel Macron?"\nI added the name.')
         'How old is Emmanuel Macron?'
     """
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if isinstance(parsed, dict) and isinstance(parsed.get("question"), str):  # the schema, written by hand
+        text = parsed["question"]
     lines = (line.strip().lstrip("> ") for line in _THOUGHT.sub("", text).splitlines())
     for line in lines:
         label = _LABEL.match(line)

@@ -33,7 +33,8 @@ _UNABLE = re.compile(
     |sorry\b|unfortunately\b|apologies\b|as\ an\ ai\b|there\ is\ no\ (?:chat|context|question)
     |no\ (?:context|chat\ history)
     |(?:(?:can|could|would|will)\ you\ )?(?:please\ )?(?:clarify|rephrase|specify|provide\ (?:more|the)\ context)\b
-    |(?:who|what|which)\b.{0,40}\b(?:do|are)\ you\ (?:mean|referring|talking)\b)""",
+    |(?:who|what|which)\b.{0,40}\b(?:do|are)\ you\ (?:mean|referring|talking|asking)\b
+    |i\ need\ (?:more|some|additional)\b)""",
     re.VERBOSE | re.IGNORECASE,
 )
 

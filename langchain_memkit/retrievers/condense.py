@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -15,10 +15,18 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableConfig, ensure_config
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.runnables.config import patch_config
-from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import Memory
@@ -51,7 +59,7 @@ class CondenseQuestionRetriever(BaseRetriever):
     Give `invoke` a question, or `{"input": question, "chat_history": messages}`. Every document (a copy of the inner
     retriever's) tells in `metadata["memkit_question"]` what was searched for and why; callback handlers hear the same
     as `memkit_condense_question`. LangChain's `create_retrieval_chain` hands a retriever the question only: give it
-    `RunnableLambda(retriever.invoke, retriever.ainvoke)`, which gets the conversation, too.
+    `retriever.with_config(run_name="aware")`, which gets the conversation, too.
 
     Args:
         retriever: A LangChain retriever, or any runnable or function from a string to documents.
@@ -67,15 +75,16 @@ class CondenseQuestionRetriever(BaseRetriever):
         check: `check(question, rewrite, earlier_questions)`, which returns why a rewrite is not taken, or None if it
             is. None for no check, where a prompt wants something else than a question (words to search for, say).
         fuse_original: Adds what is found for the original question, by reciprocal rank fusion.
-        skip_answered: Leaves out the documents that answered earlier turns, as the answers' `memkit_documents` in
-            `response_metadata` name them.
+        skip_answered: Leaves out the documents that answered earlier turns (the newest 100), as the answers'
+            `memkit_documents` in `response_metadata` name them.
         timeout: Seconds that the model may take; None for any time.
         cache_size: How many rewrites are kept; 0 for none.
         history: A chat history or a memory that the questions belong to: then a string is enough.
         k: How many documents; None for as many as the inner retriever returns.
 
     Raises:
-        ConfigurationError: The input is no question, or `chat_history` holds no messages.
+        ConfigurationError: The arguments do not fit together; the input is no question; `chat_history` holds no
+            messages.
 
     Example:
         >>> from langchain_core.runnables import RunnableLambda
@@ -92,7 +101,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         'gate'
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
 
     retriever: Any = Field(repr=False)
     llm: Any = Field(default=None, repr=False)
@@ -111,10 +120,26 @@ class CondenseQuestionRetriever(BaseRetriever):
 
     _rewrites: Rewrites = PrivateAttr(default_factory=Rewrites)
 
+    if not TYPE_CHECKING:  # type checkers read the fields
+
+        def __init__(self, **kwargs: Any) -> None:
+            try:
+                super().__init__(**kwargs)
+            except ValidationError as error:  # shows what it was given, credentials among it
+                msg = "; ".join(_told(problem) for problem in error.errors(include_input=False, include_url=False))
+                raise ConfigurationError(msg) from None
+
     @field_validator("retriever", "llm")
     @classmethod
-    def _runnable(cls, value: Any) -> Any:
-        return None if value is None else coerce_to_runnable(value)
+    def _runnable(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None or isinstance(value, Runnable) or callable(value):
+            return None if value is None else coerce_to_runnable(value)
+        hint = "; call its as_retriever()" if hasattr(value, "as_retriever") else ""
+        kind = "a model, or a runnable or function of messages"
+        if info.field_name == "retriever":
+            kind = "a LangChain retriever, or a runnable or function from a string to documents"
+        msg = f"{info.field_name} must be {kind}, not {type(value).__name__}{hint}"
+        raise ConfigurationError(msg)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -237,7 +262,7 @@ class CondenseQuestionRetriever(BaseRetriever):
             return [], frozenset()
         messages: list[BaseMessage] = as_messages(chat_history)
         if chat_history is None and self.history is not None:
-            messages = list((yield read_past(self.history, question, everything=self.skip_answered)))
+            messages = list((yield read_past(self.history, question)))
         return turns_of(messages), answered_by(messages) if self.skip_answered else frozenset()
 
     def _strength(self, turns: list[Turn], skipped: frozenset[str]) -> Strength:
@@ -276,6 +301,12 @@ def _asked(given: Any) -> tuple[str, dict[str, Any]]:
         msg = f"the question must be text, not {type(question).__name__}"
         raise ConfigurationError(msg)
     return str(question), more
+
+
+def _told(problem: Any) -> str:
+    """One of pydantic's problems in a line."""
+    cause = problem.get("ctx", {}).get("error")
+    return str(cause) if isinstance(cause, ConfigurationError) else f"{problem['loc'][0]}: {problem['msg']}"
 
 
 def _event(config: RunnableConfig, data: dict[str, Any]) -> Step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,9 @@ DOCUMENTS = "memkit_documents"
 """Where `response_metadata` of an answer names the documents that it was given, as `document_key` does."""
 CITED = "memkit_cited"
 """Where it names those of them that the answer cites."""
-CITATIONS = re.compile(r"\s*\[\d{1,3}(?:\s*,\s*\d{1,3})*\]")  # "[1]": marks, not words
+CITATIONS = re.compile(r" {0,3}\[\d{1,3}(?: {0,3}, {0,3}\d{1,3})*\]")  # "[1]": marks, not words
 READ = 100  # messages of a bound history, which hold the ten turns that are looked at
+KEYS = 100  # documents that answered: what is asked for beside them does not grow with the conversation
 
 
 def document_key(document: Document) -> str:
@@ -52,13 +53,21 @@ def is_among(document: Document, keys: frozenset[str]) -> bool:
 def answered_by(messages: Sequence[BaseMessage]) -> frozenset[str]:
     """The documents that answered earlier turns, by their keys: those that were cited, or all if none was.
 
+    Those of the newest answers, about 100 in all.
+
     Example:
         >>> answered_by([AIMessage("At five.", response_metadata={"memkit_documents": ["d1"]})])
         frozenset({'d1'})
     """
-    known = [m.response_metadata for m in messages if isinstance(m, AIMessage)]
-    named = [metadata.get(CITED) or metadata.get(DOCUMENTS) for metadata in known]
-    return frozenset(key for keys in named if isinstance(keys, (list, tuple)) for key in keys if isinstance(key, str))
+    found: set[str] = set()
+    for message in reversed(messages):
+        named = message.response_metadata if isinstance(message, AIMessage) else {}
+        keys = named.get(CITED) or named.get(DOCUMENTS)
+        if isinstance(keys, (list, tuple)):
+            found.update(key for key in keys if isinstance(key, str))
+        if len(found) >= KEYS:
+            break
+    return frozenset(found)
 
 
 def turns_of(messages: Sequence[BaseMessage]) -> list[Turn]:
@@ -85,6 +94,9 @@ def as_messages(given: Any) -> list[BaseMessage]:
     """
     if given is None:
         return []
+    if isinstance(given, Mapping):
+        msg = "chat_history must be a list of messages, not a dict"
+        raise ConfigurationError(msg)
     try:
         return convert_to_messages([given] if isinstance(given, (str, BaseMessage)) else given)
     except (NotImplementedError, TypeError, ValueError) as error:
@@ -92,11 +104,10 @@ def as_messages(given: Any) -> list[BaseMessage]:
         raise ConfigurationError(msg) from error
 
 
-def read_past(history: Any, question: str, *, everything: bool) -> Step:
+def read_past(history: Any, question: str) -> Step:
     """Reads the bound conversation: a memory, or a chat history, of ours no more than is needed."""
     if isinstance(history, Memory):
         return Step(partial(history.load, question), partial(history.aload, question))
     if hasattr(history, "tail") and hasattr(history, "atail"):
-        newest = None if everything else READ
-        return Step(partial(history.tail, max_messages=newest), partial(history.atail, max_messages=newest))
+        return Step(partial(history.tail, max_messages=READ), partial(history.atail, max_messages=READ))
     return read_messages(history)

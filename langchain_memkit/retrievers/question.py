@@ -33,6 +33,7 @@ Check: TypeAlias = Callable[[str, str, Sequence[str]], str | None]
 """`check(question, rewrite, earlier questions)`: why a rewrite is not taken, in a few words; None if it is."""
 
 CALL: RunnableConfig = {"run_name": "condense_question", "tags": ["nostream"], "metadata": {"memkit": "question"}}
+EACH_RUN = ("turn_id", "run_id", "checkpoint_id", "checkpoint_ns")  # what is another in every run
 ENDS = (
     "finish_reason",
     "stop_reason",
@@ -69,31 +70,40 @@ class StandaloneQuestion:
 
 
 class Rewrites:
-    """The last rewrites that were taken, and how the model is called. Safe with threads."""
+    """The last rewrites that were taken, and how the model is called; of one model and prompt. Safe with threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, str] = OrderedDict()
+        self._of: tuple[Any, Any] = (None, None)
         self._structured: tuple[Any, Runnable[Any, Any] | None] = (None, None)
 
     def __reduce__(self) -> tuple[type[Rewrites], tuple[()]]:
         """A copy that is pickled, or goes deep, begins empty."""
         return Rewrites, ()
 
-    def get(self, key: Hashable) -> str | None:
-        """What a question was rewritten to."""
+    def get(self, key: Hashable, of: tuple[Any, Any]) -> str | None:
+        """What a question was rewritten to; forgets all if it was by another model, or by another prompt."""
         with self._lock:
+            if not self._is(of):
+                self._of = of
+                self._kept.clear()
             if key in self._kept:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
 
-    def put(self, key: Hashable, rewrite: str, size: int) -> None:
+    def put(self, key: Hashable, rewrite: str, size: int, of: tuple[Any, Any]) -> None:
         """Keeps a rewrite, and of all of them the `size` that were used last."""
         with self._lock:
+            if not self._is(of):
+                return
             self._kept[key] = rewrite
             self._kept.move_to_end(key)
             while len(self._kept) > size:
                 self._kept.popitem(last=False)
+
+    def _is(self, of: tuple[Any, Any]) -> bool:
+        return all(mine is theirs for mine, theirs in zip(self._of, of, strict=True))
 
     def structured(self, llm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
         """The model made to return the schema; None if it cannot."""
@@ -173,7 +183,9 @@ class Condenser:
         except ConfigurationError:
             raise
         except Exception as error:  # noqa: BLE001  # a gate is there to save work, not to cost the search
-            logger.warning("the gate failed, so the question is taken to need the conversation: %s", error)
+            logger.warning(
+                "the gate failed, so the question is taken to need the conversation: %s", type(error).__name__
+            )
             return False, f"the gate failed: {type(error).__name__}"
         if isinstance(said, tuple) and len(said) == 2:
             return bool(said[0]), str(said[1])
@@ -183,9 +195,10 @@ class Condenser:
         self, llm: Runnable[Any, Any], question: str, turns: Sequence[Turn], config: RunnableConfig
     ) -> Flow[StandaloneQuestion]:
         recent = self.prompt.recent(turns, self.n, self.max_tokens)
-        key = (question, recent)
+        key = (question, recent, _of_run(config))
         reason = "the model rewrote it before"
-        rewrite = self.rewrites.get(key) if self.cache_size else None
+        of = (llm, self.prompt.given)
+        rewrite = self.rewrites.get(key, of) if self.cache_size else None
         if rewrite is None:
             rewrite = yield from self._asked(llm, self.prompt.build(question, recent), config)
             reason = "the model rewrote it"
@@ -194,7 +207,7 @@ class Condenser:
             if same_question(rewrite, question):
                 rewrite = question
             if self.cache_size:
-                self.rewrites.put(key, rewrite, self.cache_size)
+                self.rewrites.put(key, rewrite, self.cache_size, of)
         if rewrite == question:
             return StandaloneQuestion(question, question, False, "model", "the model says that it stands alone")
         return StandaloneQuestion(rewrite, question, True, "model", reason)
@@ -208,7 +221,7 @@ class Condenser:
         """The question in the model's answer; plain text where structured output is offered but not done."""
         call = merge_configs(config, CALL)
         until = None if self.timeout is None else time.monotonic() + self.timeout
-        structured = self.rewrites.structured(llm) if self.prompt.is_default else None
+        structured = self.rewrites.structured(llm) if self.prompt.given is None else None
         if structured is not None:
             try:
                 return _question(_unwrapped((yield model_call(structured, prompt, call, self.timeout))))
@@ -218,6 +231,12 @@ class Condenser:
                 self.rewrites.only_text(llm)
         left = None if until is None else max(0.0, until - time.monotonic())
         return _question((yield model_call(llm, prompt, call, left)))
+
+
+def _of_run(config: RunnableConfig) -> frozenset[tuple[str, str]]:
+    """What a run is configured with, the session among it: a model may answer by it."""
+    configurable = config.get("configurable", {})
+    return frozenset((k, str(v)) for k, v in configurable.items() if k not in EACH_RUN and isinstance(v, (str, int)))
 
 
 class _RefusedError(Exception):

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import heapq
 import inspect
-import math
+import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
+from langchain_core.vectorstores import VectorStoreRetriever
 
 from langchain_memkit._flow import Flow, Step, together
-from langchain_memkit.retrievers.contextualize import (
-    CHARACTERS,
-    LEAST_WEIGHT,
-    STRONG,
-    TURNS,
-    Strength,
-    Turn,
-    added_terms,
-    expanded,
-    vector_blend,
-)
+from langchain_memkit.retrievers.contextualize import STRONG, Strength, Turn
 from langchain_memkit.retrievers.past import document_key, is_among
 from langchain_memkit.retrievers.question import StandaloneQuestion
+from langchain_memkit.retrievers.weighing import BY_VECTOR, keeps_own_search, weighing
 
 __all__ = ["Search", "fused"]
 
+logger = logging.getLogger("langchain_memkit")
+
+UNFIT = (NotImplementedError, AttributeError, TypeError, ValueError)  # from a search by vector that is none
 RANK = 60  # of reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009)
-BY_VECTOR = {  # search_type -> the search by text, and the one by vector
-    "similarity": ("similarity_search", "similarity_search_by_vector"),
-    "mmr": ("max_marginal_relevance_search", "max_marginal_relevance_search_by_vector"),
-}
 
 
 def fused(*rankings: Sequence[Document]) -> list[Document]:
@@ -94,6 +83,11 @@ class Search:
         if (self.fuse or careful) and found.question != found.original:
             searches.append(self._plain(found.original, asked))
         results = yield together(searches)
+        if weighted and isinstance(results[0], UNFIT):
+            logger.warning("not searched by weight, but by text: %s", type(results[0]).__name__)
+            weighted = None
+            searches = [self._plain(text, asked) for text in (found.question, found.original)]
+            results = yield together(searches)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -115,17 +109,16 @@ class Search:
         """The search in which what was said before weighs less than the question; None if the retriever takes none."""
         inner: Any = unbound(self.retriever)
         k = k or wanted
-        if (by_vector := _search_by_vector(inner, self.options)) is not None:
-            options = {**self.options, **sized(inner, k)[1]}
-            return _by_vector(inner, by_vector, question, turns, self.strength, options)
-        if k is not None and not self.options and _takes_terms(inner):
-            search = partial(_by_terms, inner, question, turns, self.strength, k)
-            return Step(search, partial(run_in_executor, None, search))
-        return None
+        options = {**self.options, **sized(inner, k)[1]}
+        shortcut = weighing(inner, turns, self.strength, k, options)
+        if shortcut is None:
+            return None
+        retriever = _instead(self.retriever, shortcut)
+        return Step(partial(retriever.invoke, question, self.config), partial(retriever.ainvoke, question, self.config))
 
 
 def _documents(found: Any) -> list[Document]:
-    documents = list(found)
+    documents = list(found) if isinstance(found, Iterable) else [found]
     for document in documents:
         if not isinstance(document, Document):
             msg = f"a retriever must return documents, not {type(document).__name__}"
@@ -148,7 +141,7 @@ def usual_k(retriever: Runnable[str, Any]) -> int | None:
     inner: Any = unbound(retriever)
     if isinstance(inner, VectorStoreRetriever):
         k = inner.search_kwargs.get("k")
-        if k is None and _is_plain(inner):
+        if k is None and keeps_own_search(inner, VectorStoreRetriever):
             search = getattr(inner.vectorstore, BY_VECTOR.get(inner.search_type, BY_VECTOR["similarity"])[0])
             known = inspect.signature(search).parameters.get("k")
             k = known.default if known is not None else None
@@ -157,9 +150,11 @@ def usual_k(retriever: Runnable[str, Any]) -> int | None:
     return k if isinstance(k, int) else None
 
 
-def _is_plain(retriever: VectorStoreRetriever) -> bool:
-    """Whether it searches as LangChain's own class does."""
-    return type(retriever)._get_relevant_documents is VectorStoreRetriever._get_relevant_documents
+def _instead(retriever: Runnable[str, Any], other: Runnable[str, Any]) -> Runnable[str, Any]:
+    """Another one in a retriever's place, bound to the same config."""
+    if isinstance(retriever, RunnableBindingBase) and not retriever.kwargs:
+        return retriever.model_copy(update={"bound": _instead(retriever.bound, other)})
+    return other
 
 
 def sized(retriever: Runnable[str, Any], k: int | None) -> tuple[Runnable[str, Any], dict[str, Any]]:
@@ -171,94 +166,5 @@ def sized(retriever: Runnable[str, Any], k: int | None) -> tuple[Runnable[str, A
         candidates = {"fetch_k": max(k, inner.search_kwargs.get("fetch_k", 20))} if inner.search_type == "mmr" else {}
         return retriever, {"k": k, **candidates}
     if "k" in type(inner).model_fields:
-        return inner.model_copy(update={"k": k}), {}
+        return _instead(retriever, inner.model_copy(update={"k": k})), {}
     return retriever, {}
-
-
-# ------------------------------------------------------------------------------------------------------- by terms
-
-
-def _takes_terms(retriever: Any) -> bool:
-    """Whether it is a `BM25Retriever` of langchain-community's, or like one."""
-    parts = (getattr(getattr(retriever, "vectorizer", None), "get_scores", None), getattr(retriever, "docs", None))
-    return (
-        callable(parts[0])
-        and isinstance(parts[1], (list, tuple))
-        and callable(getattr(retriever, "preprocess_func", None))
-    )
-
-
-def _by_terms(bm25: Any, question: str, turns: Sequence[Turn], strength: Strength, k: int) -> list[Document]:
-    """The scores of the question and, by weight, those of the terms: the sum is a weighted query's."""
-    words: defaultdict[float, list[str]] = defaultdict(list)
-    for term in added_terms(question, turns, strength):
-        words[term.weight] += bm25.preprocess_func(term.word)
-    scores = [float(score) for score in bm25.vectorizer.get_scores(bm25.preprocess_func(question))]
-    for weight, tokens in words.items():
-        if tokens:
-            scores = [a + weight * float(b) for a, b in zip(scores, bm25.vectorizer.get_scores(tokens), strict=True)]
-    return [bm25.docs[i] for i in heapq.nlargest(k, range(len(scores)), key=scores.__getitem__)]
-
-
-# ------------------------------------------------------------------------------------------------------ by vector
-
-
-def _search_by_vector(retriever: Any, options: Mapping[str, Any]) -> str | None:
-    """The name of the store's search by vector that does what the retriever does by text; None if there is none."""
-    if not isinstance(retriever, VectorStoreRetriever) or not _is_plain(retriever):
-        return None
-    names = BY_VECTOR.get(retriever.search_type)
-    store = retriever.vectorstore
-    if names is None or store.embeddings is None or getattr(type(store), names[1]) is getattr(VectorStore, names[1]):
-        return None
-    # an argument that the search by text names and the one by vector does not may be dropped: perhaps a filter
-    by_text, by_vector = (inspect.signature(getattr(type(store), name)).parameters for name in names)
-    given = {*retriever.search_kwargs, *options}
-    return None if any(name in by_text and name not in by_vector for name in given) else names[1]
-
-
-def _by_vector(
-    retriever: VectorStoreRetriever,
-    name: str,
-    question: str,
-    turns: Sequence[Turn],
-    strength: Strength,
-    options: Mapping[str, Any],
-) -> Step:
-    """The question's vector, with what was said before added to it."""
-    store: Any = retriever.vectorstore
-    model = store.embeddings
-    turns = turns[-TURNS:]
-    blend = vector_blend(turns, strength)
-    longer = expanded(question, turns, STRONG)
-    answers = [
-        (weight, answer[:CHARACTERS])
-        for weight, (_, answer) in zip(blend.answers, turns, strict=True)
-        if answer and weight >= LEAST_WEIGHT
-    ]
-    texts = [text for _, text in answers]
-    weights = [blend.question, blend.expanded, *(weight for weight, _ in answers)]
-    arguments = {**retriever.search_kwargs, **options}
-
-    def search() -> Any:
-        vectors = [model.embed_query(question), model.embed_query(longer)]
-        vectors += model.embed_documents(texts) if texts else []
-        return getattr(store, name)(_blended(weights, vectors), **arguments)
-
-    async def asearch() -> Any:  # one after the other: not every embedding model takes two texts at once
-        vectors = [await model.aembed_query(question), await model.aembed_query(longer)]
-        vectors += await model.aembed_documents(texts) if texts else []
-        return await getattr(store, f"a{name}")(_blended(weights, vectors), **arguments)
-
-    return Step(search, asearch)
-
-
-def _blended(weights: Sequence[float], vectors: Sequence[Any]) -> list[float]:
-    """The sum of vectors, each brought to length 1 and weighted; as long as the first one was."""
-    parts = [[float(x) for x in vector] for vector in vectors]
-    lengths = [math.hypot(*part) for part in parts]
-    shares = [w / length if length > 0 else 0.0 for w, length in zip(weights, lengths, strict=True)]
-    total = [sum(s * x for s, x in zip(shares, column, strict=True)) for column in zip(*parts, strict=True)]
-    length = math.hypot(*total)
-    scale = lengths[0] / length if length > 0 and lengths[0] > 0 else 0.0
-    return [scale * x for x in total] if scale else parts[0]

@@ -15,7 +15,7 @@ from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
 from langchain_memkit.backends._vectors.embedding import question_vector
 from langchain_memkit.backends._vectors.forgetting import Forgetting
 from langchain_memkit.backends._vectors.rows import Row, Shown, Vector, plain_row, shown_of
-from langchain_memkit.backends._vectors.scope import Scope, check_k, diverse, pages_of, scope_of
+from langchain_memkit.backends._vectors.scope import Filter, Scope, check_k, diverse, pages_of, scope_of
 from langchain_memkit.backends._vectors.shelf import in_thread
 from langchain_memkit.base import check_id
 
@@ -158,13 +158,26 @@ class RecordVectorStore(Forgetting, VectorStore):
         """Async twin of `similarity_search_with_score`."""
         return [(shown.document, score) for shown, score in await adrive(self._search(query, k, **kwargs), arun_step)]
 
-    def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **kwargs: Any) -> list[Document]:
+    def similarity_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        filter: Filter | None = None,  # noqa: A002  # LangChain's name
+        **kwargs: Any,
+    ) -> list[Document]:
         """As `similarity_search`, for a vector."""
-        return [shown.document for shown, _ in drive(self._near(embedding, k, **kwargs), run_step)]
+        return [shown.document for shown, _ in drive(self._near(embedding, k, filter=filter, **kwargs), run_step)]
 
-    async def asimilarity_search_by_vector(self, embedding: list[float], k: int = 4, **kwargs: Any) -> list[Document]:
+    async def asimilarity_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        filter: Filter | None = None,  # noqa: A002  # LangChain's name
+        **kwargs: Any,
+    ) -> list[Document]:
         """Async twin of `similarity_search_by_vector`."""
-        return [shown.document for shown, _ in await adrive(self._near(embedding, k, **kwargs), arun_step)]
+        found = await adrive(self._near(embedding, k, filter=filter, **kwargs), arun_step)
+        return [shown.document for shown, _ in found]
 
     def max_marginal_relevance_search(
         self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
@@ -193,16 +206,30 @@ class RecordVectorStore(Forgetting, VectorStore):
         return diverse(await adrive(self._search(query, max(k, fetch_k), **kwargs), arun_step), k, lambda_mult)
 
     def max_marginal_relevance_search_by_vector(
-        self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
+        self,
+        embedding: list[float],
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        filter: Filter | None = None,  # noqa: A002  # LangChain's name
+        **kwargs: Any,
     ) -> list[Document]:
         """As `max_marginal_relevance_search`, for a vector."""
-        return diverse(drive(self._near(embedding, max(k, fetch_k), **kwargs), run_step), k, lambda_mult)
+        near = drive(self._near(embedding, max(k, fetch_k), filter=filter, **kwargs), run_step)
+        return diverse(near, k, lambda_mult)
 
     async def amax_marginal_relevance_search_by_vector(
-        self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
+        self,
+        embedding: list[float],
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        filter: Filter | None = None,  # noqa: A002  # LangChain's name
+        **kwargs: Any,
     ) -> list[Document]:
         """Async twin of `max_marginal_relevance_search_by_vector`."""
-        return diverse(await adrive(self._near(embedding, max(k, fetch_k), **kwargs), arun_step), k, lambda_mult)
+        near = await adrive(self._near(embedding, max(k, fetch_k), filter=filter, **kwargs), arun_step)
+        return diverse(near, k, lambda_mult)
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         """The cosine, from 0 to 1; what points away counts as 0."""
@@ -238,6 +265,8 @@ class RecordVectorStore(Forgetting, VectorStore):
         best: list[tuple[Shown, float]] = []
         for page in pages_of(ids, k):
             stored = yield self._step(lambda page=page: self._backend.by_ids([name for name, _ in page], vectors=True))  # type: ignore[misc]  # bound now
+            there = {row.id for row in stored}
+            self._shelf.miss([name for name, _ in page if name not in there])
             shown = {s.document.id: s for s in shown_of(stored, self._now()) if s.vector is not None and scope.takes(s)}
             best += [(shown[name], score) for name, score in page if name in shown]
             if len(best) >= k:

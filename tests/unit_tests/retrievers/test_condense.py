@@ -6,6 +6,7 @@ import asyncio
 import logging
 import pickle
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -517,12 +518,27 @@ def test_rewrites_are_kept(run: Run) -> None:
         assert len(model.calls) == calls
 
 
+def test_a_rewrite_is_kept_for_its_model_its_prompt_and_its_run(run: Run) -> None:
+    """Another model, another prompt or another configuration is asked anew."""
+    who = RunnableLambda(lambda _, config: f"How old is {config['configurable']['who']}?")
+    retriever = over(Echo(), who)
+    for name in ("Ann", "Bob", "Ann"):
+        config = {"configurable": {"who": name}}
+        assert run(retriever, "condense_question", FOLLOW_UP, TALK, config).question == f"How old is {name}?"
+    first = over(Echo(), Recorder("How old is Ann?"))
+    second = first.model_copy(update={"llm": RunnableLambda(Recorder("How old is Bob?"))})
+    third = first.model_copy(update={"prompt": "Rewrite the question."})
+    for made, name in ((first, "Ann"), (second, "Bob"), (first, "Ann"), (third, "Ann")):
+        assert run(made, "condense_question", FOLLOW_UP, TALK).question == f"How old is {name}?"
+    assert len(first.llm.func.calls) == 3
+
+
 def test_copies(run: Run) -> None:
     """A deep copy works, and so does what is pickled of the cache."""
     retriever = over(Echo(), Recorder())
     run(retriever, "condense_question", FOLLOW_UP, TALK)
     assert run(deepcopy(retriever), "condense_question", FOLLOW_UP, TALK).question == GOOD
-    assert pickle.loads(pickle.dumps(retriever._rewrites)).get("x") is None
+    assert pickle.loads(pickle.dumps(retriever._rewrites)).get("x", (None, None)) is None
 
 
 def test_concurrency() -> None:
@@ -703,6 +719,15 @@ def test_wrong_arguments(options: dict[str, Any], problem: str) -> None:
     """Mistakes are named when the retriever is made."""
     with pytest.raises(ValueError, match=problem):
         CondenseQuestionRetriever(**{"retriever": Echo(), **options})
+
+
+def test_errors_of_the_constructor_hold_no_secrets() -> None:
+    """They name the argument, and nothing of what the others hold."""
+    secret = FakeListChatModel(responses=["sk-secret"])
+    for options in ({"prompt": ""}, {"history": 7}, {"n": 0}, {"timeout": -1}, {"nonsense": 1}, {"mode": "always"}):
+        with pytest.raises(ConfigurationError, match=next(iter(options))) as failure:
+            over(Echo(), secret, **options)
+        assert "sk-secret" not in "".join(traceback.format_exception(failure.value))
 
 
 def test_what_it_shows_holds_no_secrets() -> None:

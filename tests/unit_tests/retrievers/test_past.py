@@ -40,7 +40,7 @@ def test_any_form_of_messages() -> None:
     ]
     assert as_messages(HumanMessage("a")) == [HumanMessage("a")]
     assert as_messages(None) == as_messages([]) == []
-    for wrong in (7, [7], [("nobody", "a")], [("When is tea?", "At five.")]):
+    for wrong in (7, {"messages": ["a"]}, [7], [("nobody", "a")], [("When is tea?", "At five.")]):
         with pytest.raises(ConfigurationError, match="chat_history"):
             as_messages(wrong)
 
@@ -56,3 +56,15 @@ def test_documents_of_answers() -> None:
     assert is_among(Document("Tea.", id="t"), keys)  # the same text, under an id that it did not have
     assert not is_among(named, keys)
     assert is_among(named, answered_by([AIMessage("x", response_metadata={"memkit_documents": ["m"]})]))
+
+
+def test_newest_answers_count() -> None:
+    """What is asked for beside the documents that answered does not grow with the conversation."""
+    answers = [AIMessage("x", response_metadata={"memkit_documents": [f"{i}-a", f"{i}-b"]}) for i in range(1000)]
+    assert answered_by(answers) == {f"{i}-{name}" for i in range(950, 1000) for name in "ab"}
+
+
+def test_long_white_space_is_read_in_a_moment() -> None:
+    """An answer of a model gone wild costs no quadratic search for citations: it would take minutes."""
+    wild = "a" + "\n" * 1_000_000 + " " * 1_000_000 + "[1]"
+    assert turns_of([HumanMessage("q"), AIMessage(wild)])[0][0] == "q"

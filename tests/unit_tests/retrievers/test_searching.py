@@ -10,7 +10,7 @@ from typing import Any
 import bm25s
 import numpy as np
 import pytest
-from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
@@ -400,3 +400,130 @@ def test_where_nothing_was_answered_nothing_can_be_found_again(run: Run) -> None
     unnamed = [message.model_copy(update={"response_metadata": {}}) for message in TALK]
     run(over(search, skip_answered=True), "invoke", {"input": FOLLOW_UP, "chat_history": unnamed})
     assert expanded(FOLLOW_UP, turns_of(unnamed), CAREFUL) in search.queries
+
+
+def allowed(documents: list[Document]) -> list[Document]:
+    """What the user may see."""
+    return [document for document in documents if document.id not in ("macron", "cheese")]
+
+
+class Guarded(InMemoryVectorStore):
+    """A store that hides by text what its searches by vector show."""
+
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        """By text."""
+        return allowed(super().similarity_search(query, k, **kwargs))
+
+    async def asimilarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        """By text."""
+        return allowed(await super().asimilarity_search(query, k, **kwargs))
+
+
+class GuardedByInvoke(VectorStoreRetriever):
+    """A retriever that hides something after its search."""
+
+    def invoke(self, *args: Any, **kwargs: Any) -> list[Document]:
+        """Sync."""
+        return allowed(super().invoke(*args, **kwargs))
+
+    async def ainvoke(self, *args: Any, **kwargs: Any) -> list[Document]:
+        """Async."""
+        return allowed(await super().ainvoke(*args, **kwargs))
+
+
+class GuardedInAsync(VectorStoreRetriever):
+    """A retriever that hides something in one style at least: the other is not passed by either."""
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any, **kwargs: Any) -> list[Document]:
+        return allowed(super()._get_relevant_documents(query, run_manager=run_manager, **kwargs))
+
+    async def _aget_relevant_documents(self, query: str, *, run_manager: Any, **kwargs: Any) -> list[Document]:
+        return allowed(await super()._aget_relevant_documents(query, run_manager=run_manager, **kwargs))
+
+
+class GuardedWords(BM25Retriever):
+    """The same by words."""
+
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        return allowed(super()._get_relevant_documents(query, run_manager=run_manager))
+
+
+class Swallowing(InMemoryVectorStore):
+    """A store that obeys a filter by text only, without saying so."""
+
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        """By text."""
+        return super().similarity_search(query, k, **kwargs)
+
+    async def asimilarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        """By text."""
+        return await super().asimilarity_search(query, k, **kwargs)
+
+    def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **kwargs: Any) -> list[Document]:
+        """By vector."""
+        return super().similarity_search_by_vector(embedding, k)
+
+    async def asimilarity_search_by_vector(self, embedding: list[float], k: int = 4, **kwargs: Any) -> list[Document]:
+        """By vector."""
+        return await super().asimilarity_search_by_vector(embedding, k)
+
+
+@pytest.mark.parametrize("kind", ["store", "invoke", "async", "words", "swallowing"])
+def test_what_a_subclass_hides_stays_hidden(run: Run, embedding: Embeddings, kind: str) -> None:
+    """Weighted searches never go around a class that does more than the library's, in either style."""
+    plain, guarded, swallowing = (made(embedding) for made in (InMemoryVectorStore, Guarded, Swallowing))
+    for store in (plain, guarded, swallowing):
+        store.add_texts([*PAGES.values()], ids=[*PAGES])
+    inner: Any = {
+        "store": guarded.as_retriever(),
+        "invoke": GuardedByInvoke(vectorstore=plain),
+        "async": GuardedInAsync(vectorstore=plain),
+        "words": GuardedWords(**dict(lexical())),
+        "swallowing": swallowing.as_retriever(search_kwargs={"filter": lambda document: bool(allowed([document]))}),
+    }[kind]
+    for options in ({}, {"k": 3}, {"fuse_original": True}, {"skip_answered": True}):
+        found = run(over(inner, **options), "invoke", follow_up())
+        assert found
+        assert {document.id for document in found}.isdisjoint(("macron", "cheese"))
+
+
+class Textual(InMemoryVectorStore):
+    """A store whose search by vector is a promise."""
+
+    def similarity_search_by_vector(self, *args: Any, **kwargs: Any) -> list[Document]:
+        """Not there."""
+        raise NotImplementedError
+
+    async def asimilarity_search_by_vector(self, *args: Any, **kwargs: Any) -> list[Document]:
+        """Not there."""
+        raise NotImplementedError
+
+
+def test_where_there_is_no_search_by_vector_text_is_searched(run: Run, embedding: Embeddings) -> None:
+    """The turn goes on."""
+    store = Textual(embedding)
+    store.add_texts([*PAGES.values()], ids=[*PAGES])
+    assert "macron" in names(run(over(store.as_retriever()), "invoke", follow_up()))
+
+
+class Runs(BaseCallbackHandler):
+    """Hears of searches."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, list[str]]] = []
+
+    def on_retriever_start(self, serialized: Any, query: str, *, name: str, tags: Any, **kwargs: Any) -> None:
+        """A search begins."""
+        self.heard.append((name, sorted(tags or [])))
+
+
+def test_weighted_searches_are_traced_as_the_retriever(run: Run, store: VectorStore) -> None:
+    """By its name and with what it is bound to, sized or not."""
+    for inner in (store.as_retriever(tags=["mine"]), lexical()):
+        for options in ({}, {"k": 2}):
+            runs = Runs()
+            bound = inner.with_config(tags=["bound"], callbacks=[runs])
+            run(over(bound, **options), "invoke", follow_up())
+            ((name, tags),) = runs.heard
+            assert name == type(inner).__name__
+            assert {"bound", *(inner.tags or [])} <= {*tags}
