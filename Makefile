@@ -29,11 +29,16 @@ endef
 # tests do not wait for the disk.
 IN_MEMORY = if df -Pk /dev/shm 2>/dev/null | awk 'END { exit !($$4 > 6000000) }'; then export TMPDIR=/dev/shm; fi;
 
-# Builds the wheel into a new temporary folder that is removed at the end, and makes a bare environment there.
-define wheel_in_new_venv
+# Builds the wheel into a new temporary folder that is removed at the end.
+define wheel_in_new_folder
 tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
 $(say) "building the wheel"; $(PY) -m pip wheel $(QUIET) --no-deps --wheel-dir "$$tmp" .; wheel=$$(ls "$$tmp"/*.whl); \
-$(PY) -m zipfile -l "$$wheel" | awk 'NR > 1 && $$1 !~ /^langchain_memkit[\/-]/ { print "not ours: " $$1; bad = 1 } END { exit bad }'; \
+$(PY) -m zipfile -l "$$wheel" | awk 'NR > 1 && $$1 !~ /^langchain_memkit[\/-]/ { print "not ours: " $$1; bad = 1 } END { exit bad }';
+endef
+
+# The same, and a bare environment there.
+define wheel_in_new_venv
+$(wheel_in_new_folder) \
 $(say) "new environment for $$(basename "$$wheel")"; $(PY) -m venv "$$tmp/venv"; \
 $(call install,"$$tmp/venv",--upgrade 'pip>=25.1')
 endef
@@ -42,7 +47,7 @@ SHELL       := /bin/sh
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test gate gate-peer lint types e2e e2e-content notebooks bench wheel floor clean
+.PHONY: help env demo test gate gate-peer lint types e2e e2e-content notebooks bench wheel extras floor clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -140,6 +145,11 @@ print(f"langchain-memkit {importlib.metadata.version('langchain-memkit')} with l
       f"{len(langchain_memkit.__all__)} names, of which {len(missing)} ask for an extra {missing}")
 endef
 export BARE_IMPORT
+
+extras: $(DEMO) ## every extra alone in an empty environment: installs, says what is missing, does a little real work
+	@$(PY) tools/parts.py openssl11
+	@$(wheel_in_new_folder) \
+	$(say) "each extra in an environment of its own, two at a time"; $(PY) tools/extras.py "$$wheel"
 
 floor: $(BASE) ## unit tests of the installed wheel on the oldest supported dependencies
 	@$(wheel_in_new_venv) \

@@ -19,6 +19,7 @@ from langchain_memkit.preprocessors import create_history_preprocessor, create_t
 from langchain_memkit.runnables import RunnableWithMessageHistory, create_runnable_with_message_history
 
 if TYPE_CHECKING:
+    from langchain_memkit.backends.langgraph_store import LangGraphKeyValueStore
     from langchain_memkit.backends.mongodb import MongoDBChatMessageHistory, MongoDBKeyValueStore
     from langchain_memkit.backends.mongodb.vectors import MongoDBVectorStore
     from langchain_memkit.backends.spacy import SpacyEntityExtractor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from langchain_memkit.memories.entity import EntityMemory
     from langchain_memkit.memories.key_value import KeyValueMemory
     from langchain_memkit.memories.vector import VectorMemory
+    from langchain_memkit.middleware import MessageHistoryMiddleware
     from langchain_memkit.retrievers import CondenseQuestionRetriever
     from langchain_memkit.runnables.rag import create_conversational_rag_chain
 
@@ -36,7 +38,9 @@ __all__ = [
     "CondenseQuestionRetriever",
     "EntityMemory",
     "KeyValueMemory",
+    "LangGraphKeyValueStore",
     "Memory",
+    "MessageHistoryMiddleware",
     "MongoDBChatMessageHistory",
     "MongoDBKeyValueStore",
     "MongoDBVectorStore",
@@ -63,6 +67,8 @@ _LAZY = {
     "CondenseQuestionRetriever": ("langchain_memkit.retrievers", *_VECTOR),
     "EntityMemory": ("langchain_memkit.memories.entity", *_MATCHING),
     "KeyValueMemory": ("langchain_memkit.memories.key_value", *_MATCHING),
+    "LangGraphKeyValueStore": ("langchain_memkit.backends.langgraph_store", "langgraph", ("langgraph",)),
+    "MessageHistoryMiddleware": ("langchain_memkit.middleware", "agents", ("langchain", "langgraph")),
     "MongoDBChatMessageHistory": _MONGODB,
     "MongoDBKeyValueStore": _MONGODB,
     "MongoDBVectorStore": ("langchain_memkit.backends.mongodb.vectors", "mongodb,vector", (*_MONGODB[2], *_VECTOR[1])),

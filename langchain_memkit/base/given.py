@@ -17,5 +17,7 @@ def kind_given(value: object, wanted: type) -> str:
         ('int', 'the class OSError: call it', 'the class int')
     """
     if not isinstance(value, type):
-        return type(value).__name__
+        # LangGraph's stores have the same class names as langchain-core's
+        langgraph = "; it is one of LangGraph's, so wrap it: LangGraphKeyValueStore(store)"
+        return type(value).__name__ + (langgraph if hasattr(value, "list_namespaces") else "")
     return f"the class {value.__name__}" + (": call it" if issubclass(value, wanted) else "")

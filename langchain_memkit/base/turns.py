@@ -36,6 +36,7 @@ class Turn:
         tokens: Tokens of each message, as counted when it was stored.
         problems: What could not be read of this row, a line each; empty for a sound row.
         expires_at: When it goes of itself; None for never.
+        is_deleted: Whether `delete_turn` hid it: only exports and migrations see such turns.
     """
 
     seq: int
@@ -46,6 +47,7 @@ class Turn:
     tokens: list[int]
     problems: list[str] = field(default_factory=list)
     expires_at: datetime | None = None
+    is_deleted: bool = False
 
 
 class Position(NamedTuple):

@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._histories import add_messages, clear_messages
 from langchain_memkit.base import CONTEXT, GetSessionHistory, Memory, Preprocessor, SessionInfo, TurnContext, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.loading import load
@@ -128,12 +129,12 @@ class ChatHistoryMemory(Memory):
             yield Step(partial(history.append_turn, turn, **options), partial(history.aappend_turn, turn, **options))
             self._at = {}  # the turn that began with `load` is over
         else:
-            yield Step(partial(history.add_messages, turn), partial(history.aadd_messages, turn))
+            yield add_messages(history, turn)
 
     def _clear(self) -> Flow[None]:
         if self.read_only:
             return
-        yield Step(self.history.clear, self.history.aclear)
+        yield clear_messages(self.history)
         self._at = {}
         chain: Any = self.preprocessor
         if hasattr(chain, "aclear") and self.session_id:

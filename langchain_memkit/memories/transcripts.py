@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit._flow import Flow, Step
+from langchain_memkit._histories import read_messages
 from langchain_memkit.base import GetSessionHistory
 from langchain_memkit.errors import ConfigurationError
 
@@ -60,12 +61,14 @@ def stretches_of(history: Any) -> Step:
     async def aturns() -> list[Stretch]:
         return [_stretch(turn) async for turn in history.aiter_turns()]
 
+    messages = read_messages(history)
+
     async def amessages() -> list[Stretch]:
-        return [Stretch(await history.aget_messages(), None)]
+        return [Stretch(await messages.asynchronous(), None)]
 
     if hasattr(history, "iter_turns"):
         return Step(lambda: [_stretch(turn) for turn in history.iter_turns()], aturns)
-    return Step(lambda: [Stretch(history.messages, None)], amessages)
+    return Step(lambda: [Stretch(messages.sync(), None)], amessages)
 
 
 def read_transcript(
@@ -103,7 +106,7 @@ def erased_messages(
         if hasattr(history, "stored_ids"):
             found = yield _asked(history, sorted(ids))
         else:
-            found = {message.id for message in (yield Step(lambda h=history: h.messages, history.aget_messages))}  # type: ignore[misc]  # bound now
+            found = {message.id for message in (yield read_messages(history))}
         erased |= {(session, message) for message in set(ids) - found}
     return erased
 

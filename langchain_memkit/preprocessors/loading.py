@@ -8,6 +8,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow, Step
+from langchain_memkit._histories import read_messages
 from langchain_memkit.base import HistoryMessages, HistoryView, Preprocessor, Window
 from langchain_memkit.messages.turns import cut_tail
 
@@ -22,7 +23,7 @@ def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig
         native: Whether the history is one of ours, which can read a part of itself.
     """
     if not native:
-        return HistoryView(list((yield Step(lambda: history.messages, history.aget_messages))))
+        return HistoryView(list((yield read_messages(history))))
     size: int | None = getattr(history, "history_size", None)
     first: Any = getattr(preprocessor, "first", preprocessor)
     if not hasattr(first, "window"):

@@ -62,6 +62,11 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
         """What counts."""
         return self._budget.counter
 
+    @property
+    def budget(self) -> Budget:
+        """How much may be shown."""
+        return self._budget
+
     # -- as a runnable
 
     def window(self, config: RunnableConfig | None = None) -> Window:

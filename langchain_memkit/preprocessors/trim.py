@@ -156,6 +156,11 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         """What counts."""
         return self._budget.counter
 
+    @property
+    def budget(self) -> Budget:
+        """How much may be shown."""
+        return self._budget
+
     def window(self, config: RunnableConfig | None = None) -> Window:
         """What of a history is needed: the newest rows that fill the budget."""
         return self._budget.window(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig, ensure_config
@@ -15,9 +15,9 @@ from pydantic import BaseModel, RootModel, create_model
 
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
-from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.runnables.memories import Memories, OnLoadError
+from langchain_memkit.runnables.memories import OnLoadError
 from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
+from langchain_memkit.runnables.session import checked_function
 from langchain_memkit.runnables.turn import HistoryTurn
 
 __all__ = ["RunnableWithMessageHistory", "create_runnable_with_message_history"]
@@ -56,6 +56,9 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
     history_messages_key: str | None = None
     history_factory_config: Sequence[ConfigurableFieldSpec]
 
+    _turn_type: ClassVar[type[HistoryTurn]] = HistoryTurn
+    _policy_type: ClassVar[type[Policy]] = Policy
+
     def __init__(
         self,
         runnable: Any,
@@ -76,27 +79,23 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         on_load_error: OnLoadError = "report",
         **kwargs: Any,
     ) -> None:
-        given: object = get_session_history
-        if not callable(given):
-            msg = "get_session_history must be callable: a function of session_id, or X.factory(...)"
-            raise ConfigurationError(msg)
-        chain = None if preprocessor is None else coerce_to_runnable(preprocessor)
-        policy = Policy(
+        checked_function(get_session_history)
+        policy = self._policy_type.of(
             output_messages_key,
-            chain,
-            Memories.of(memories, on_load_error),
+            preprocessor,
+            memories,
             before_save,
             on_save_error,
             on_model_error,
             on_abort,
             on_dropped_turn,
             on_context_overflow,
+            on_load_error,
         )
-        policy.check()
         # past LangChain's constructor, which warns that it is deprecated
         RunnableBindingBase.__init__(
             self,
-            bound=HistoryTurn(
+            bound=self._turn_type(
                 coerce_to_runnable(runnable),
                 get_session_history,
                 input_messages_key,

@@ -8,17 +8,17 @@ from typing import Any, get_args
 from langchain_core.language_models import LanguageModelLike
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
-from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
+from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit.base import GetSessionHistory, Preprocessor
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors import create_trim_preprocessor
 from langchain_memkit.retrievers import CondenseQuestionRetriever
 from langchain_memkit.retrievers.question import Mode
-from langchain_memkit.runnables import RunnableWithMessageHistory, create_runnable_with_message_history
+from langchain_memkit.runnables import RunnableWithMessageHistory
 from langchain_memkit.runnables.rag_prompt import RagPrompt
 from langchain_memkit.runnables.rag_questions import LastQuestions
-from langchain_memkit.runnables.rag_turn import ANSWER, HISTORY, Answering, RagTurn
+from langchain_memkit.runnables.rag_turn import ANSWER, CONTEXT, HISTORY, STANDALONE, Answering, RagPolicy, RagTurn
 
 __all__ = ["create_conversational_rag_chain"]
 
@@ -93,6 +93,9 @@ def create_conversational_rag_chain(
         if name in options:
             msg = f"{name} cannot be set: the chain's keys are {ANSWER!r} and {HISTORY!r}"
             raise ConfigurationError(msg)
+    if input_messages_key in {"", ANSWER, CONTEXT, HISTORY, STANDALONE}:
+        msg = f"input_messages_key={input_messages_key!r}: the chain's output has that key for something else"
+        raise ConfigurationError(msg)
     options["preprocessor"] = _preprocessor(n_questions, max_tokens, options.get("preprocessor"))
     answering = Answering(
         coerce_to_runnable(llm),
@@ -100,7 +103,7 @@ def create_conversational_rag_chain(
         RagPrompt(prompt, input_messages_key),
         input_messages_key,
     )
-    chat = create_runnable_with_message_history(
+    return ConversationalRag(
         answering,
         get_session_history,
         input_messages_key=input_messages_key,
@@ -108,8 +111,13 @@ def create_conversational_rag_chain(
         history_messages_key=HISTORY,
         **options,
     )
-    chat.bound = RagTurn.instead_of(chat.bound)
-    return chat
+
+
+class ConversationalRag(RunnableWithMessageHistory):
+    """The chain: a turn that stores what its answer was made from."""
+
+    _turn_type = RagTurn
+    _policy_type = RagPolicy
 
 
 def _condensing(retriever: Any, llm: Any, mode: Mode, n_questions: int | None) -> Runnable[Any, Any]:
@@ -117,23 +125,27 @@ def _condensing(retriever: Any, llm: Any, mode: Mode, n_questions: int | None) -
     if mode not in MODES:
         msg = f"condense must be one of {', '.join(map(repr, MODES))}, not {mode!r:.50}"
         raise ConfigurationError(msg)
-    bare = retriever
-    while isinstance(bare, RunnableBindingBase):  # as with_config makes one
-        bare = bare.bound
-    if isinstance(bare, CondenseQuestionRetriever):
+    bare = _condensing_within(retriever)
+    if bare is not None:
         if mode not in ("auto", bare.mode):
             msg = f"condense={mode!r}, but the retriever has mode={bare.mode!r}: set it there"
             raise ConfigurationError(msg)
         return retriever  # type: ignore[no-any-return]  # a runnable, as was just seen
-    if not (isinstance(retriever, Runnable) or callable(retriever)):
-        hint = "; call its as_retriever()" if hasattr(retriever, "as_retriever") else ""
-        msg = (
-            "retriever must be a LangChain retriever, or a runnable or function from a string to documents, "
-            f"not {type(retriever).__name__}{hint}"
-        )
-        raise ConfigurationError(msg)
     known: dict[str, Any] = {} if n_questions is None else {"n": n_questions}
     return CondenseQuestionRetriever(retriever=retriever, llm=llm, mode=mode, **known)
+
+
+def _condensing_within(runnable: Any) -> CondenseQuestionRetriever | None:
+    """Ours in what a user made of it: bound, with fallbacks or alternatives, or at the beginning of a pipe."""
+    while not isinstance(runnable, CondenseQuestionRetriever):
+        for name in ("bound", "first", "runnable", "default"):
+            inner = getattr(runnable, name, None)
+            if isinstance(inner, Runnable):
+                runnable = inner
+                break
+        else:
+            return None
+    return runnable
 
 
 def _preprocessor(n_questions: int | None, max_tokens: int | None, given: Any) -> Preprocessor | None:

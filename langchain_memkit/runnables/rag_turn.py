@@ -26,7 +26,7 @@ from langchain_memkit.runnables.rag_prompt import Asked, RagPrompt
 from langchain_memkit.runnables.saving import OpenTurn, Policy
 from langchain_memkit.runnables.turn import HistoryTurn
 
-__all__ = ["Answering", "RagTurn"]
+__all__ = ["Answering", "RagPolicy", "RagTurn"]
 
 ANSWER = "answer"
 CONTEXT = "context"
@@ -107,6 +107,9 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
         """The input with what was found, and what the model is asked."""
         asked = Asked.of(input_messages(given, self._input_key))
         query: Any = {"input": asked.question, HISTORY: [*given[HISTORY], *asked.before]}
+        if not asked.question.strip():  # an image alone: there is nothing to search for
+            value = {**given, CONTEXT: [], STANDALONE: asked.question}
+            return value, (yield from self._prompt.build(value, asked, config))
         retriever, heard = self._retriever, _Heard()
         listening = merge_configs(config, {"callbacks": [heard]})
         found = yield Step(lambda: retriever.invoke(query, listening), lambda: retriever.ainvoke(query, listening))
@@ -162,12 +165,6 @@ def _text(output: Any) -> str:
 
 class RagTurn(HistoryTurn):
     """A turn that stores what its answer was made from, and is tried with less of the past while nothing was said."""
-
-    @classmethod
-    def instead_of(cls, turn: Any) -> RagTurn:
-        """The turn that `create_runnable_with_message_history` made, as this."""
-        policy = RagPolicy(*(getattr(turn._policy, field.name) for field in fields(Policy)))
-        return cls(turn.runnable, turn._get_session_history, turn._input_key, turn._history_key, turn._specs, policy)
 
     def _smaller(
         self,

@@ -7,14 +7,17 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 from uuid import NAMESPACE_OID, uuid5
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.base import coerce_to_runnable
 
+from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._flow import Flow, Step, user_code
-from langchain_memkit.base import Memory, Preprocessor, SavedTurn, utc_now
+from langchain_memkit._histories import add_messages
+from langchain_memkit.base import Memory, Preprocessor, SavedTurn, TurnContext, utc_now
 from langchain_memkit.base.ids import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -32,6 +35,8 @@ from langchain_memkit.runnables.memories import Memories
 __all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "Policy"]
 
 logger = logging.getLogger("langchain_memkit")
+
+SMALLER = 0.7  # of the budget, after the model said that it was too much
 
 BeforeSave: TypeAlias = Callable[[list[BaseMessage]], list[BaseMessage]]
 OnSaveError: TypeAlias = Literal["raise", "log"] | Callable[[HistoryWriteError], None]
@@ -53,6 +58,7 @@ class OpenTurn:
     asked: list[BaseMessage]
     input: Any
     config: RunnableConfig
+    in_graph: bool = False  # its messages were given ids on the way in, other ones in each attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,22 @@ class Policy:
     on_abort: Literal["save_partial", "discard"]
     on_dropped_turn: OnDroppedTurn
     on_context_overflow: Literal["retry", "raise"]
+
+    @classmethod
+    def of(cls, output_key: str | None, preprocessor: Any, memories: Any, before_save: Any, *words: Any) -> Self:
+        """Checks the arguments of a door.
+
+        Args:
+            output_key: As given.
+            preprocessor: A runnable or a function, or None.
+            memories: As given.
+            before_save: As given.
+            words: The `on_...` in the order of the fields, `on_load_error` last.
+        """
+        chain = None if preprocessor is None else coerce_to_runnable(preprocessor)
+        policy = cls(output_key, chain, Memories.of(memories, words[-1]), before_save, *words[:-1])
+        policy.check()
+        return policy
 
     def check(self) -> None:
         """Refuses misspelt policies now rather than at the first failure."""
@@ -87,6 +109,23 @@ class Policy:
                 msg = f"{name} must be {' or '.join(map(repr, words))}{or_callable}, not {value!r:.50}"
                 raise ConfigurationError(msg)
 
+    def overflowed(
+        self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError, *, said: bool = False
+    ) -> Flow[None]:
+        """The model was given too much: from now on less of the budget is used; else its error.
+
+        Args:
+            context: Of the turn.
+            config: Of the turn.
+            error: The model's.
+            said: Whether it had begun to answer.
+        """
+        if context.scale < 1 or not context.used or said or self.on_context_overflow == "raise":
+            raise error
+        logger.warning("the model was given more than its context holds; trying once with %d%%", 100 * SMALLER)
+        yield event(config, "memkit_context_overflow", {"error": type(error).__name__, "scale": SMALLER})
+        context.scale = SMALLER
+
     def save(self, turn: OpenTurn, output: Any) -> Flow[None]:
         """Stores the finished turn, and applies `on_save_error` if that fails."""
         try:
@@ -94,18 +133,37 @@ class Policy:
             messages = [*turn.new, *_without_notes(without_echo(answer, turn.shown, turn.asked))]
             yield from self._store(turn, messages, turn.turn_id)
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
-            if self.on_dropped_turn == "raise" and isinstance(error, (StaleTurnError, IdempotencyConflictError)):
-                raise _write_error(error, turn, output) from error.__cause__
-            yield from self._save_failed(turn, _write_error(error, turn, output))
+            yield from self._not_saved(turn, error, output)
+
+    def save_messages(self, turn: OpenTurn, messages: Sequence[BaseMessage], output: Any) -> Flow[int | None]:
+        """As `save`, for who knows the messages of the turn; returns its position, None if it has none."""
+        try:
+            whole = output_messages(list(messages), None)
+            return (yield from self._store(turn, _without_notes(whole), turn.turn_id))
+        except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
+            yield from self._not_saved(turn, error, output)
+            return None
+
+    def _not_saved(self, turn: OpenTurn, error: Exception, output: Any) -> Flow[None]:
+        if self.on_dropped_turn == "raise" and isinstance(error, (StaleTurnError, IdempotencyConflictError)):
+            raise _write_error(error, turn, output) from error.__cause__
+        yield from self._save_failed(turn, _write_error(error, turn, output))
 
     def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> Flow[None]:
         """Stores what was yielded before the stream was closed or cancelled."""
         if self.on_abort == "discard" or streamed.empty:
             return
         output = streamed.value
+        yield from self.save_partial(
+            turn, lambda: without_echo(output_messages(output, self.output_key), turn.shown, turn.asked), output
+        )
+
+    def save_partial(self, turn: OpenTurn, said: Callable[[], list[BaseMessage]], output: Any) -> Flow[None]:
+        """Stores what had been said when the turn was stopped, if anything; raises as a save does."""
+        if self.on_abort == "discard":
+            return
         try:
-            said = without_echo(output_messages(output, self.output_key), turn.shown, turn.asked)
-            partial = aborted(_without_notes(said))
+            partial = aborted(_without_notes(said()))
             if partial:
                 # an id of its own, so that a retry of the turn is still stored
                 yield from self._store(turn, [*turn.new, *partial], _derived_id(turn.turn_id, "aborted"))
@@ -125,29 +183,36 @@ class Policy:
             logger.error("the model failed, and then its input was not stored: %s", error)
             yield _event(turn, "memkit_save_error", error)
 
-    def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> Flow[None]:
-        asked, given = len(turn.new), len(messages)
+    def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> Flow[int | None]:
+        given = len(messages)
         if self.before_save is not None:
             # copies, so that redacting in place changes neither the caller's input nor the answer that is returned
             copies = [m.model_copy() for m in messages]
             messages = list((yield user_code(self.before_save, copies, name="before_save")))
-        if not messages:
-            return
+        return (yield from self._append(turn, messages, turn_id, given)) if messages else None
+
+    def _append(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int) -> Flow[int | None]:
+        asked = len(turn.new)
         history, at = turn.history, {"epoch": turn.epoch, "since": turn.since}
         if not turn.native:
-            yield Step(lambda: history.add_messages(messages), lambda: history.aadd_messages(messages))
+            yield add_messages(history, messages)
             yield from save_all(turn.memories, SavedTurn(messages, turn_id))
-            return
+            return None
         named = _with_ids(messages, history, turn_id)
+        seq: int | None = None
         try:
-            yield Step(
+            seq = yield Step(
                 lambda: history.append_turn(named, turn_id=turn_id, **at),
                 lambda: history.aappend_turn(named, turn_id=turn_id, **at),
             )
         except StaleTurnError as error:
             yield from self._dropped(turn, error)
-            return
+            return None
         except IdempotencyConflictError as error:
+            if turn.in_graph:
+                if branch := _branch(turn, named, error.stored):
+                    return (yield from self._append(turn, named, branch, given))
+                messages = [_renamed(m, s) for m, s in zip(messages, error.stored, strict=False)]
             # a retry around the chain: same question, and the model worded its answer anew. The first one stays.
             if len(messages) != given or not same_messages(error.stored[:asked], messages[:asked]):
                 raise
@@ -158,6 +223,7 @@ class Policy:
         told = SavedTurn(named, turn_id, turn.epoch or 0, expires)
         yield from save_all(turn.memories, told)
         yield from take_back(turn.memories, told, history)
+        return seq
 
     def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:
         policy = self.on_dropped_turn
@@ -209,6 +275,19 @@ def _with_ids(messages: Sequence[BaseMessage], history: Any, turn_id: str) -> li
         m if m.id else m.model_copy(update={"id": str(uuid5(NAMESPACE_OID, "\0".join([*place, str(i)])))})
         for i, m in enumerate(messages)
     ]
+
+
+def _branch(turn: OpenTurn, messages: Sequence[BaseMessage], stored: Sequence[BaseMessage]) -> str | None:
+    """An id for a turn that was finished once and then run again from its middle; None if it is a retry."""
+    known = {m.id for m in stored}
+    new = [str(m.id) for m in messages if m.id not in known]
+    if not new or (turn.new and len(new) == len(messages)):
+        return None
+    return _derived_id(turn.turn_id, hashlib.sha256("\0".join(new).encode()).hexdigest()[:16])
+
+
+def _renamed(message: BaseMessage, other: BaseMessage) -> BaseMessage:
+    return message.model_copy(update={"id": other.id})
 
 
 def _derived_id(turn_id: str, state: str) -> str:

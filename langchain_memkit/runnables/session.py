@@ -52,6 +52,14 @@ def session_history(
     return user_code(acall if inspect.iscoroutinefunction(function) else call, name=name)
 
 
+def checked_function(function: object, name: str = "get_session_history") -> GetSessionHistory:
+    """The argument, if it can be called at all."""
+    if not callable(function):
+        msg = f"{name} must be callable: a function of session_id, or X.factory(...)"
+        raise ConfigurationError(msg)
+    return function
+
+
 def _standard_ids(
     parameters: Mapping[str, inspect.Parameter], configurable: dict[str, Any], name: str
 ) -> tuple[list[Any], dict[str, Any]]:

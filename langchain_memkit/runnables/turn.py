@@ -5,12 +5,10 @@ The steps are flows (see `_flow`), written once for both call styles.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
@@ -18,23 +16,16 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 
 from langchain_memkit._compat import ContextOverflowError
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, shielded
 from langchain_memkit.base import CONTEXT, GetSessionHistory, TurnContext, check_id
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
 from langchain_memkit.messages.notes import compose_notes, is_note
 from langchain_memkit.preprocessors.loading import load
-from langchain_memkit.runnables.events import event
 from langchain_memkit.runnables.memories import with_note
 from langchain_memkit.runnables.saving import OpenTurn, Policy
 from langchain_memkit.runnables.session import session_history
 
 __all__ = ["HistoryTurn"]
-
-logger = logging.getLogger("langchain_memkit")
-
-T = TypeVar("T")
-
-SMALLER = 0.7  # of the budget, after the model said that it was too much
 
 
 class HistoryTurn(Runnable[Any, Any]):
@@ -113,9 +104,9 @@ class HistoryTurn(Runnable[Any, Any]):
                     turn = await adrive(self._smaller(turn, value, config, error), arun_step)
                     output = await self.runnable.ainvoke(turn.input, turn.config, **kwargs)
             except Exception:
-                await _shielded(lambda: adrive(self._policy.model_failed(turn), arun_step))
+                await shielded(lambda: adrive(self._policy.model_failed(turn), arun_step))
                 raise
-            await _shielded(lambda: adrive(self._policy.save(turn, output), arun_step))
+            await shielded(lambda: adrive(self._policy.save(turn, output), arun_step))
             return output
 
         return await self._acall_with_config(turn_of, input, config)
@@ -224,15 +215,15 @@ class HistoryTurn(Runnable[Any, Any]):
                 streamed.add(chunk)
                 yield chunk
         except Exception:
-            await _shielded(lambda: adrive(self._policy.model_failed(turn), arun_step))
+            await shielded(lambda: adrive(self._policy.model_failed(turn), arun_step))
             raise
         except BaseException:  # closed by the consumer, collected, or cancelled
-            await _shielded(lambda: adrive(self._policy.abort(turn, streamed), arun_step))
+            await shielded(lambda: adrive(self._policy.abort(turn, streamed), arun_step))
             raise
         finally:
             if hasattr(chunks, "aclose"):
                 await chunks.aclose()
-        await _shielded(lambda: adrive(self._policy.save(turn, streamed.value), arun_step))
+        await shielded(lambda: adrive(self._policy.save(turn, streamed.value), arun_step))
 
     # -- the steps of a turn
 
@@ -298,12 +289,9 @@ class HistoryTurn(Runnable[Any, Any]):
     ) -> Flow[OpenTurn]:
         """The turn once more with less of the past, after the model said that it was too much; else its error."""
         context: TurnContext = turn.config["configurable"][CONTEXT]
-        tried = context.scale < 1 or not context.used or (streamed is not None and not streamed.empty)
-        if tried or self._policy.on_context_overflow == "raise":
-            raise error
-        logger.warning("the model was given more than its context holds; trying once with %d%%", 100 * SMALLER)
-        yield event(turn.config, "memkit_context_overflow", {"error": type(error).__name__, "scale": SMALLER})
-        again = yield from self._open(value, config, SMALLER)
+        said = streamed is not None and not streamed.empty
+        yield from self._policy.overflowed(context, turn.config, error, said=said)
+        again = yield from self._open(value, config, context.scale)
         return replace(turn, shown=again.shown, asked=again.asked, input=again.input, config=again.config)
 
     def _compose(self, value: Any, past: list[BaseMessage], asked: list[BaseMessage]) -> Any:
@@ -311,25 +299,3 @@ class HistoryTurn(Runnable[Any, Any]):
             return {**value, self._history_key: past}
         messages = [*past, *asked]
         return {**value, self._input_key: messages} if self._input_key else messages
-
-
-async def _shielded(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Awaits to the end even if cancelled meanwhile: a save that has begun is whole or nothing."""
-    task = asyncio.ensure_future(work())
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-        except BaseException:  # noqa: BLE001  # the task's own error: raised or logged below
-            break
-    if task.cancelled():
-        # the loop is shutting down and has cancelled every task, this one among them. Once: so it can be done now
-        await work()
-        raise cancelled or asyncio.CancelledError
-    if cancelled is None:
-        return task.result()
-    if (failure := task.exception()) is not None:
-        logger.error("a save failed while its caller was cancelled: %s", failure)
-    raise cancelled

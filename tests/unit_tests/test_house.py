@@ -21,13 +21,14 @@ from langchain_memkit.memories.vector import VectorMemory, VectorMemoryFactory
 PACKAGE = Path(langchain_memkit.__file__).parent
 
 # a module may import from the floors named here, and from its own folder
-PURE = {"base", "messages", "errors", "_compat", "_flow", "_locks", "_progress"}
+PURE = {"base", "messages", "errors", "_compat", "_flow", "_histories", "_locks", "_progress"}
 ARROWS = {
     "errors": set(),
     "_compat": set(),
     "_locks": set(),
     "_progress": set(),
     "_flow": {"errors"},
+    "_histories": {"_flow"},
     "base": {"errors"},
     "messages": {"base", "errors"},
     "matching": {"errors"},
@@ -39,7 +40,9 @@ ARROWS = {
     "backends": PURE | {"scoring"},
     "classic": PURE | {"memories"},
     "explain": PURE | {"memories", "preprocessors", "runnables"},
+    "middleware": PURE | {"memories", "preprocessors", "runnables"},
     "migrate": PURE | {"backends"},
+    "cli": PURE | {"backends", "migrate"},
     "testing": PURE | {"memories", "preprocessors", "runnables", "scoring"},
 }
 # driver -> the only modules that may import it
@@ -64,10 +67,14 @@ DRIVERS = {
     "langchain_core.chat_history": ("_compat.py",),
     "langchain_core.runnables.history": ("_compat.py",),
     "langchain_core.load": (),
-    "rich": ("_progress.py",),
+    "rich": ("_progress.py", "cli/"),
+    "typer": ("cli/",),
     "pickle": (),
-    "langchain": (),
+    "langchain": ("middleware/",),
+    "langgraph": ("backends/langgraph_store.py", "middleware/"),
     "langchain_community": (),
+    "ormsgpack": ("backends/langgraph_checkpoints.py",),
+    "sqlalchemy": ("backends/community.py",),
     "langchain_classic": ("classic.py",),
 }
 HARD = {"langchain_core", "pydantic", "typing_extensions", "langchain_memkit"}  # pydantic comes with langchain-core
@@ -126,7 +133,9 @@ def test_front_door() -> None:
         "CondenseQuestionRetriever",
         "EntityMemory",
         "KeyValueMemory",
+        "LangGraphKeyValueStore",
         "Memory",
+        "MessageHistoryMiddleware",
         "MongoDBChatMessageHistory",
         "MongoDBKeyValueStore",
         "MongoDBVectorStore",
@@ -165,6 +174,7 @@ def test_public_verbs_have_async_twins() -> None:
     factory = type(langchain_memkit.SQLiteChatMessageHistory.factory(":memory:"))
     without = {"add_message", "add_user_message", "add_ai_message", "factory", "close", "view"}
     stores = [langchain_memkit.SQLiteKeyValueStore, langchain_memkit.MongoDBKeyValueStore]
+    stores.append(langchain_memkit.LangGraphKeyValueStore)
     vectors = [langchain_memkit.SQLiteVectorStore, langchain_memkit.MongoDBVectorStore]
     memories = [EntityMemory, EntityMemoryFactory, VectorMemory, VectorMemoryFactory]
     without |= {"as_retriever", "get_by_ids", "similarity_search_with_relevance_scores", "search"}  # LangChain's own

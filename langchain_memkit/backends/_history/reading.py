@@ -70,7 +70,7 @@ class ReadingFlows:
         """The newest turns that hold at least so much, or all that come after a position; oldest first."""
         # a turn is rarely less than two messages, so half the limit is usually one page and all of it
         limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2
-        recount = max_tokens is not None and not _same_counter(counter, self.token_counter)
+        recount = max_tokens is not None and not same_counter(counter, self.token_counter)
         turns: list[Turn] = []
         head: Page | None = None
         older: Any | None = None
@@ -125,8 +125,10 @@ class ReadingFlows:
                 break
         return questions[:limit]
 
-    def _page_forward(self, after: Any | None, before_seq: int | None) -> Flow[tuple[list[Turn], Any | None]]:
-        turns, after = yield from self._store.page_forward(self._scope, after, FORWARD_PAGE)
+    def _page_forward(
+        self, after: Any | None, before_seq: int | None, *, hidden: bool = False
+    ) -> Flow[tuple[list[Turn], Any | None]]:
+        turns, after = yield from self._store.page_forward(self._scope, after, FORWARD_PAGE, hidden=hidden)
         if before_seq is not None:
             within = [turn for turn in turns if turn.seq < before_seq]
             turns, after = within, after if len(within) == len(turns) else None
@@ -144,7 +146,7 @@ class ReadingFlows:
         return problems
 
 
-def _same_counter(one: TokenCounter | None, other: TokenCounter | None) -> bool:
+def same_counter(one: TokenCounter | None, other: TokenCounter | None) -> bool:
     """Whether counts of one are counts of the other."""
     name = counter_name(one)
     return one is other or (name == counter_name(other) and "<" not in name)

@@ -33,6 +33,7 @@ class Writing(Reading):
         digests: Sequence[str] = (),
         ids: Sequence[str] = (),
         messages: Collection[str] | None = None,
+        since: str | None = None,
     ) -> Begun:
         """What has to be known of a session before records of it are written.
 
@@ -43,6 +44,8 @@ class Writing(Reading):
             ids: Of records of this session that are to be written.
             messages: Ids of the messages that are to be written, if they begin a new round: then the last record may be
                 left out where it waits for nothing and says none of this. None: it is always read.
+            since: The generation that the first try of the same turn was told, where this is another one: if the
+                session was forgotten since, this generation is returned, and `write` refuses it.
 
         Returns:
             The session's generation (drawn now if it has none), its last record, the vectors of texts of this user
@@ -55,7 +58,7 @@ class Writing(Reading):
             HistoryWriteError: A new session could not be stored.
         """
         place = _place(user_id, session_id)
-        return drive(self._begin(*place, check_ids(digests), check_ids(ids), messages), run_step)
+        return drive(self._begin(*place, check_ids(digests), check_ids(ids), messages, since), run_step)
 
     async def abegin(
         self,
@@ -64,15 +67,27 @@ class Writing(Reading):
         digests: Sequence[str] = (),
         ids: Sequence[str] = (),
         messages: Collection[str] | None = None,
+        since: str | None = None,
     ) -> Begun:
         """Async twin of `begin`."""
         place = _place(user_id, session_id)
-        return await adrive(self._begin(*place, check_ids(digests), check_ids(ids), messages), arun_step)
+        return await adrive(self._begin(*place, check_ids(digests), check_ids(ids), messages, since), arun_step)
 
     def _begin(
-        self, user_id: str, session_id: str, digests: list[str], ids: list[str], messages: Collection[str] | None
+        self,
+        user_id: str,
+        session_id: str,
+        digests: list[str],
+        ids: list[str],
+        messages: Collection[str] | None,
+        since: str | None,
     ) -> Flow[Begun]:
-        found: Beginning = yield self._step(lambda: self._backend.begin(user_id, session_id, digests, ids, messages))
+        backend = self._backend
+        found: Beginning = yield self._step(lambda: backend.begin(user_id, session_id, digests, ids, messages))
+        if since is not None:
+            here = (user_id, session_id, since, found.generation)
+            if (yield self._step(lambda: backend.forgotten(*here))):
+                found = found._replace(generation=since)
         now = self._now()
         last = [shown.document for shown in shown_of(found.last, now)]
         records = {shown.document.id or "": shown.document for shown in shown_of(found.records, now)}

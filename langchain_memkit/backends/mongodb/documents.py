@@ -18,6 +18,8 @@ from langchain_memkit.messages.counting import count_tokens, counter_name
 
 Kind = Literal["turn", "clear", "purge"]
 MARKERS = ["clear", "purge"]
+SHOWN = {"isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
+"""What a query asks of documents that were not soft-deleted."""
 
 FIELDS = (
     "_id",
@@ -105,19 +107,27 @@ def turn_document(
         document["expiresAt"] = now + MARKER_TTL
     elif ttl is not None:
         document["expiresAt"] = now + timedelta(seconds=ttl)
+    elif row.expires_at is not None:
+        document["expiresAt"] = row.expires_at
+    if row.is_deleted:
+        document["isDeleted"] = True
     return document
 
 
-def is_live(document: Mapping[str, Any], base: int, now: datetime) -> bool:
-    """Whether a document is a turn to show: after the last clear, not soft-deleted, not expired."""
+def is_live(document: Mapping[str, Any], base: int, now: datetime, hidden: bool = False) -> bool:
+    """Whether a document is a turn to show: after the last clear, not expired, not soft-deleted unless `hidden`."""
     seq, expires = document.get("seq"), document.get("expiresAt")
     return (
         document.get("kind", "turn") not in MARKERS
         and not (isinstance(seq, (int, float)) and seq <= base)
-        and document.get("isDeleted") is not True
-        and document.get("isActive") is not False
+        and (hidden or not is_soft_deleted(document))
         and not (isinstance(expires, datetime) and expires <= now)
     )
+
+
+def is_soft_deleted(document: Mapping[str, Any]) -> bool:
+    """Whether a document was hidden; without a mark it was not."""
+    return document.get("isDeleted") is True or document.get("isActive") is False
 
 
 def head_of(documents: list[dict[str, Any]]) -> Head | None:

@@ -17,6 +17,7 @@ from pymongo.errors import BulkWriteError, PyMongoError
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends.mongodb.commands import Call, Commands, Pause, is_transient, jitter
+from langchain_memkit.backends.mongodb.documents import is_soft_deleted
 from langchain_memkit.errors import ConfigurationError
 
 _indexed: set[Any] = set()
@@ -63,11 +64,7 @@ def insert_once(store: Commands, documents: list[dict[str, Any]]) -> Flow[None]:
             return
 
 
-def is_shown(document: Mapping[str, Any], now: datetime) -> bool:
-    """Whether a document is neither soft-deleted nor expired."""
+def is_shown(document: Mapping[str, Any], now: datetime, hidden: bool = False) -> bool:
+    """Whether a document is neither expired nor (unless `hidden`) soft-deleted."""
     expires = document.get("expiresAt")
-    return (
-        document.get("isDeleted") is not True
-        and document.get("isActive") is not False
-        and not (isinstance(expires, datetime) and expires <= now)
-    )
+    return (hidden or not is_soft_deleted(document)) and not (isinstance(expires, datetime) and expires <= now)

@@ -17,8 +17,18 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pymongo import ASCENDING, IndexModel
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import Batch, Enough, Origin, Page, Row, Scope, read_turn
+from langchain_memkit.backends._history.rows import (
+    Batch,
+    Enough,
+    Origin,
+    Page,
+    Row,
+    Scope,
+    read_turn,
+    stored_or_conflict,
+)
 from langchain_memkit.backends.mongodb.commands import Call, Commands
+from langchain_memkit.backends.mongodb.documents import SHOWN, is_soft_deleted
 from langchain_memkit.backends.mongodb.foreign import ascending_ids, ensure, insert_once, is_shown, refuse_positions
 from langchain_memkit.base import SessionInfo, TokenCounter, Turn
 from langchain_memkit.messages.codec import FORMAT_VERSION
@@ -33,6 +43,18 @@ class Place(NamedTuple):
 
     created_at: datetime | None
     identity: Any | None
+
+
+def qa_index_models(user_id_key: str, ttl: float | None) -> list[IndexModel]:
+    """Every index of a collection of such documents: order, retries, expiry."""
+    scope = [(user_id_key, ASCENDING), ("chatId", ASCENDING)]
+    models = [
+        IndexModel([*scope, ("createdAt", ASCENDING), ("_id", ASCENDING)], name="memkit_qa"),
+        IndexModel([*scope, ("op", ASCENDING)], name="memkit_qa_op"),
+    ]
+    if ttl is not None:
+        models.append(IndexModel([("expiresAt", ASCENDING)], expireAfterSeconds=0, name="memkit_qa_ttl"))
+    return models
 
 
 class QAStore(Commands):
@@ -54,14 +76,7 @@ class QAStore(Commands):
         yield from self.reading(self._ensure())
 
     def _ensure(self) -> Flow[None]:
-        scope = [(self.settings.user_id_key, ASCENDING), ("chatId", ASCENDING)]
-        models = [
-            IndexModel([*scope, ("createdAt", ASCENDING), ("_id", ASCENDING)], name="memkit_qa"),
-            IndexModel([*scope, ("op", ASCENDING)], name="memkit_qa_op"),
-        ]
-        if self.settings.ttl is not None:
-            models.append(IndexModel([("expiresAt", ASCENDING)], expireAfterSeconds=0, name="memkit_qa_ttl"))
-        yield from ensure(self, models)
+        yield from ensure(self, qa_index_models(self.settings.user_id_key, self.settings.ttl))
 
     # -- reading
 
@@ -70,12 +85,16 @@ class QAStore(Commands):
         turns, older = yield from self.reading(self._page(scope, older, -1, limit))
         return Page(turns, 0, 0, None, older)
 
-    def page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]:
+    def page_forward(
+        self, scope: Scope, after: Any | None, limit: int, *, hidden: bool = False
+    ) -> Flow[tuple[list[Turn], Any | None]]:
         """Turns oldest first; positions mean nothing here, so `after` is only where the last page ended."""
         place = after if isinstance(after, Place) else None
-        return (yield from self.reading(self._page(scope, place, 1, limit)))
+        return (yield from self.reading(self._page(scope, place, 1, limit, hidden)))
 
-    def _page(self, scope: Scope, at: Place | None, direction: int, limit: int) -> Flow[tuple[list[Turn], Any]]:
+    def _page(
+        self, scope: Scope, at: Place | None, direction: int, limit: int, hidden: bool = False
+    ) -> Flow[tuple[list[Turn], Any]]:
         # newest first begins with dated documents and ends with undated ones; oldest first the other way round
         at = at or Place(LATEST if direction < 0 else None, None)
         undated, beyond = at.created_at is None, "$lt" if direction < 0 else "$gt"
@@ -91,7 +110,7 @@ class QAStore(Commands):
         order = [("_id", direction)] if undated else [("createdAt", direction), ("_id", direction)]
         found = yield Call(lambda c: c.find(query).sort(order).limit(limit).to_list(), self.settings.timeout)
         now = self.settings.now()
-        turns = [qa_turn(d, self.settings.token_counter) for d in found if is_shown(d, now)]
+        turns = [qa_turn(d, self.settings.token_counter) for d in found if is_shown(d, now, hidden)]
         if len(found) == limit:
             return turns, Place(None if undated else found[-1]["createdAt"], found[-1]["_id"])
         if undated == (direction > 0):  # the other kind follows
@@ -107,9 +126,9 @@ class QAStore(Commands):
         now = self.settings.now()
         return set(ids) & {m.get("id") for d in documents if is_shown(d, now) for m in d.get("messages") or ()}
 
-    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
-        """The user's chats, most recently used first."""
-        match = {**self._filter(Scope(user_id, "")), "isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
+    def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
+        """The user's chats, most recently used first; `hidden`: counted with their soft-deleted documents."""
+        match = self._filter(Scope(user_id, "")) | ({} if hidden else SHOWN)
         match["chatId"] = {"$type": "string"}
         group = {"_id": "$chatId", "n": {"$sum": 1}, "a": {"$min": "$createdAt"}, "z": {"$max": "$createdAt"}}
         pipeline = [{"$match": match}, {"$group": group}, {"$sort": {"z": -1, "_id": 1}}]
@@ -133,14 +152,17 @@ class QAStore(Commands):
         """Inserts a document per turn; returns 0, because documents have no position."""
         refuse_positions("qa", expected_seq)
         documents = [d for row, messages in batch.parts() for d in self._documents(scope, row, messages)]
-        yield from self.writing(self._append(scope, documents), batch)
+        yield from self.writing(self._append(scope, batch, documents), batch)
         return 0
 
-    def _append(self, scope: Scope, documents: list[dict[str, Any]]) -> Flow[None]:
+    def _append(self, scope: Scope, batch: Batch, documents: list[dict[str, Any]]) -> Flow[None]:
         yield from self._ensure()
         query = {**self._filter(scope), "op": {"$in": [d["op"] for d in documents]}}
-        found = yield from self.retried(lambda c: c.find(query, {"op": 1}).to_list())
-        there = {d["op"] for d in found}
+        found = yield from self.retried(lambda c: c.find(query, ["op", "messages", "v"]).to_list())
+        there = {d["op"]: d for d in found}
+        for index, row in enumerate(batch.rows):
+            if row.op in there:  # else it is new, or several documents
+                stored_or_conflict(batch, index, read_turn(there[row.op], self.settings.token_counter))
         if missing := [d for d in documents if d["op"] not in there]:
             yield from insert_once(self, missing)
 
@@ -156,8 +178,8 @@ class QAStore(Commands):
                 "response": said(messages[begin:end], AIMessage),
                 "chatId": scope.session_id,
                 self.settings.user_id_key: scope.user_id,
-                "isActive": True,
-                "isDeleted": False,
+                "isActive": not row.is_deleted,
+                "isDeleted": row.is_deleted,
                 "createdAt": row.created_at or now,
                 "updatedAt": now,
                 "op": row.op if len(starts) == 2 else f"{row.op}/{n}",
@@ -168,6 +190,8 @@ class QAStore(Commands):
             }
             if self.settings.ttl is not None:
                 document["expiresAt"] = document["createdAt"] + timedelta(seconds=self.settings.ttl)
+            elif row.expires_at is not None:
+                document["expiresAt"] = row.expires_at
             documents.append(document)
         return documents
 
@@ -212,7 +236,7 @@ def qa_turn(document: Mapping[str, Any], counter: TokenCounter | None) -> Turn:
             response,
         ):
             return own
-    turn = Turn(0, 0, op, date, [], [])
+    turn = Turn(0, 0, op, date, [], [], is_deleted=is_soft_deleted(document))
     for name, value, kind in (("question", question, HumanMessage), ("response", response, AIMessage)):
         if isinstance(value, str):
             turn.messages.append(kind(value))

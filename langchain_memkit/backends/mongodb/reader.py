@@ -15,6 +15,7 @@ from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Call, Commands, Settings
 from langchain_memkit.backends.mongodb.documents import (
     MARKERS,
+    SHOWN,
     head_of,
     is_live,
     legacy_filter,
@@ -79,8 +80,10 @@ class Reader(Commands):
         legacy = LegacyPlace(None, documents[-1].get("createdAt") if documents else None)
         return Page(turns, head.seq, epoch, now, None if scope.user_id or base else legacy)
 
-    def _live_turns(self, documents: list[dict[str, Any]], base: int, now: datetime) -> Iterator[Turn]:
-        return (native_turn(d, self.settings.token_counter) for d in documents if is_live(d, base, now))
+    def _live_turns(
+        self, documents: list[dict[str, Any]], base: int, now: datetime, hidden: bool = False
+    ) -> Iterator[Turn]:
+        return (native_turn(d, self.settings.token_counter) for d in documents if is_live(d, base, now, hidden))
 
     def _report_rows_after_clear(self, scope: Scope) -> Flow[None]:
         """Rows that an old app wrote after a clear cannot be told from those it was to delete: said, not shown."""
@@ -107,11 +110,15 @@ class Reader(Commands):
             )
         return turns, LegacyPlace(rows[-1]["_id"], None) if len(rows) == limit else None
 
-    def page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]:
-        """Turns oldest first: langchain-mongodb's rows, then ours."""
-        return (yield from self.reading(self._page_forward(scope, after, limit)))
+    def page_forward(
+        self, scope: Scope, after: Any | None, limit: int, *, hidden: bool = False
+    ) -> Flow[tuple[list[Turn], Any | None]]:
+        """Turns oldest first: langchain-mongodb's rows, then ours; `hidden`: soft-deleted ones as well."""
+        return (yield from self.reading(self._page_forward(scope, after, limit, hidden)))
 
-    def _page_forward(self, scope: Scope, after: Any | None, limit: int) -> Flow[tuple[list[Turn], Any | None]]:
+    def _page_forward(
+        self, scope: Scope, after: Any | None, limit: int, hidden: bool
+    ) -> Flow[tuple[list[Turn], Any | None]]:
         legacy = isinstance(after, LegacyPlace)  # head would be a scan there: rows of others are not in our index
         head = EMPTY if legacy else (yield from self.head(scope, "majority")) or EMPTY
         if (after is None and not scope.user_id and not head.base) or isinstance(after, LegacyPlace):
@@ -120,7 +127,7 @@ class Reader(Commands):
         after = max(after or 0, head.base)
         documents = yield self.find(turns_filter(*scope, seq={"$gt": after}), 1, limit)
         now = self.settings.now()
-        turns = list(self._live_turns(documents, head.base, now))
+        turns = list(self._live_turns(documents, head.base, now, hidden))
         return turns, documents[-1]["seq"] if len(documents) == limit else None
 
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
@@ -136,13 +143,13 @@ class Reader(Commands):
         found = {m.get("id") for d in documents if is_live(d, 0, now) for m in d.get("messages") or ()}
         return set(ids) & found
 
-    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
-        """The user's sessions, most recently used first."""
-        return (yield from self.reading(self._sessions(user_id)))
+    def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
+        """The user's sessions, most recently used first; `hidden`: counted with their soft-deleted turns."""
+        return (yield from self.reading(self._sessions(user_id, hidden)))
 
-    def _sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
-        live = {"kind": {"$nin": MARKERS}, "isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
-        live["expiresAt"] = {"$not": {"$lte": self.settings.now()}}
+    def _sessions(self, user_id: str, hidden: bool) -> Flow[list[SessionInfo]]:
+        live: dict[str, Any] = {"kind": {"$nin": MARKERS}, "expiresAt": {"$not": {"$lte": self.settings.now()}}}
+        live |= {} if hidden else SHOWN
         group = {"_id": "$session_id", "n": {"$sum": 1}, "a": {"$min": "$createdAt"}, "z": {"$max": "$createdAt"}}
         found = yield from self.aggregate([{"$match": {**turns_filter(user_id), **live}}, {"$group": group}])
         merged = {row["_id"]: SessionInfo(row["_id"], row["n"], row["a"], row["z"]) for row in found}

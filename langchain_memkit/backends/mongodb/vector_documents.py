@@ -4,6 +4,7 @@
 {_id: "<id>", user_id, session_id, round_id, position, created_at, text, said, metadata, ..., stamp, vector, v}
 {_id: {user_id, session_id}, user_id, session_id, generation, stamp, last}    a session: without it its records are dead
 {_id: {probe: 1}, user_id: "", session_id: "", probe}            what the embedding model makes of a fixed text
+{_id: {forgotten: <hash>}, user_id: "", session_id: "", at, expires_at}    a session or user that was forgotten
 ```
 
 The stamp of a record is its number. That of a session is at most 0 and goes down by a random number with each change of
@@ -227,14 +228,23 @@ def stir(user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[s
 
 
 def take_turn(user_id: str, step: int, place: tuple[str, str], last: Mapping[str, Any], stamp: int) -> UpdateOne:
-    """The same for newer records than all others, if nobody has changed anything since the session had this stamp."""
-    here = {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}}
+    """The same for newer records than all others, if nobody has changed anything since the session had this stamp.
+
+    Nor looked at it, as whoever is about to does: but for the `first_look` of those who send this.
+    """
+    here = {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}, "last.waits": {"$eq": last["waits"]}}
     return UpdateOne(here, {"$inc": {"stamp": Int64(step)}, "$set": {"last": last}}, hint=BY_ID)
 
 
 def look(user_id: str, place: tuple[str, str]) -> UpdateOne:
     """What matches if the session is the one of this generation; from now on its last record has to be read."""
     return UpdateOne(_alive(user_id, place), MATTERS, hint=BY_ID)
+
+
+def first_look(user_id: str, place: tuple[str, str], stamp: int) -> UpdateOne:
+    """The same, if nobody has looked or changed anything since the session had this stamp."""
+    here = {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}, "last.waits": {"$eq": False}}
+    return UpdateOne(here, MATTERS, hint=BY_ID)
 
 
 def _alive(user_id: str, place: tuple[str, str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -14,11 +14,15 @@ from langchain_memkit.backends._vectors.rows import Cells, Mark, Stored
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Call, Place, Runner
 from langchain_memkit.backends.mongodb.vector_documents import (
+    A_NUMBER,
     BY_ID,
+    LAST_FIRST,
+    ON_BEGIN,
     ON_CELLS,
     ON_STORED,
     ON_TEXTS,
     PROBE_ID,
+    begin_filter,
     cells_of,
     live,
     not_records,
@@ -28,9 +32,11 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     with_ids,
 )
 from langchain_memkit.backends.mongodb.vector_indexes import ensure_vector_indexes
+from langchain_memkit.backends.mongodb.vector_recent import matters
 from langchain_memkit.base import Now, SessionInfo
 
 BATCH = 500  # documents of one command
+SAME = 8  # records with one text that are looked at for its vector
 
 
 class VectorReader(Runner):
@@ -104,6 +110,28 @@ class VectorReader(Runner):
             found = yield from self._found(query, {"session_id": 1, "generation": 1}, hint=BY_ID)
             generations.update((d["session_id"], d["generation"]) for d in found)
         return generations
+
+    def _known(
+        self, user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]
+    ) -> Flow[list[dict[str, Any]]]:
+        """A session's document, records with these ids, and some with these digests."""
+        most = 1 + len(ids) + SAME * len(digests)
+        found = yield from self._found(begin_filter(user_id, session_id, digests, ids), ON_BEGIN, limit=most)
+        if digests and len(found) == most:  # one text many times: nothing else must be left out for it
+            found += yield from self._found(begin_filter(user_id, session_id, (), ids), ON_BEGIN, hint=BY_ID)
+        return found
+
+    def _last(
+        self, session: Mapping[str, Any], digests: Sequence[str], messages: Collection[str] | None
+    ) -> Flow[tuple[dict[str, Any] | None, int]]:
+        """The last record of a session, if it has to be read, and the position of the last one."""
+        told: Any = session.get("last")
+        if not matters(told, digests, messages):
+            return None, int(told["position"])
+        here = {"generation": {"$eq": session.get("generation")}, "position": A_NUMBER, "expires_at": live(self._now())}
+        query = records_filter(session["user_id"], session["session_id"], **here)
+        found = yield from self._found(query, ON_TEXTS, sort=LAST_FIRST, limit=1)
+        return (found[0], int(found[0]["position"])) if found else (None, 0)
 
     def by_ids(self, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
         """Records to show, whoever's they are."""

@@ -1,11 +1,13 @@
 """What this process knows of the sessions that it wrote to last: their next turn is written without a look before.
 
 A look took 0.55 ms of the 2 ms of a save. What is known may be out of date: so the write names what it goes out from
-(`Token`) and replaces nothing, and if the session is not as it was, it is begun again.
+(`Token`) and replaces nothing, and if the session is not as it was, it is begun again. What is known is never believed:
+another thread or process may have changed, or forgotten, anything since.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,14 +22,18 @@ DIGESTS = 5000
 
 
 class Token(NamedTuple):
-    """What a write goes out from: the session's generation; if nothing was looked at, its stamp and last position."""
+    """What a write goes out from: the session's generation; if nothing was looked at, its stamp and last position.
+
+    `began`: when the turn began then, in nanoseconds of this machine's monotonic clock.
+    """
 
     generation: str
     stamp: int | None = None
     position: int = 0
+    began: int = 0
 
     def __str__(self) -> str:
-        return self.generation if self.stamp is None else f"{self.generation}@{self.stamp}@{self.position}"
+        return self.generation if self.stamp is None else "@".join(map(str, self))
 
     @classmethod
     def of(cls, text: str) -> Token:
@@ -37,9 +43,9 @@ class Token(NamedTuple):
 
 
 class Session(NamedTuple):
-    """A session as this process left it; without a generation it was forgotten here."""
+    """A session as this process left it."""
 
-    generation: str | None
+    generation: str
     stamp: int = 0
     last: Mapping[str, Any] | None = None
 
@@ -62,11 +68,12 @@ class Recent:
         """What to write by; None if there must be a look."""
         with self._lock:
             session = self._sessions.get((user_id, session_id))
-            if session is None or session.generation is None or matters(session.last, digests, messages):
+            if session is None or matters(session.last, digests, messages):
                 return None
             if any((user_id, digest) in self._digests for digest in digests):
                 return None  # its vector is stored
-        return Token(session.generation, session.stamp, int(session.last["position"]) if session.last else 0)
+        position = int(session.last["position"]) if session.last else 0
+        return Token(session.generation, session.stamp, position, time.monotonic_ns())
 
     def begun(self, user_id: str, session_id: str, session: Session) -> None:
         """Keeps how a session was found."""
@@ -105,18 +112,12 @@ class Recent:
                     self._sessions[key] = session._replace(last=None)
 
     def forget(self, user_id: str, session_id: str | None) -> None:
-        """Keeps only that a session, or all of a user, was forgotten."""
+        """Keeps nothing of a session, or of a user."""
         with self._lock:
             for key in [key for key in self._sessions if key[0] == user_id and session_id in (None, key[1])]:
-                self._sessions[key] = Session(None)
+                del self._sessions[key]
             for digest in [key for key in self._digests if key[0] == user_id]:
                 del self._digests[digest]
-
-    def was_forgotten(self, user_id: str, session_id: str) -> bool:
-        """Whether a session was forgotten here since it was begun."""
-        with self._lock:
-            session = self._sessions.get((user_id, session_id))
-            return session is not None and session.generation is None
 
     def _keep(self, key: tuple[str, str], session: Session) -> None:
         self._sessions[key] = session

@@ -21,18 +21,12 @@ from langchain_memkit.backends._vectors.rows import Row, Written, check_expected
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Place
 from langchain_memkit.backends.mongodb.vector_documents import (
-    A_NUMBER,
-    BY_ID,
-    LAST_FIRST,
-    ON_BEGIN,
-    ON_TEXTS,
-    begin_filter,
     draw_stamps,
     draw_step,
     exchange,
+    first_look,
     insert,
     is_session,
-    live,
     look,
     probe_document,
     records_filter,
@@ -45,12 +39,10 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     with_ids,
 )
 from langchain_memkit.backends.mongodb.vector_reader import BATCH, batches
-from langchain_memkit.backends.mongodb.vector_recent import Recent, Session, Token, last_of, matters
+from langchain_memkit.backends.mongodb.vector_recent import Recent, Session, Token, last_of
 from langchain_memkit.backends.mongodb.vector_writer import Taken, VectorWriter
 from langchain_memkit.base import Now
 from langchain_memkit.errors import HistoryConflictError
-
-SAME = 8  # records with one text that are looked at for its vector
 
 
 class VectorRecords(VectorWriter):
@@ -91,28 +83,6 @@ class VectorRecords(VectorWriter):
         stored = [stored_of(d) for d in records if isinstance(d.get("stamp"), int)]
         return Beginning(generation, [stored_of(last)] if last else [], vectors, stored, position)
 
-    def _known(
-        self, user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]
-    ) -> Flow[list[dict[str, Any]]]:
-        """A session's document, records with these ids, and some with these digests."""
-        most = 1 + len(ids) + SAME * len(digests)
-        found = yield from self._found(begin_filter(user_id, session_id, digests, ids), ON_BEGIN, limit=most)
-        if digests and len(found) == most:  # one text many times: nothing else must be left out for it
-            found += yield from self._found(begin_filter(user_id, session_id, (), ids), ON_BEGIN, hint=BY_ID)
-        return found
-
-    def _last(
-        self, session: Mapping[str, Any], digests: Sequence[str], messages: Collection[str] | None
-    ) -> Flow[tuple[dict[str, Any] | None, int]]:
-        """The last record of a session, if it has to be read, and the position of the last one."""
-        told: Any = session.get("last")
-        if not matters(told, digests, messages):
-            return None, int(told["position"])
-        here = {"generation": {"$eq": session.get("generation")}, "position": A_NUMBER, "expires_at": live(self._now())}
-        query = records_filter(session["user_id"], session["session_id"], **here)
-        found = yield from self._found(query, ON_TEXTS, sort=LAST_FIRST, limit=1)
-        return (found[0], int(found[0]["position"])) if found else (None, 0)
-
     def _draw(self, user_id: str, session_id: str) -> Flow[str]:
         yield from self._ready(again=True)
         here = session_filter(user_id, session_id)
@@ -126,10 +96,18 @@ class VectorRecords(VectorWriter):
                 continue  # somebody else drew one in the same moment
             return str(document["generation"])
 
+    def forgotten(self, user_id: str, session_id: str, since: str, generation: str) -> Flow[bool]:
+        """Whether a session was forgotten since a turn of it began, which was told this; now it has this generation."""
+        token = Token.of(since)
+        if token.generation == Token.of(generation).generation:
+            return False
+        return token.stamp is None or (yield from self._forgotten(user_id, session_id, token.began))
+
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
         """Deletes a session or a user; returns how many records."""
+        count = yield from super().forget(user_id, session_id)
         self._recent.forget(user_id, session_id)
-        return (yield from super().forget(user_id, session_id))
+        return count
 
     def _stir(self, user_id: str) -> Flow[None]:
         """Tells that records were deleted, by a session that is then not as this process left it."""
@@ -160,7 +138,7 @@ class VectorRecords(VectorWriter):
             place = (place[0], token.generation)
             newer = last is not None and last["position"] > token.position and len(rows) <= BATCH
             if token.stamp is not None and last is not None and newer and not (expected or delete):
-                return (yield from self._added(user_id, rows, place, token.stamp, last))
+                return (yield from self._added(user_id, place[0], rows, token, last))
         else:
             yield from self._check_owners(user_id, rows, "Nothing was stored")
         stamps, step, steps = draw_stamps(len(rows)), draw_step(), 0
@@ -180,8 +158,7 @@ class VectorRecords(VectorWriter):
                     break
         if place is not None:
             if not alive:
-                yield from self._withdraw(user_id, rows, place)
-                return None
+                return (yield from self._gone(user_id, place[0], rows, token))
             last = None if expected else last
             self._recent.wrote(user_id, place, step * steps, last, [row.digest for row in rows])
         if delete:
@@ -191,18 +168,21 @@ class VectorRecords(VectorWriter):
         return Written(stamps, (step * steps,))
 
     def _added(
-        self, user_id: str, rows: Sequence[Row], place: tuple[str, str], stamp: int, last: dict[str, Any]
+        self, user_id: str, session_id: str, rows: Sequence[Row], token: Token, last: dict[str, Any]
     ) -> Flow[Written | None]:
         """Stores rows that are new, if their session is as this process left it; nothing is replaced.
 
+        None if the session was forgotten since the turn began.
+
         Raises:
-            HistoryConflictError: It is not.
+            HistoryConflictError: It is another one than this process left.
         """
+        place, stamp = (session_id, token.generation), token.stamp or 0
         stamps, step = draw_stamps(len(rows)), draw_step()
         operations = [insert(row, place[1], number) for row, number in zip(rows, stamps, strict=True)]
         operations.append(take_turn(user_id, step, place, last, stamp))
         if last["waits"]:
-            operations.insert(0, look(user_id, place))
+            operations.insert(0, first_look(user_id, place, stamp))
         others = len(operations) - len(rows)
         try:
             result = yield from self._sent(lambda c: c.bulk_write(operations))
@@ -213,16 +193,25 @@ class VectorRecords(VectorWriter):
         if added:
             self._recent.wrote(user_id, place, step, last, [row.digest for row in rows])
             return Written(stamps, (step,))
-        if self._recent.was_forgotten(user_id, place[0]):
-            yield from self._withdraw(user_id, rows, place)
-            return None
-        self._recent.doubt(user_id, place[0])
+        self._recent.doubt(user_id, session_id)
         # what was added is of use to whoever begins again
         alive = yield from self._sent(lambda c: c.bulk_write([stir(user_id, step, place)]), begun=True)
         if not alive.matched_count:
-            yield from self._withdraw(user_id, rows, place)
-        msg = f"session {place[0]!r:.80} was changed by somebody else meanwhile. Others may be stored: begin again."
+            return (yield from self._gone(user_id, session_id, rows, token))
+        msg = f"session {session_id!r:.80} was changed by somebody else meanwhile. Others may be stored: begin again."
         raise HistoryConflictError(msg)
+
+    def _gone(self, user_id: str, session_id: str, rows: Sequence[Row], token: Token) -> Flow[None]:
+        """Removes what was written for a session that is gone.
+
+        Raises:
+            HistoryConflictError: It was gone before the turn began, which nobody has looked at.
+        """
+        self._recent.doubt(user_id, session_id)
+        yield from self._withdraw(user_id, rows, (session_id, token.generation))
+        if token.stamp is not None and not (yield from self._forgotten(user_id, session_id, token.began)):
+            msg = f"session {session_id!r:.80} was forgotten before. Nothing was stored: begin again."
+            raise HistoryConflictError(msg)
 
     def _upserted(
         self,
@@ -285,19 +274,3 @@ class VectorRecords(VectorWriter):
         state = "Nothing was stored" if len(expected) == 1 else "Others of this call may be stored"
         msg = f"record {min(expected)!r:.80} was changed or deleted by somebody else meanwhile. {state}: begin again."
         raise HistoryConflictError(msg)
-
-    def _check_owners(self, user_id: str, rows: Sequence[Row], state: str) -> Flow[None]:
-        sessions = {row.entry.id: row.entry.session for row in rows}
-        for batch in batches(list(sessions)):
-            owners = yield from self.reading(self._found(with_ids(batch), {"user_id": 1, "session_id": 1}))
-            for owner in owners:
-                if (owner.get("user_id"), owner.get("session_id")) != (user_id, sessions[owner["_id"]]):
-                    msg = f"id {owner['_id']!r:.80} belongs to a document of another user or session. {state}."
-                    raise HistoryConflictError(msg)
-
-    def _withdraw(self, user_id: str, rows: Sequence[Row], place: tuple[str, str]) -> Flow[None]:
-        """Removes what was written for a session that is gone."""
-        for batch in batches([row.entry.id for row in rows]):
-            mine = records_filter(user_id, place[0], generation={"$eq": place[1]}, **with_ids(batch))
-            yield from self._sent(lambda c, mine=mine: c.delete_many(mine), begun=True)  # type: ignore[misc]  # bound now
-        yield from self._stir(user_id)

@@ -11,8 +11,10 @@ from bson import Int64
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 
 from langchain_memkit._flow import Flow
+from langchain_memkit.backends._vectors.rows import Row
 from langchain_memkit.backends.mongodb.commands import Call, Pause, codes_of, is_transient, jitter, text_of
 from langchain_memkit.backends.mongodb.vector_documents import (
+    BY_ID,
     ON_DEAD,
     draw_step,
     not_records,
@@ -21,10 +23,19 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     with_ids,
 )
 from langchain_memkit.backends.mongodb.vector_indexes import ensure_vector_indexes
+from langchain_memkit.backends.mongodb.vector_markers import (
+    AGE,
+    NOW,
+    forgotten_since,
+    marker_filter,
+    markers_filter,
+)
 from langchain_memkit.backends.mongodb.vector_reader import VectorReader, batches
-from langchain_memkit.errors import HistoryWriteError
+from langchain_memkit.errors import HistoryConflictError, HistoryWriteError
 
 DUPLICATE_KEY = 11000
+SEVERAL = 5  # tries of what may meet somebody else
+APART = 0.005  # seconds that a forget takes at least: so that a turn that begins after it is told from one before it
 
 
 class Taken(Exception):  # noqa: N818  # never leaves the flows
@@ -43,17 +54,29 @@ class VectorWriter(VectorReader):
         """Deletes records, whoever's they are."""
         for batch in batches(ids):
             found = yield from self._sent(lambda c, batch=batch: c.find(with_ids(batch), {"user_id": 1}).to_list())  # type: ignore[misc]  # bound now
+            owners = {d["user_id"] for d in found if isinstance(d.get("user_id"), str)}
+            # before, too: whoever calls again after this process was killed cannot know whose they were
+            for owner in owners:
+                yield from self._stir(owner)
             yield from self._sent(lambda c, batch=batch: c.delete_many(with_ids(batch)))  # type: ignore[misc]  # bound now
-            for owner in {d["user_id"] for d in found if isinstance(d.get("user_id"), str)}:
+            for owner in owners:
                 yield from self._stir(owner)
 
     def _stir(self, user_id: str) -> Flow[None]:
-        """Tells that records were deleted, by any session of the user: without one nobody relies on what he holds."""
+        """Tells that records are deleted, by any session of the user: without one nobody relies on what he holds."""
         step = {"$inc": {"stamp": Int64(draw_step())}}
-        yield from self._sent(lambda c: c.update_one(not_records(user_id), step), begun=True)
+        some = not_records(user_id)
+        found = yield from self._sent(lambda c: c.find(some, {"session_id": 1}, limit=SEVERAL).to_list(), begun=True)
+        for session in found:
+            one = session_filter(user_id, session["session_id"])  # with the shard key, which servers before 7.0 need
+            result = yield from self._sent(lambda c, one=one: c.update_one(one, step), begun=True)  # type: ignore[misc]  # bound now
+            if result.matched_count:
+                return
 
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
         """Deletes a session or a user; returns how many records."""
+        yield from self._mark(user_id, session_id)
+        marked = time.monotonic()
         # the generations first: from then on a save is refused
         first = not_records(user_id) if session_id is None else session_filter(user_id, session_id)
         yield from self._sent(lambda c: c.delete_many(first))
@@ -61,13 +84,38 @@ class VectorWriter(VectorReader):
         # once more: a save that was overtaken may have stored something since, and been killed
         yield from self.reading(self._alive(user_id, records_filter(user_id, session_id), ON_DEAD))
         yield from self._stir(user_id)
+        if (left := marked + APART - time.monotonic()) > 0:
+            yield Pause(left)
         return int(result.deleted_count)
+
+    def _mark(self, user_id: str, session_id: str | None) -> Flow[None]:
+        """Keeps for a while that a session or user was forgotten."""
+        marker = marker_filter(user_id, session_id)
+        while True:
+            try:
+                yield from self._sent(lambda c: c.update_one(marker, NOW, upsert=True, hint=BY_ID))
+            except Taken:
+                continue  # somebody else forgets it in the same moment
+            return
+
+    def _forgotten(self, user_id: str, session_id: str, began: int) -> Flow[bool]:
+        """Whether a session that is gone was forgotten since a turn began; true if that cannot be told."""
+        markers = markers_filter(user_id, session_id)
+        for _ in range(SEVERAL):
+            asked = time.monotonic_ns()
+            found = yield from self._sent(lambda c: c.find(markers, AGE, hint=BY_ID).to_list(), begun=True)
+            since = forgotten_since(began, asked, time.monotonic_ns(), found)
+            if since is not None:
+                return since
+        return True
 
     def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]:
         """Deletes what is too much; returns how many."""
         counting = self._call(lambda c: c.count_documents(records_filter(user_id)))
         count: int = yield from self.reading(counting)
         surplus = left = max(0, count - max_records)
+        if surplus:
+            yield from self._stir(user_id)  # before, too: whoever calls again finds nothing to do
         for recalled in (None, {"$type": "date"}):
             order = [("accessed_at", 1), ("created_at", 1)]
             query = records_filter(user_id, accessed_at=recalled, _id={"$nin": list(keep)})
@@ -82,6 +130,22 @@ class VectorWriter(VectorReader):
         if left < surplus:
             yield from self._stir(user_id)
         return surplus - left
+
+    def _check_owners(self, user_id: str, rows: Sequence[Row], state: str) -> Flow[None]:
+        sessions = {row.entry.id: row.entry.session for row in rows}
+        for batch in batches(list(sessions)):
+            owners = yield from self.reading(self._found(with_ids(batch), {"user_id": 1, "session_id": 1}))
+            for owner in owners:
+                if (owner.get("user_id"), owner.get("session_id")) != (user_id, sessions[owner["_id"]]):
+                    msg = f"id {owner['_id']!r:.80} belongs to a document of another user or session. {state}."
+                    raise HistoryConflictError(msg)
+
+    def _withdraw(self, user_id: str, rows: Sequence[Row], place: tuple[str, str]) -> Flow[None]:
+        """Removes what was written for a session that is gone."""
+        for batch in batches([row.entry.id for row in rows]):
+            mine = records_filter(user_id, place[0], generation={"$eq": place[1]}, **with_ids(batch))
+            yield from self._sent(lambda c, mine=mine: c.delete_many(mine), begun=True)  # type: ignore[misc]  # bound now
+        yield from self._stir(user_id)
 
     def _ready(self, *, again: bool = False) -> Flow[None]:
         yield from self.writing(ensure_vector_indexes(self.clients, self.settings, again=again))

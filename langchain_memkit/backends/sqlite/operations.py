@@ -92,14 +92,14 @@ class Operations:
         return Page(turns, head.seq, epoch, self._now(), (last, base) if last > base + 1 else None)
 
     def _page_forward(
-        self, scope: Scope, after: int | None, limit: int, connection: sqlite3.Connection
+        self, scope: Scope, after: int | None, limit: int, hidden: bool, connection: sqlite3.Connection
     ) -> tuple[list[Turn], int | None]:
         head = self._head(connection, scope) or EMPTY
         rows = connection.execute(
             f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after ORDER BY seq LIMIT :limit",
             self._parameters(scope, after=max(after or 0, head.base), limit=limit),
         ).fetchall()
-        turns = [self._turn(row) for row in rows if not row["is_deleted"]]
+        turns = [self._turn(row) for row in rows if hidden or not row["is_deleted"]]
         return turns, rows[-1]["seq"] if len(rows) == limit else None
 
     def _turn(self, row: sqlite3.Row, newest: int | None = None) -> Turn:
@@ -110,6 +110,7 @@ class Operations:
             except (TypeError, ValueError, RecursionError):
                 data[name] = None
         data["createdAt"] = _date(data["created_at"])
+        data["isDeleted"] = bool(row["is_deleted"])
         data["expiresAt"] = datetime.fromtimestamp(row["expires_at"], UTC) if row["expires_at"] else None
         return read_turn(data, self._counter, newest)
 
@@ -123,10 +124,11 @@ class Operations:
         )
         return {row[0] for row in known} & set(ids)
 
-    def _sessions(self, user_id: str, connection: sqlite3.Connection) -> list[SessionInfo]:
+    def _sessions(self, user_id: str, hidden: bool, connection: sqlite3.Connection) -> list[SessionInfo]:
+        shown = "" if hidden else "AND NOT is_deleted"
         rows = connection.execute(
             "SELECT session_id, COUNT(*), MIN(created_at), MAX(created_at) FROM turns WHERE user_id = :user"
-            f" AND kind = 'turn' AND NOT is_deleted AND {LIVE} GROUP BY session_id ORDER BY MAX(created_at) DESC",
+            f" AND kind = 'turn' {shown} AND {LIVE} GROUP BY session_id ORDER BY MAX(created_at) DESC",
             self._parameters(Scope(user_id, "")),
         )
         return [SessionInfo(session, count, _date(first), _date(last)) for session, count, first, last in rows]
@@ -182,8 +184,10 @@ class Operations:
             expires = (now + MARKER_TTL).timestamp()
         elif self.ttl is not None:
             expires = now.timestamp() + self.ttl
+        elif row.expires_at is not None:
+            expires = row.expires_at.timestamp()
         connection.execute(
-            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *scope,
                 head.seq,
@@ -194,6 +198,7 @@ class Operations:
                 head.base,
                 now.isoformat(),
                 expires,
+                int(row.is_deleted),
                 json.dumps(row.messages, ensure_ascii=False),
                 json.dumps(row.tokens),
                 counter_name(self._counter),

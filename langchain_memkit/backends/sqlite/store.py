@@ -34,17 +34,19 @@ class SQLiteTurnStore(Operations, Transactions):
         """Turns before `older` = (seq, base), newest first."""
         return (yield from self._read(partial(self._page_back, scope, older, limit, enough, floor)))
 
-    def page_forward(self, scope: Scope, after: int | None, limit: int) -> Flow[tuple[list[Turn], int | None]]:
-        """Turns after a position, oldest first, and the position to go on from."""
-        return (yield from self._read(partial(self._page_forward, scope, after, limit)))
+    def page_forward(
+        self, scope: Scope, after: int | None, limit: int, *, hidden: bool = False
+    ) -> Flow[tuple[list[Turn], int | None]]:
+        """Turns after a position, oldest first, and the position to go on from; `hidden`: soft-deleted ones as well."""
+        return (yield from self._read(partial(self._page_forward, scope, after, limit, hidden)))
 
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
         """Which of the ids belong to live messages of the session."""
         return (yield from self._read(partial(self._stored_ids, scope, ids)))
 
-    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
-        """The user's sessions, most recently used first."""
-        return (yield from self._read(partial(self._sessions, user_id)))
+    def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
+        """The user's sessions, most recently used first; `hidden`: counted with their soft-deleted turns."""
+        return (yield from self._read(partial(self._sessions, user_id, hidden)))
 
     def owners(self) -> Flow[list[str]]:
         """Every user with turns."""

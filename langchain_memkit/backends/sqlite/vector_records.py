@@ -239,6 +239,11 @@ class VectorRecords(Transactions):
         yield self._erase
         return count
 
+    def forgotten(self, user_id: str, session_id: str, since: str, generation: str) -> Flow[bool]:
+        """Whether a session was forgotten since it had a generation; now it has another one, or the same."""
+        yield from ()
+        return since != generation
+
     def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]:
         """Deletes what is too much; returns how many."""
         never = (

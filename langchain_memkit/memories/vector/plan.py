@@ -14,7 +14,7 @@ from langchain_core.documents import Document
 from langchain_memkit.memories.vector.rounds import Line, Round, begins, lines_of_document
 from langchain_memkit.scoring.index import Begun, Entry
 
-__all__ = ["Known", "Part", "needs_index", "parts_of"]
+__all__ = ["Known", "Part", "needs_index", "parts_of", "rest_of"]
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Known:
         for document in documents:
             lines = lines_of_document(document)
             if lines:
-                self._add(_round_id(document), [line.message for line in lines], lines[-1].role)
+                self.hold(_round_id(document), lines)
 
     def look(self, entries: Iterable[Entry], session_id: str) -> None:
         """Takes in all records of a session."""
@@ -51,6 +51,10 @@ class Known:
         for entry in mine:
             if entry.said:
                 self._add(entry.round_id, entry.messages, entry.said[-1].role)
+
+    def hold(self, round_id: str, lines: Sequence[Line]) -> None:
+        """Takes these lines for stored, in this round."""
+        self._add(round_id, [line.message for line in lines], lines[-1].role)
 
     def _add(self, round_id: str, messages: Iterable[str], end: str) -> None:
         self.ends[round_id] = end
@@ -112,6 +116,26 @@ def parts_of(
                 parts.append(Part(where, [line]))
             before = line.role
     return parts
+
+
+def rest_of(draft: Sequence[Document], records: Mapping[str, Document]) -> list[Document]:
+    """What is missing of a long round whose writer was killed within it, with the place and date of what is stored.
+
+    Args:
+        draft: All records of the round.
+        records: Stored records with any of their ids.
+
+    Returns:
+        Nothing if all is stored, or nothing, or something else.
+    """
+    stored = [(i, records[document.id or ""]) for i, document in enumerate(draft) if document.id in records]
+    if not 0 < len(stored) < len(draft) or any(draft[i].page_content != found.page_content for i, found in stored):
+        return []
+    number, found = stored[0]
+    for i, document in enumerate(draft):
+        document.metadata["position"] = found.metadata["position"] + i - number
+        document.metadata["created_at"] = found.metadata["created_at"]
+    return [document for document in draft if document.id not in records]
 
 
 def _round_id(document: Document) -> str:

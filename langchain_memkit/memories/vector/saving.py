@@ -15,7 +15,7 @@ from langchain_memkit._flow import Flow, Step, user_code
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError, HistoryWriteError
 from langchain_memkit.memories.transcripts import Stretch
 from langchain_memkit.memories.vector.core import Core
-from langchain_memkit.memories.vector.plan import Known, Part, needs_index, parts_of
+from langchain_memkit.memories.vector.plan import Known, Part, needs_index, parts_of, rest_of
 from langchain_memkit.memories.vector.rounds import (
     Round,
     closed,
@@ -46,10 +46,12 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch) -> Flow[No
     rounds, drafts = yield Step(drafted, lambda: asyncio.to_thread(drafted))
     if not rounds:
         return
+    since: str | None = None  # what the first try was told: a forget after that concerns the later ones as well
     for left in reversed(range(TRIES)):
         try:
             texts, messages = [d for draft in drafts for d in draft], _messages(rounds)
-            begun: Begun = yield from begin(core, user_id, session_id, texts, messages)
+            begun: Begun = yield from begin(core, user_id, session_id, texts, messages, since)
+            since = since or begun.generation
             documents, expected = yield from _new(core, (user_id, session_id), rounds, drafts, begun)
         except HistoryReadError as error:
             msg = f"nothing of the turn was stored, since what is stored cannot be read: {error}"
@@ -78,31 +80,35 @@ def _new(
         with index.lock:
             known.look(index.entries, place[1])
     ids = [draft[0].metadata["round_id"] for draft in drafts]
-    parts = parts_of(rounds, ids, last, begun.records, known)
     documents: list[Document] = []
+    for name, round_, draft in zip(ids, rounds, drafts, strict=True):
+        if any(line.message for line in round_.lines) and (rest := rest_of(draft, begun.records)):
+            known.hold(name, round_.lines)
+            documents += rest
+    parts = parts_of(rounds, ids, last, begun.records, known)
     expected: dict[str, str] = {}
     position = max(micros(rounds[0].at), begun.position + 1)
     waiting = last if last is not None and last.metadata.get("open") else None
     for i, part in enumerate(parts):
         round_ = rounds[0]._replace(lines=tuple(part.lines), closed=i + 1 < len(parts))
-        if part.round_id is None:
-            if i == 0 and waiting is not None:  # its answer will not come
-                documents.append(closed(waiting))
-                expected[waiting.id or ""] = digest_of(waiting.page_content)
-            if not part.again and len(parts) == len(rounds) and round_.lines == rounds[i].lines:
-                documents += placed(drafts[i], position + len(documents))
-                continue
-            documents += documents_of(
-                round_, *place, position + len(documents), core.splitter, salt=str(position) if part.again else ""
-            )
-        elif (end := (yield from _end_of(core, place, part, last))) is not None:
+        end = None if part.round_id is None else (yield from _end_of(core, place, part, last))
+        if end is not None:
             documents += documents_of(round_, *place, position, core.splitter, last=end)
             expected[end.id or ""] = digest_of(end.page_content)
+            continue
+        if part.round_id is None and i == 0 and waiting is not None:  # its answer will not come
+            documents.append(closed(waiting))
+            expected[waiting.id or ""] = digest_of(waiting.page_content)
+        if not part.again and len(parts) == len(rounds) and round_.lines == rounds[i].lines:
+            documents += placed(drafts[i], position + len(documents))
+            continue
+        salt = str(position) if part.again else ""
+        documents += documents_of(round_, *place, position + len(documents), core.splitter, salt=salt)
     return documents, expected
 
 
 def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | None) -> Flow[Document | None]:
-    """The last record of the round that a part goes on with."""
+    """The last record of the round that a part goes on with; None if somebody has deleted it meanwhile."""
     if last is not None and part.round_id == (last.metadata.get("round_id") or last.id):
         return last
     index = yield Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
@@ -127,12 +133,13 @@ def begin(
     session_id: str,
     documents: Sequence[Document],
     messages: Sequence[str] | None = None,
+    since: str | None = None,
 ) -> Flow[Begun]:
     """What is stored of a session, and of what is to be stored; see `begin` of the stores."""
     store = core.store
     digests = list({digest_of(document.page_content) for document in documents})
     ids = [document.id for document in documents if document.id]
-    arguments = (user_id, session_id, digests, ids, messages)
+    arguments = (user_id, session_id, digests, ids, messages, since)
     return (yield Step(lambda: store.begin(*arguments), lambda: store.abegin(*arguments)))  # type: ignore[no-any-return]  # results of steps are untyped
 
 
@@ -144,9 +151,10 @@ def write(
     begun: Begun,
     expected: Mapping[str, str],
 ) -> Flow[bool]:
-    """Embeds and stores records; returns whether the session is still the one that was begun."""
-    if not documents:
-        return True
+    """Embeds and stores records; returns whether the session is still the one that was begun.
+
+    None at all: they are stored, but whoever stored them may have been killed before he told others. So these are told.
+    """
     store = core.store
     worth = [_worth_embedding(document) for document in documents]
     vectors: list[Any] = [

@@ -328,6 +328,17 @@ def test_history_of_another_package(run: Styles) -> None:
     assert kept["u1/c1"].messages[3].response_metadata == {"memkit_documents": ["d2"], "memkit_cited": ["d2"]}
 
 
+def test_image_alone_searches_for_nothing(run: Styles, histories: Any) -> None:
+    """Embedding models refuse an empty text; the model sees the image, and that nothing was found."""
+    searched: list[str] = []
+    retriever = RunnableLambda(lambda text: searched.append(text) or [AGE])
+    chat = create_conversational_rag_chain(Model(), retriever, histories)
+    image = HumanMessage([{"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}])
+    output = whole(run(chat, {"input": [image]}, S1))
+    assert (output["context"], searched) == ([], [])
+    assert histories("s1").messages[0].content == image.content
+
+
 def test_options_of_the_chain_hold(run: Styles, histories: Any) -> None:
     """`before_save` gets the turn with its documents; an error of a save carries the output as it was."""
     seen: list[list[BaseMessage]] = []
@@ -647,6 +658,10 @@ def test_condensing_retriever_is_taken_as_it_is(histories: Any) -> None:
     assert (output["standalone_question"], output["context"]) == (SECOND, [AGE])
     bound = create_conversational_rag_chain(Model(), condensing.with_config({"tags": ["t"]}), histories, condense="off")
     assert bound.invoke({"input": SECOND}, S1)["context"] == [AGE]
+    kept = condensing | RunnableLambda(list)
+    for made in (kept, condensing.with_fallbacks([finding(AGE)]), kept.with_config(run_name="kept")):
+        chat = create_conversational_rag_chain(Model(), made, histories)
+        assert chat.invoke({"input": SECOND}, S1)["standalone_question"] == SECOND
     with pytest.raises(ConfigurationError, match="mode='off'"):
         create_conversational_rag_chain(Model(), condensing, histories, condense="weighted")
 
@@ -667,6 +682,8 @@ def test_condensing_retriever_is_taken_as_it_is(histories: Any) -> None:
         ({"n_questions": True}, "n_questions"),
         ({"n_questions": 3, "preprocessor": RunnableLambda(list)}, "give one of them"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"input_messages_key": "context"}, "input_messages_key"),
+        ({"input_messages_key": ""}, "input_messages_key"),
         ({"output_messages_key": "output"}, "output_messages_key"),
         ({"history_messages_key": "history"}, "history_messages_key"),
         ({"on_save_error": "ignore"}, "on_save_error"),
@@ -680,7 +697,7 @@ def test_arguments_that_make_no_sense(histories: Any, options: dict[str, Any], t
         create_conversational_rag_chain(Model(), **given)
 
 
-# -- langchain-classic's own cases
+# -- langchain-classic's own cases; that of `create_history_aware_retriever` is run from its source, in suites/
 
 
 def parrot() -> Any:
@@ -691,26 +708,6 @@ def parrot() -> Any:
 def contents(documents: list[Document]) -> list[str]:
     """The texts: metadata is ours."""
     return [document.page_content for document in documents]
-
-
-def test_history_aware_retriever_of_classic(histories: Any) -> None:
-    """Their case for `create_history_aware_retriever` with ours in its place, alone and in the chain.
-
-    It has the model answer "I know the answer!", which theirs takes for a question; asked for one, ours refuses an
-    answer, so the model here rewrites.
-    """
-    rewritten = "What is the answer to hi?"
-    prompt = PromptTemplate.from_template("hi! {input} {chat_history}")
-    ours = CondenseQuestionRetriever(
-        retriever=parrot(), llm=FakeListLLM(responses=[rewritten]), prompt=prompt, mode="llm"
-    )
-    asked = "What is the answer?"
-    assert contents(ours.invoke({"input": asked, "chat_history": []})) == [asked]  # type: ignore[arg-type]
-    assert contents(ours.invoke({"input": asked})) == [asked]  # type: ignore[arg-type]
-    assert contents(ours.invoke({"input": asked, "chat_history": ["hi", "hi"]})) == [rewritten]  # type: ignore[arg-type]
-    chat = create_conversational_rag_chain(Model(), ours, histories)
-    histories("s1").add_messages([HumanMessage("hi"), HumanMessage("hi")])
-    assert contents(chat.invoke({"input": asked}, S1)["context"]) == [rewritten]
 
 
 def test_retrieval_chain_of_classic(run: Styles, histories: Any) -> None:

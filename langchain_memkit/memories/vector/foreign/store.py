@@ -117,9 +117,10 @@ class ForeignStore:
         digests: Sequence[str] = (),
         ids: Sequence[str] = (),
         messages: Collection[str] | None = None,
+        since: str | None = None,
     ) -> Begun:
         """Which of these records the store holds, and the moment: a save that a `forget` overtakes adds nothing."""
-        moment = self._flows.begin(user_id, session_id)
+        moment = since or self._flows.begin(user_id, session_id)
         return _begun(moment, self._access.run(self._access.get(ids)) if ids else [])
 
     async def abegin(
@@ -129,9 +130,10 @@ class ForeignStore:
         digests: Sequence[str] = (),
         ids: Sequence[str] = (),
         messages: Collection[str] | None = None,
+        since: str | None = None,
     ) -> Begun:
         """Async twin of `begin`."""
-        moment = self._flows.begin(user_id, session_id)
+        moment = since or self._flows.begin(user_id, session_id)
         return _begun(moment, await self._access.arun(self._access.get(ids)) if ids else [])
 
     def write(

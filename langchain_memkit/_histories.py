@@ -1,0 +1,38 @@
+"""Chat histories of other packages, read and written through LangChain's verbs in both call styles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import run_in_executor
+
+from langchain_memkit._flow import Step
+
+__all__ = ["add_messages", "clear_messages", "read_messages"]
+
+
+def read_messages(history: Any) -> Step:
+    """The whole conversation, oldest first."""
+    return _step(history, lambda: history.messages, "aget_messages")
+
+
+def add_messages(history: Any, messages: Sequence[BaseMessage]) -> Step:
+    """Appends messages."""
+    return _step(history, lambda: history.add_messages(messages), "aadd_messages", messages)
+
+
+def clear_messages(history: Any) -> Step:
+    """Empties the session."""
+    return _step(history, lambda: history.clear(), "aclear")
+
+
+def _step(history: Any, sync: Callable[[], Any], twin: str, *args: Any) -> Step:
+    async def asynchronous() -> Any:
+        # langchain-community's SQLChatMessageHistory over a plain engine has async verbs that only raise
+        if not hasattr(history, twin) or not getattr(history, "async_mode", True):
+            return await run_in_executor(None, sync)
+        return await getattr(history, twin)(*args)
+
+    return Step(sync, asynchronous)

@@ -1,0 +1,159 @@
+"""LangGraph's checkpoints as data: msgpack (and the JSON of older versions) in, plain values and messages out.
+
+LangGraph names a module, a class and its arguments in what it stores, and its own reader imports and calls them
+(CVE-2025-64439). Here nothing is imported or called by name: messages of langchain-core, dates and sets are
+built by a list of ours, and everything else stays a `Foreign` that says what it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import date, datetime
+from typing import Any, NamedTuple
+
+from langchain_core.messages import BaseMessage
+
+from langchain_memkit.errors import MessageDecodeError, MissingExtraError
+from langchain_memkit.messages.codec import MESSAGE_TYPES, decode_legacy_message
+
+__all__ = ["Foreign", "decode_checkpoint", "decode_message_of_graph"]
+
+try:
+    import ormsgpack
+except ImportError as error:
+    msg = 'LangGraph checkpoints need an extra: pip install "langchain-memkit[langgraph]" (ormsgpack is missing)'
+    raise MissingExtraError(msg) from error
+
+NUMPY, SNAPSHOT = 6, 7  # codes of LangGraph's msgpack; up to 5 stand for (module, name, arguments, ...)
+MAX_DEPTH = 50
+TYPES = {cls.__name__: kind for kind, cls in MESSAGE_TYPES.items()}
+MESSAGE_MODULES = ("langchain_core.messages", "langchain.schema.messages")
+
+
+class Foreign(NamedTuple):
+    """An object as it was stored: what it was made of, never made.
+
+    Attributes:
+        name: Module and class.
+        data: Its arguments.
+    """
+
+    name: str
+    data: Any
+
+
+def decode_checkpoint(kind: Any, data: Any) -> Any:
+    """What one column of a checkpoint says, in plain values and `Foreign`.
+
+    Args:
+        kind: How it was stored: `"msgpack"` or `"json"`.
+        data: The bytes.
+
+    Returns:
+        Dicts, lists and plain values.
+
+    Raises:
+        MessageDecodeError: It was stored in another way (encrypted, pickled), or is damaged.
+
+    Example:
+        >>> import ormsgpack
+        >>> decode_checkpoint("msgpack", ormsgpack.packb({"channel_values": {"messages": []}}))
+        {'channel_values': {'messages': []}}
+    """
+    if kind not in ("msgpack", "json"):
+        what = "is pickled: it could run code, so it is never read" if kind == "pickle" else "cannot be read here"
+        msg = f"its checkpoint of type {kind!r:.40} {what}"
+        raise MessageDecodeError(msg)
+    try:
+        if kind == "json":
+            return json.loads(bytes(data) if not isinstance(data, str) else data, object_hook=_of_json)
+        return _unpack(bytes(data), 0)
+    except (TypeError, ValueError, RecursionError) as error:  # ormsgpack's errors are ValueErrors
+        msg = f"its checkpoint is damaged ({type(error).__name__})"
+        raise MessageDecodeError(msg) from error
+
+
+def _unpack(data: bytes, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        msg = "nested too deeply"
+        raise ValueError(msg)
+
+    def hook(code: int, inner: bytes) -> Any:
+        if code == NUMPY:
+            return Foreign("numpy.ndarray", None)
+        value = _unpack(inner, depth + 1)
+        if code == SNAPSHOT:
+            return value
+        if isinstance(value, list) and len(value) >= 3:
+            return Foreign(f"{value[0]}.{value[1]}", value[2])
+        return Foreign(f"extension {code}", None)
+
+    return ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
+
+
+def _of_json(value: dict[str, Any]) -> Any:
+    """What older versions wrote: `{"lc": ..., "type": "constructor", "id": [module..., class], "kwargs": {...}}`."""
+    if value.get("type") == "constructor" and isinstance(value.get("id"), list) and "lc" in value:
+        arguments = value.get("kwargs") or value.get("args")
+        if isinstance(arguments, list) and len(arguments) == 1:
+            arguments = arguments[0]
+        return Foreign(".".join(map(str, value["id"])), arguments)
+    return value
+
+
+def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
+    """A message of a graph's state, and what of it had to be left out.
+
+    Args:
+        value: From the list that `decode_checkpoint` gave.
+
+    Returns:
+        The message, and a line for each of its fields that held an object of an unknown class.
+
+    Raises:
+        MessageDecodeError: It is no message of langchain-core.
+    """
+    module, _, name = value.name.rpartition(".") if isinstance(value, Foreign) else ("", "", "")
+    known = module.startswith(MESSAGE_MODULES) and name in TYPES
+    if not known or not isinstance(value.data, Mapping):
+        what = value.name if isinstance(value, Foreign) else f"a {type(value).__name__}"
+        msg = f"{what:.100} is not a message of langchain-core"
+        raise MessageDecodeError(msg)
+    fields: dict[str, Any] = {}
+    lost: list[str] = []
+    for key, field in value.data.items():
+        try:
+            fields[str(key)] = _plain(field)
+        except LookupError as error:
+            if key == "content":
+                msg = f"its content holds {error.args[0]!s:.100}, which is not read"
+                raise MessageDecodeError(msg) from None
+            lost.append(f"{key}: held {error.args[0]!s:.100}, left out")
+    return decode_legacy_message({"type": TYPES[name], "data": fields}), lost
+
+
+BUILDERS: dict[str, Callable[[Any], Any]] = {
+    "datetime.datetime": lambda value: datetime.fromisoformat(value),
+    "datetime.date": lambda value: date(*value),
+    "builtins.set": set,
+    "builtins.frozenset": frozenset,
+}
+"""Everything that is built beside messages."""
+
+
+def _plain(value: Any) -> Any:
+    """A value with its objects built; a LookupError names the class of one that is not on the list."""
+    if isinstance(value, Foreign):
+        build = BUILDERS.get(value.name)
+        if build is None:
+            raise LookupError(value.name)
+        try:
+            return build(_plain(value.data))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise LookupError(value.name) from error
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

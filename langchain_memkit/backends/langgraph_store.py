@@ -1,0 +1,177 @@
+"""`LangGraphKeyValueStore`: a LangGraph store as the key-value store of our memories."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, SearchOp
+
+from langchain_memkit._flow import Flow, adrive, drive
+from langchain_memkit.backends._key_value.data import KeyRange, Stored
+from langchain_memkit.backends._key_value.verbs import KeyValueStore
+from langchain_memkit.base import check_text
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
+
+__all__ = ["LangGraphKeyValueStore"]
+
+T = TypeVar("T")
+
+BATCH = 500  # operations of one call
+LISTED = 10_000  # items of one search
+
+
+class LangGraphKeyValueStore(KeyValueStore):
+    """A store of LangGraph's (`InMemoryStore`, `PostgresStore`, ...) as a LangChain `BaseStore` of dicts.
+
+    For apps whose graphs have a store already: `KeyValueMemory`, `EntityMemory` and `create_history_preprocessor` take
+    this as their `store`. Everything lies under one namespace, each user's in a namespace of its own below it; the
+    value of an item is `{"v": 1, "json": "..."}`. What is not used, and why: LangGraph's search indexes nothing of
+    it; items never expire, whatever the store's `default_ttl` says, because what is derived must go with what it was
+    derived from; a key listing reads the values as well, because LangGraph lists items, not keys.
+
+    Args:
+        store: The store. It is yours: nothing here closes it or sets it up.
+        namespace: What all our items lie under, as labels. Use one of its own.
+
+    Raises:
+        ConfigurationError: `store` is no store of LangGraph's, or the namespace cannot be one.
+
+    Example:
+        >>> from langgraph.store.memory import InMemoryStore
+        >>> store = LangGraphKeyValueStore(InMemoryStore())
+        >>> store.mset([("u1/profile", {"name": "Nemo"})])
+        >>> store.mget(["u1/profile", "u1/address"]), store.purge("u1")
+        ([{'name': 'Nemo'}, None], {'keys': 1})
+    """
+
+    def __init__(self, store: BaseStore, namespace: Sequence[str] = ("memkit",)) -> None:
+        given: object = store
+        if not isinstance(given, BaseStore):
+            msg = f"store must be a BaseStore of langgraph.store.base, not {type(given).__name__}"
+            raise ConfigurationError(msg)
+        super().__init__(_Items(store, _checked(namespace)))
+        self._shown = f"{type(store).__name__}, {'/'.join(namespace)}"
+
+    def __repr__(self) -> str:
+        """Names the store's class and the namespace."""
+        return f"{type(self).__name__}({self._shown})"
+
+
+class _Items:
+    """Flows on the items. An operation of theirs is a list of LangGraph's, sent in one call."""
+
+    def __init__(self, store: BaseStore, namespace: tuple[str, ...]) -> None:
+        self._store = store
+        self._namespace = namespace
+
+    def run(self, flow: Flow[T]) -> T:
+        return drive(flow, self._send)
+
+    async def arun(self, flow: Flow[T]) -> T:
+        return await adrive(flow, self._asend)
+
+    def _send(self, operations: list[Op]) -> Any:
+        try:
+            return self._store.batch(operations)
+        except Exception as error:
+            raise self._failed(operations, error) from error
+
+    async def _asend(self, operations: list[Op]) -> Any:
+        try:
+            try:
+                return await self._store.abatch(operations)
+            except NotImplementedError:  # a store that is sync only
+                return await asyncio.to_thread(self._store.batch, operations)
+        except Exception as error:
+            raise self._failed(operations, error) from error
+
+    def _failed(self, operations: list[Op], error: Exception) -> Exception:
+        """Without the store's own text, which may hold what it connects to; that is the cause."""
+        what = f"{type(self._store).__name__} of LangGraph failed ({type(error).__name__}; see the cause)"
+        if not any(isinstance(operation, PutOp) for operation in operations):
+            return HistoryReadError(f"cannot read: the {what}")
+        return HistoryWriteError(f"cannot write: the {what}. Calling again is safe.", maybe_stored=True)
+
+    def get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]:
+        found: list[Item | None] = []
+        for i in range(0, len(keys), BATCH):
+            found += yield [GetOp(self._place(key), key) for key in keys[i : i + BATCH]]
+        return {key: _stored(item) for key, item in zip(keys, found, strict=True) if item is not None}
+
+    def set(self, values: dict[str, Any]) -> Flow[None]:
+        # ttl=None: never, whatever the store's default
+        yield from self._put(
+            PutOp(self._place(key), key, {"v": 1, "json": json.dumps(value, ensure_ascii=False)}, index=False, ttl=None)
+            for key, value in values.items()
+        )
+
+    def delete(self, keys: Sequence[str]) -> Flow[None]:
+        yield from self._put(PutOp(self._place(key), key, None) for key in keys)
+
+    def _put(self, operations: Iterable[PutOp]) -> Flow[None]:
+        listed = list(operations)
+        for i in range(0, len(listed), BATCH):
+            yield listed[i : i + BATCH]
+
+    def page(self, keys: KeyRange, limit: int) -> Flow[list[str]]:
+        """All of them, since a search has read them all."""
+        place, found, offset = self._common_place(keys), set[str](), 0
+        while True:
+            # refresh_ttl: looking for keys is no use of the items
+            (items,) = yield [SearchOp(place, limit=LISTED, offset=offset, refresh_ttl=False)]
+            found |= {item.key for item in items if self._is_in(item, keys)}
+            if len(items) < LISTED:
+                return sorted(found)
+            offset += len(items)
+
+    def delete_range(self, keys: KeyRange) -> Flow[int]:
+        gone: set[str] = set()
+        # again: what is deleted or written meanwhile moves the pages
+        while found := [key for key in (yield from self.page(keys, LISTED)) if key not in gone]:
+            yield from self.delete(found)
+            gone |= set(found)
+        return len(gone)
+
+    def close(self) -> None:
+        """Nothing: the store is the caller's."""
+
+    async def aclose(self) -> None:
+        """Nothing: the store is the caller's."""
+
+    def _place(self, key: str) -> tuple[str, ...]:
+        """The namespace of a key: `user_prefix(user_id)` is one of its own, so a user's keys are found by it."""
+        # labels hold no full stop; two that fall together do no harm, since the item's key is the whole key
+        return *self._namespace, key.partition("/")[0].replace("%", "%25").replace(".", "%2E") or "~"
+
+    def _common_place(self, keys: KeyRange) -> tuple[str, ...]:
+        head, slash, _ = keys.begin.partition("/")
+        # "0" is what comes after "/": below that, every key begins with the head and a slash
+        return self._place(head) if slash and keys.end is not None and keys.end <= f"{head}0" else self._namespace
+
+    def _is_in(self, item: Item, keys: KeyRange) -> bool:
+        """Some stores find by the beginning of the text, so a neighbour's items may be among them."""
+        inside = keys.begin <= item.key and (keys.end is None or item.key < keys.end)
+        return inside and tuple(item.namespace) == self._place(item.key)
+
+
+def _stored(item: Item) -> Stored:
+    value: Any = item.value
+    try:
+        return Stored(json.loads(value["json"]), value["v"])
+    except (KeyError, TypeError, ValueError, RecursionError):  # not ours, or damaged
+        return Stored(None, value.get("v") if isinstance(value, dict) else None)
+
+
+def _checked(namespace: Sequence[str]) -> tuple[str, ...]:
+    labels = () if isinstance(namespace, str) else tuple(namespace)
+    if not labels or labels[0] == "langgraph":
+        msg = f"namespace must be labels, as in ('memkit',), the first not 'langgraph'; got {namespace!r:.100}"
+        raise ConfigurationError(msg)
+    for label in labels:
+        if "." in check_text(label, "each label of the namespace", 4096):
+            msg = f"a label of a namespace holds no full stop; got {label!r:.100}"
+            raise ConfigurationError(msg)
+    return labels

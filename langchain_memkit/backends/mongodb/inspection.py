@@ -1,0 +1,243 @@
+"""What a server and the collections of a database are, and whether they are well: looked at without changing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pymongo
+from pymongo import IndexModel, MongoClient
+from pymongo.errors import OperationFailure, PyMongoError
+
+from langchain_memkit.backends.mongodb import documents, vector_documents
+from langchain_memkit.backends.mongodb.clients import Clients
+from langchain_memkit.backends.mongodb.commands import text_of
+from langchain_memkit.backends.mongodb.layout_qa import qa_index_models
+from langchain_memkit.errors import HistoryReadError, HistoryWriteError
+
+__all__ = [
+    "CollectionFacts",
+    "Fault",
+    "ServerFacts",
+    "build_indexes",
+    "count_records",
+    "inspect_collection",
+    "inspect_server",
+    "kinds_in",
+]
+
+SAMPLE = 20  # documents looked at from either end
+MOST_COUNTED = 100_000
+DETAILS = ("unique", "partialFilterExpression", "expireAfterSeconds")
+BY_INDEX = {"memkit_seq": "turns", "memkit_qa": "qa", "memkit_stamps": "vectors"}
+
+
+class ServerFacts(NamedTuple):
+    """What `inspect_server` found. None: the user of the connection may not ask."""
+
+    hosts: str
+    version: str
+    topology: str  # "standalone", "replica set" or "sharded"
+    members: list[str]
+    unhealthy: list[str] | None
+    arbiters: int
+    default_write_concern: str | None
+
+
+class Fault(NamedTuple):
+    """An index that is missing, or is not as it should be."""
+
+    name: str
+    state: str  # "missing" or "wrong"
+    model: IndexModel
+    present_as: str | None
+
+
+class CollectionFacts(NamedTuple):
+    """What `inspect_collection` found. Kinds: turns, langchain-mongodb, qa, vectors, key_value, langgraph."""
+
+    name: str
+    kinds: frozenset[str]
+    count: int
+    indexes: list[str]
+    faults: list[Fault]
+    unowned_rows: int  # of langchain-mongodb; at most MOST_COUNTED are counted
+
+
+def inspect_server(uri: str, timeout: float = 5.0) -> ServerFacts:
+    """Asks a server what it is.
+
+    Raises:
+        ConfigurationError: The connection string is not valid.
+        HistoryReadError: The server cannot be reached, or refuses the user.
+    """
+    with _server(uri, timeout) as (client, hosts):
+        hello = client.admin.command("hello")
+        version = client.server_info()["version"]
+        # asks for a right that every user of a database has, and that nobody has who is not logged in
+        client.admin.command("connectionStatus")
+        concern = _allowed(lambda: client.admin.command("getDefaultRWConcern").get("defaultWriteConcern"))
+        status = _allowed(lambda: client.admin.command("replSetGetStatus")) if "setName" in hello else None
+    topology = "replica set" if "setName" in hello else "sharded" if hello.get("msg") == "isdbgrid" else "standalone"
+    members = [*hello.get("hosts", ()), *hello.get("passives", ())]
+    unhealthy = None
+    if status is not None:
+        unhealthy = [f"{m['name']} ({m['stateStr']})" for m in status["members"] if m["state"] not in (1, 2, 7)]
+    arbiters = len(hello.get("arbiters", ()))
+    return ServerFacts(
+        hosts, version, topology, members, unhealthy, arbiters, None if concern is None else str(dict(concern))
+    )
+
+
+def kinds_in(uri: str, database: str, keys: tuple[str, str], timeout: float = 5.0) -> dict[str, frozenset[str]]:
+    """The collections of a database, and what each seems to hold, by its indexes and some documents from either end.
+
+    Args:
+        uri: The connection string.
+        database: Which.
+        keys: `session_id_key` and `history_key` of langchain-mongodb's rows.
+        timeout: Seconds for each command.
+
+    Raises:
+        ConfigurationError: The connection string is not valid.
+        HistoryReadError: The server cannot be reached or read.
+    """
+    with _server(uri, timeout) as (client, _):
+        names = client[database].list_collection_names(filter={"type": "collection"})
+        mine = [name for name in sorted(names) if not name.startswith("system.")]
+        return {name: _kinds(client[database][name], keys, timeout) for name in mine}
+
+
+def inspect_collection(
+    uri: str, database: str, name: str, keys: tuple[str, str], user_id_key: str = "userId", timeout: float = 5.0
+) -> CollectionFacts:
+    """Looks at a collection: what it holds, and the indexes that this needs.
+
+    Raises:
+        ConfigurationError: The connection string is not valid.
+        HistoryReadError: The server cannot be reached or read.
+    """
+    with _server(uri, timeout) as (client, _):
+        collection = client[database][name]
+        kinds = _kinds(collection, keys, timeout)
+        with pymongo.timeout(timeout):
+            present = _indexes(collection)
+            count = collection.estimated_document_count()
+        rows = 0
+        if "langchain-mongodb" in kinds:
+            with pymongo.timeout(timeout * 6):
+                rows = collection.count_documents(documents.legacy_filter(*keys), limit=MOST_COUNTED)
+    faults = [f for model in _wanted(kinds, keys[0], user_id_key) for f in _fault(model, present)]
+    return CollectionFacts(f"{database}.{name}", kinds, count, sorted(present), faults, rows)
+
+
+def build_indexes(uri: str, database: str, name: str, faults: list[Fault]) -> None:
+    """Drops indexes of ours that are wrong, and builds all that are missing, however long it takes.
+
+    Raises:
+        HistoryWriteError: The server cannot be reached, or refuses.
+    """
+    clients = Clients(uri, None, None)
+    collection = clients.sync()[database][name]
+    try:
+        for fault in faults:
+            if fault.present_as is not None:
+                collection.drop_index(fault.present_as)
+        collection.create_indexes([fault.model for fault in faults])
+    except PyMongoError as error:
+        msg = f"{clients.hosts} did not build the indexes of {database}.{name}: {text_of(error)}"
+        raise HistoryWriteError(msg) from error
+
+
+def count_records(uri: str, database: str, name: str, user_id: str, timeout: float = 5.0) -> int:
+    """How many vectors of a user a collection has, without an embedding model.
+
+    Raises:
+        HistoryReadError: The server cannot be reached or read.
+    """
+    with _server(uri, timeout) as (client, _):
+        return client[database][name].count_documents(vector_documents.records_filter(user_id))
+
+
+@contextmanager
+def _server(uri: str, timeout: float) -> Iterator[tuple[MongoClient[dict[str, Any]], str]]:
+    clients = Clients(uri, None, None)
+    client = clients.sync()
+    try:
+        with pymongo.timeout(timeout):
+            yield client, clients.hosts
+    except PyMongoError as error:
+        msg = f"cannot read from {clients.hosts} within {timeout:g} s: {text_of(error)}"
+        raise HistoryReadError(msg) from error
+
+
+def _allowed(ask: Callable[[], Any]) -> Any:
+    """The answer, or None where the user of the connection may not ask, or the server does not know the question."""
+    try:
+        return ask()
+    except OperationFailure:
+        return None
+
+
+def _kinds(collection: Any, keys: tuple[str, str], timeout: float) -> frozenset[str]:
+    with pymongo.timeout(timeout):
+        kinds = {BY_INDEX[name] for name in _indexes(collection) if name in BY_INDEX}
+        sample = [*collection.find().limit(SAMPLE), *collection.find().sort("_id", -1).limit(SAMPLE)]
+    return frozenset(kinds | {kind for document in sample if (kind := _kind(document, keys))})
+
+
+def _kind(document: Mapping[str, Any], keys: tuple[str, str]) -> str | None:
+    """What a document is, by its fields; None for what is nothing of ours."""
+    if {"seq", "epoch", "op", "session_id"} <= document.keys():
+        return "turns"
+    if {*keys} <= document.keys() and "seq" not in document:
+        return "langchain-mongodb"
+    if {"question", "chatId"} <= document.keys():
+        return "qa"
+    if {"stamp", "user_id", "session_id"} <= document.keys():
+        return "vectors"
+    if isinstance(document.get("_id"), str) and {*document} == {"_id", "value", "v"}:
+        return "key_value"
+    return "langgraph" if {"thread_id", "checkpoint_ns", "checkpoint"} <= document.keys() else None
+
+
+def _indexes(collection: Any) -> dict[str, Any]:
+    try:
+        return dict(collection.index_information())
+    except OperationFailure as error:
+        if error.code == 26:  # no such collection
+            return {}
+        raise
+
+
+def _wanted(kinds: frozenset[str], session_id_key: str, user_id_key: str) -> list[IndexModel]:
+    """The indexes that stores of ours need for what a collection holds."""
+    models: list[IndexModel] = []
+    if kinds & {"turns", "langchain-mongodb"}:
+        models += documents.index_models(session_id_key, {})
+    if "qa" in kinds:
+        models += qa_index_models(user_id_key, None)
+    if "vectors" in kinds:
+        models += vector_documents.index_models()
+    return models
+
+
+def _fault(model: IndexModel, present: dict[str, Any]) -> list[Fault]:
+    """What is wrong with an index, if anything; users rename indexes and build them by hand, so keys count."""
+    wanted = model.document
+    keys = list(wanted["key"].items())
+    same = {name: index for name, index in present.items() if [tuple(pair) for pair in index["key"]] == keys}
+    if any(_details(index) == _details(wanted) for index in same.values()):
+        return []
+    name = wanted["name"]
+    if name in present:
+        return [Fault(name, "wrong", model, name)]
+    if same and any(wanted.get(detail) is not None for detail in DETAILS):
+        # of the same keys, but not unique, not partial or without expiry: it does not do the work
+        return [Fault(name, "wrong", model, None)]
+    return [] if same else [Fault(name, "missing", model, None)]
+
+
+def _details(index: Mapping[str, Any]) -> list[Any]:
+    return [index.get(detail) or None if detail == "unique" else index.get(detail) for detail in DETAILS]

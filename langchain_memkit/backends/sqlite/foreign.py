@@ -1,0 +1,117 @@
+"""SQLite files of other packages, opened read-only: they are read row by row, in order, and never changed."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from langchain_memkit.backends.sqlite.database import explained
+from langchain_memkit.errors import ConfigurationError, HistoryReadError
+
+__all__ = ["CheckpointFile", "MessageTable"]
+
+
+class _File:
+    """A table in a file, with the columns that are asked for."""
+
+    def __init__(self, path: str | os.PathLike[str], table: str, columns: tuple[str, ...]) -> None:
+        self.path = Path(path)
+        self.table = table
+        self.columns = columns
+
+    def __repr__(self) -> str:
+        """Names the file."""
+        return f"{type(self).__name__}({str(self.path)!r}, {self.table!r})"
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """A read-only connection to a file that has the table."""
+        if not self.path.is_file():
+            msg = f"there is no file {self.path}"
+            raise ConfigurationError(msg)
+        try:
+            connection = sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)
+            try:
+                connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one damaged cell hides no row
+                self._check(connection)
+                yield connection
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            msg = f"cannot read {self.path}: {explained(error)}"
+            raise HistoryReadError(msg) from error
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        # an unknown name in quotes would be a text to SQLite, not an error
+        there = [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (self.table,))]
+        if not there:
+            tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY 1")
+            names = ", ".join(repr(row[0]) for row in tables) or "none"
+            msg = f"{self.path} has no table {self.table!r}; its tables: {names}"
+            raise ConfigurationError(msg)
+        if missing := [name for name in self.columns if name not in there]:
+            msg = f"table {self.table!r} of {self.path} has no column {missing[0]!r}; its columns: {', '.join(there)}"
+            raise ConfigurationError(msg)
+
+
+class MessageTable(_File):
+    """A table with a message per row: langchain-community's `SQLChatMessageHistory`.
+
+    Args:
+        path: The file.
+        table: The table's name.
+        session_column: The column of the session id.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], table: str, session_column: str) -> None:
+        super().__init__(path, table, ("id", session_column, "message"))
+
+    def count(self) -> int:
+        """How many rows there are."""
+        with self._opened() as connection:
+            return int(connection.execute(f"SELECT COUNT(*) FROM {_quoted(self.table)}").fetchone()[0])
+
+    def rows(self) -> Generator[tuple[Any, Any, Any], None, None]:
+        """Session id, row id and message of every row, session by session, in the order of the row ids."""
+        row_id, session, message = (_quoted(name) for name in self.columns)
+        query = f"SELECT {session}, {row_id}, {message} FROM {_quoted(self.table)} ORDER BY {session}, {row_id}"
+        with self._opened() as connection:
+            yield from connection.execute(query)
+
+
+class CheckpointFile(_File):
+    """What LangGraph's `SqliteSaver` wrote.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path, "checkpoints", ("thread_id", "checkpoint_ns", "checkpoint_id", "type", "checkpoint", "metadata"))
+
+    def count(self) -> int:
+        """How many threads there are."""
+        with self._opened() as connection:
+            query = "SELECT COUNT(DISTINCT thread_id) FROM checkpoints WHERE checkpoint_ns = ''"
+            return int(connection.execute(query).fetchone()[0])
+
+    def rows(self) -> Generator[tuple[Any, Any, Any, Any], None, None]:
+        """Thread id, type, checkpoint and metadata of the latest checkpoint of each thread's root namespace."""
+        newest = "SELECT thread_id, MAX(checkpoint_id) FROM checkpoints WHERE checkpoint_ns = '' GROUP BY thread_id"
+        query = (
+            "SELECT type, checkpoint, metadata FROM checkpoints"
+            " WHERE thread_id = ? AND checkpoint_ns = '' AND checkpoint_id = ?"
+        )
+        with self._opened() as connection:
+            for thread_id, checkpoint_id in connection.execute(newest).fetchall():
+                for kind, blob, metadata in connection.execute(query, (thread_id, checkpoint_id)).fetchall():
+                    yield thread_id, kind, blob, metadata
+
+
+def _quoted(name: str) -> str:
+    """A name as SQL takes it, whatever it holds."""
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,166 @@
+"""What is in a SQLite file, and whether it is well: looked at without changing its content."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from langchain_memkit.backends.sqlite.database import MIGRATIONS, explained
+from langchain_memkit.errors import HistoryReadError, HistoryWriteError
+
+__all__ = [
+    "SQLITE_VERSION",
+    "Fault",
+    "FileFacts",
+    "build_missing",
+    "count_records",
+    "inspect_file",
+    "is_sqlite",
+    "tables_of",
+]
+
+SQLITE_VERSION = sqlite3.sqlite_version
+MAGIC = b"SQLite format 3\x00"
+MOST_PROBLEMS = 10
+SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+
+
+class Fault(NamedTuple):
+    """A table, an index or a trigger that is not as it should be."""
+
+    name: str
+    state: str  # "missing" or "wrong"
+    sql: str
+
+
+class FileFacts(NamedTuple):
+    """What `inspect_file` found; sizes are in bytes."""
+
+    tables: frozenset[str]
+    version: int
+    known_version: int
+    journal_mode: str
+    problems: list[str]
+    faults: list[Fault]
+    size: int
+    unused: int
+    log_size: int
+    disk_free: int
+
+
+def is_sqlite(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a SQLite database; an empty file is one without tables."""
+    with Path(path).open("rb") as file:
+        head = file.read(len(MAGIC))
+    return head in (MAGIC, b"")
+
+
+def tables_of(path: str | os.PathLike[str], timeout: float = 5.0) -> frozenset[str]:
+    """The names of the tables of a file.
+
+    Raises:
+        HistoryReadError: It cannot be read.
+    """
+    with _reading(path, timeout) as connection:
+        return frozenset(row[1] for row in connection.execute(SCHEMA) if row[0] == "table")
+
+
+def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFacts:
+    """Looks at a file: format, integrity (reads all of it), missing parts, room.
+
+    Args:
+        path: The file; it must exist.
+        timeout: Seconds to wait for another process.
+
+    Raises:
+        HistoryReadError: It cannot be read.
+    """
+    name = os.fspath(path)
+    log = Path(f"{name}-wal")
+    log_size = log.stat().st_size if log.exists() else 0  # reading may fold it in
+    with _reading(name, timeout) as connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (journal_mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        present = {(row[0], row[1]): row[2] for row in connection.execute(SCHEMA)}
+        rows = connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})").fetchall()
+        problems = [str(row[0]) for row in rows if row[0] != "ok"]
+        (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+    return FileFacts(
+        tables=frozenset(name for kind, name in present if kind == "table"),
+        version=version,
+        known_version=len(MIGRATIONS),
+        journal_mode=journal_mode,
+        problems=problems,
+        faults=list(_faults(present, version)),
+        size=Path(name).stat().st_size,
+        unused=unused * page,
+        log_size=log_size,
+        disk_free=shutil.disk_usage(Path(name).resolve().parent).free,
+    )
+
+
+def build_missing(path: str | os.PathLike[str], faults: list[Fault], timeout: float = 30.0) -> None:
+    """Makes the missing indexes and triggers, in one transaction; tables are never made here.
+
+    Raises:
+        HistoryWriteError: It cannot be done; nothing was changed.
+    """
+    try:
+        with closing(sqlite3.connect(os.fspath(path), timeout=timeout, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            for fault in faults:
+                if fault.state == "missing":
+                    connection.execute(fault.sql)
+            connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        msg = f"cannot write {path}: {explained(error)}. Nothing was changed."
+        raise HistoryWriteError(msg) from error
+
+
+def count_records(path: str | os.PathLike[str], user_id: str, timeout: float = 5.0) -> int:
+    """How many vectors of a user there are, without an embedding model.
+
+    Raises:
+        HistoryReadError: It cannot be read.
+    """
+    with _reading(path, timeout) as connection:
+        (count,) = connection.execute("SELECT COUNT(*) FROM vectors WHERE user_id = ?", (user_id,)).fetchone()
+    return int(count)
+
+
+@contextmanager
+def _reading(path: str | os.PathLike[str], timeout: float) -> Iterator[sqlite3.Connection]:
+    """A connection that makes no file and no table, not even in an older format."""
+    name = os.path.abspath(path)
+    # a read-only connection leaves the files of the write-ahead log behind, and cannot recover what was broken off
+    mode = "rw" if os.access(name, os.W_OK) else "ro"
+    try:
+        with closing(sqlite3.connect(f"file:{quote(name)}?mode={mode}", uri=True, timeout=timeout)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        msg = f"cannot read {name}: {explained(error)}"
+        raise HistoryReadError(msg) from error
+
+
+def _faults(present: dict[tuple[str, str], str], version: int) -> Iterator[Fault]:
+    """What a file of this version should have, and has not."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for script in MIGRATIONS[:version]:
+            connection.executescript(script)
+        expected = {(row[0], row[1]): row[2] for row in connection.execute(SCHEMA)}
+    for key, sql in expected.items():
+        if key not in present:
+            yield Fault(key[1], "missing", sql)
+        elif _plain(present[key]) != _plain(sql):
+            yield Fault(key[1], "wrong", sql)
+
+
+def _plain(sql: str) -> str:
+    return " ".join(sql.split())

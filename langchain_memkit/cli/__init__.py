@@ -1,0 +1,38 @@
+"""The command line `memkit`: migrate, export, import, purge, doctor. Needs the extra `cli`; docs/cli.md shows it.
+
+Exit codes: 0 everything was done, 1 something was skipped or is wrong, 2 the command cannot be run as it stands, 3 a
+store failed: run the same command again. Nothing printed contains credentials.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+EXTRA = ("typer", "rich")
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs a command: what the console script `memkit` calls.
+
+    Args:
+        args: The words behind `memkit`; None takes those of the process.
+
+    Returns:
+        The exit code.
+
+    Example:
+        >>> main(["--version"]) == 0
+        langchain-memkit ...
+        True
+    """
+    try:
+        from langchain_memkit.cli.app import run
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA:
+            raise
+        sys.stderr.write('memkit: the command line needs an extra: pip install "langchain-memkit[cli]"\n')
+        return 2
+    return run(sys.argv[1:] if args is None else args)

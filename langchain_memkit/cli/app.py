@@ -1,0 +1,308 @@
+"""The commands and their options, and how each way to end becomes an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from langchain_memkit.cli import doctor as doctoring
+from langchain_memkit.cli import move
+from langchain_memkit.cli import purge as purging
+from langchain_memkit.cli.environment import package_version
+from langchain_memkit.cli.places import Format, Place, place_of
+from langchain_memkit.cli.printing import NotesHandler, Output, show_warning
+from langchain_memkit.errors import ConfigurationError, MemkitError, MissingExtraError
+
+__all__ = ["app", "run"]
+
+URI, FROM_URI, TO_URI = "MEMKIT_URI", "MEMKIT_FROM_URI", "MEMKIT_TO_URI"
+DONE, SKIPPED, USAGE, STORE = 0, 1, 2, 3
+INTERRUPTED = 130
+GO_ON = "interrupted: run the same command again to go on; what is done is not done twice"
+
+
+class Guarded(TyperGroup):
+    """Commands whose every way to end is one line without credentials, and an exit code."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Runs a command; exits with its code, or returns it if not standalone."""
+        words = list(sys.argv[1:] if args is None else args)
+        output = Output([*words, *(os.environ.get(name, "") for name in (URI, FROM_URI, TO_URI))])
+        handler, logger = NotesHandler(output), logging.getLogger("langchain_memkit")
+        logger.addHandler(handler)
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = show_warning(output)
+                extra |= {"prog_name": "memkit", "obj": output, "standalone_mode": False}
+                code = super().main(words, *rest, **extra)
+        except Exception as error:  # noqa: BLE001  # a traceback would show more than it should
+            code = _ended(output, error)
+        finally:
+            logger.removeHandler(handler)
+        code = code if isinstance(code, int) else DONE
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the chosen command; Ctrl-C is an end like any other."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.obj.fault(GO_ON)
+            return INTERRUPTED
+
+
+def _ended(output: Output, error: Exception) -> int:
+    """Says what went wrong, in one line; returns the exit code."""
+    output.trace(error)
+    if hasattr(error, "format_message"):  # what typer says of words it does not know
+        output.fault(f"{error.format_message()} (memkit --help)")
+        return USAGE
+    if isinstance(error, typer.Abort):
+        output.fault(GO_ON)
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):  # whoever reads our output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    if isinstance(error, (ConfigurationError, MissingExtraError)):
+        output.fault(error)
+        return USAGE
+    if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)):
+        output.fault(f"{error.filename}: {error.strerror}")
+        return USAGE
+    if isinstance(error, (MemkitError, OSError)):
+        output.fault(f"{error} Run the same command again to go on.")
+        return STORE
+    if isinstance(error, (TypeError, ValueError)) and not output.debug:
+        output.fault(error)
+        return USAGE
+    output.fault(f"{type(error).__name__}: {error} (--debug shows where)")
+    return STORE
+
+
+app = typer.Typer(
+    cls=Guarded,
+    add_completion=False,  # it would write into the user's shell configuration
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+    no_args_is_help=True,
+    help=(
+        "Moves, saves, deletes and checks conversations kept by langchain-memkit. "
+        "WHERE is a SQLite file or mongodb://...; set MEMKIT_URI to keep a password out of the shell's history."
+    ),
+)
+
+
+def _debug(ctx: typer.Context, value: bool) -> bool:
+    ctx.obj.debug = value
+    return value
+
+
+def _quiet(ctx: typer.Context, value: bool) -> bool:
+    ctx.obj.quiet = value
+    return value
+
+
+def _version(ctx: typer.Context, value: bool) -> None:
+    if value:
+        ctx.obj.line(f"langchain-memkit {package_version() or 'not installed'}")
+        raise typer.Exit
+
+
+def _text(option: str, text: str, **more: Any) -> Any:
+    return typer.Option(option, help=text, show_default=False, **{"metavar": "NAME", **more})
+
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.", callback=_debug)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", callback=_quiet)]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="Draw no bar.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")]
+Database = Annotated[str | None, _text("--database", "MongoDB: which; else the one in the URI, else chat_history.")]
+Collection = Annotated[str | None, _text("--collection", "MongoDB: which; else the only one that fits.")]
+OnlyCollection = Annotated[str | None, _text("--collection", "MongoDB: only this one; else all of the database.")]
+SessionIdKey = Annotated[
+    str, typer.Option("--session-id-key", metavar="NAME", help="langchain-mongodb: the field of the session id.")
+]
+HistoryKey = Annotated[
+    str, typer.Option("--history-key", metavar="NAME", help="langchain-mongodb: the field of the message.")
+]
+UserIdKey = Annotated[
+    str, typer.Option("--user-id-key", metavar="NAME", help="Q/A documents: the field of the user, or email.")
+]
+Table = Annotated[str | None, _text("--table", "SQL: the table, else message_store.")]
+SessionIdColumn = Annotated[str | None, _text("--session-id-column", "SQL: the column of the session id.")]
+FromFormat = Annotated[
+    Format | None, _text("--from-format", "What they are kept as; else it is found out.", metavar="|".join(Format))
+]
+ToFormat = Annotated[
+    move.Written, typer.Option("--to-format", help="What to keep them as.", metavar="|".join(move.Written))
+]
+From = Annotated[str | None, _text("--from", "A file, folder or URI to read.", metavar="WHERE", envvar=[FROM_URI, URI])]
+To = Annotated[str | None, _text("--to", "A file or URI to write.", metavar="WHERE", envvar=[TO_URI, URI])]
+In = Annotated[list[str] | None, _text("--in", "A file or URI; give it again for more.", metavar="WHERE")]
+OnlyUser = Annotated[str | None, _text("--user", "Only this user's conversations.")]
+Owner = Annotated[str | None, _text("--user", "Give everything to this user.")]
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def migrate(
+    ctx: typer.Context,
+    source: From = None,
+    target: To = None,
+    from_format: FromFormat = None,
+    to_format: ToFormat = move.Written.MEMKIT,
+    from_database: Annotated[str | None, _text("--from-database", "MongoDB: which to read.")] = None,
+    from_collection: Annotated[str | None, _text("--from-collection", "MongoDB: which to read.")] = None,
+    to_database: Annotated[str | None, _text("--to-database", "MongoDB: which to write.")] = None,
+    to_collection: Annotated[str | None, _text("--to-collection", "MongoDB: else message_store.")] = None,
+    session_id_key: SessionIdKey = "SessionId",
+    history_key: HistoryKey = "History",
+    user_id_key: UserIdKey = "userId",
+    table: Table = None,
+    session_id_column: SessionIdColumn = None,
+    user: Owner = None,
+    dry_run: DryRun = False,
+    no_progress: NoProgress = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Copy every conversation into another store.
+
+    Run it twice, or again after it broke off: each turn is there once.
+    """
+    names: Any = {"keys": (session_id_key, history_key), "user_id_key": user_id_key}
+    columns: Any = {"table": table, "session_id_column": session_id_column}
+    begin = place_of(source, "--from", database=from_database, collection=from_collection, **columns, **names)
+    end = place_of(target, "--to", database=to_database, collection=to_collection, exists=False, **names)
+    progress = not no_progress
+    return move.migrate(ctx.obj, begin, end, from_format, to_format, user, dry_run=dry_run, progress=progress)
+
+
+@app.command("export")
+def export_(
+    ctx: typer.Context,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="The file to write: JSON lines; .gz is packed; - is stdout.")
+    ],
+    source: From = None,
+    from_format: FromFormat = None,
+    database: Database = None,
+    collection: Collection = None,
+    user: OnlyUser = None,
+    session_id_key: SessionIdKey = "SessionId",
+    history_key: HistoryKey = "History",
+    user_id_key: UserIdKey = "userId",
+    no_progress: NoProgress = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Write conversations to a file."""
+    names: Any = {"keys": (session_id_key, history_key), "user_id_key": user_id_key}
+    place = place_of(source, "--from", database=database, collection=collection, **names)
+    return move.export(ctx.obj, file, place, from_format, user, progress=not no_progress)
+
+
+@app.command("import")
+def import_(
+    ctx: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What memkit export wrote; .gz is unpacked; - is stdin.")],
+    target: To = None,
+    to_format: ToFormat = move.Written.MEMKIT,
+    database: Database = None,
+    collection: Collection = None,
+    user: OnlyUser = None,
+    dry_run: DryRun = False,
+    no_progress: NoProgress = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Read conversations from a file.
+
+    Run it twice, or again after it broke off: each turn is there once.
+    """
+    place = place_of(target, "--to", database=database, collection=collection, exists=False)
+    return move.import_(ctx.obj, file, place, to_format, user, dry_run=dry_run, progress=not no_progress)
+
+
+@app.command()
+def purge(
+    ctx: typer.Context,
+    user: Annotated[str, _text("--user", "Whose.")],
+    places: In = None,
+    database: Database = None,
+    collection: Annotated[
+        str | None, _text("--collection", "MongoDB: only this one; else all of the database.")
+    ] = None,
+    user_id_key: UserIdKey = "userId",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Delete everything of a user, for good.
+
+    In every part that memkit keeps: turns, summaries, entities, key-values, vectors.
+    """
+    found = _places(places, "--in", database, collection, user_id_key)
+    return purging.purge(ctx.obj, user, found, yes=yes, dry_run=dry_run)
+
+
+@app.command()
+def doctor(
+    ctx: typer.Context,
+    places: Annotated[list[str] | None, typer.Argument(metavar="[WHERE]...", help="Files and URIs.")] = None,
+    database: Database = None,
+    collection: Annotated[
+        str | None, _text("--collection", "MongoDB: only this one; else all of the database.")
+    ] = None,
+    session_id_key: SessionIdKey = "SessionId",
+    history_key: HistoryKey = "History",
+    user_id_key: UserIdKey = "userId",
+    fix: Annotated[bool, typer.Option("--fix", help="Build missing indexes, after saying which.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    debug: Debug = False,
+) -> int:
+    """Check this machine, files and servers.
+
+    One line for everything that was looked at, and what to do where it is not well.
+    """
+    given = places or ([os.environ[URI]] if os.environ.get(URI) else [])
+    keys = (session_id_key, history_key)
+    found = _places(given, "WHERE", database, collection, user_id_key, keys=keys) if given else []
+    return doctoring.doctor(ctx.obj, found, fix=fix, as_json=as_json)
+
+
+def _places(
+    given: list[str] | None, option: str, database: str | None, collection: str | None, user_id_key: str, **names: Any
+) -> list[Place]:
+    """Files and servers; a database is named for the servers among them."""
+    found = []
+    for where in given or [os.environ.get(URI, "")]:
+        of_server: Any = {"database": database, "collection": collection}
+        is_file = "://" not in where and len(given or ()) > 1
+        found.append(place_of(where, option, **({} if is_file else of_server), user_id_key=user_id_key, **names))
+    return found
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs a command and returns its exit code."""
+    command = typer.main.get_command(app)
+    return int(command.main(list(args), standalone_mode=False))

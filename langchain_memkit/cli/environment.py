@@ -1,0 +1,88 @@
+"""What `memkit doctor` says of this machine: Python, packages, extras, the trained spaCy pipeline."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Literal, NamedTuple
+
+from packaging.requirements import Requirement
+
+from langchain_memkit.backends.sqlite.inspection import SQLITE_VERSION
+from langchain_memkit.errors import ConfigurationError, SpacyModelMissing
+
+__all__ = ["Check", "check_environment", "package_version"]
+
+PACKAGE = "langchain-memkit"
+
+
+class Check(NamedTuple):
+    """One line: what was looked at, how it is, and what to do about it if it is not well."""
+
+    subject: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+def package_version(name: str = PACKAGE) -> str | None:
+    """The version of an installed package; None if it is not there."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def check_environment() -> Iterator[Check]:
+    """Everything that needs no server and no file."""
+    yield Check("Python", "ok", f"{platform.python_version()} ({sys.executable})")
+    yield Check("SQLite", "ok", SQLITE_VERSION)
+    yield Check(PACKAGE, "ok", package_version() or "run from a source tree that is not installed")
+    yield Check("langchain-core", "ok", package_version("langchain-core") or "?")
+    yield from _extras()
+    yield _spacy()
+
+
+def _extras() -> Iterator[Check]:
+    """Which extras are whole; one that is not installed is not needed, as far as anybody can tell."""
+    try:
+        lines = requires(PACKAGE) or []
+    except PackageNotFoundError:
+        return
+    requirements = [Requirement(line) for line in lines]
+    extras = sorted({line.rpartition("==")[2].strip(" \"')") for line in lines if "extra ==" in line} - {"all"})
+    for extra in extras:
+        wanted = [r for r in requirements if r.marker and r.marker.evaluate({"extra": extra}) and r.name != PACKAGE]
+        versions = {r.name: package_version(r.name) for r in wanted}
+        missing = [name for name, found in versions.items() if found is None]
+        unfit = [f"{r.name} {versions[r.name]} is not {r.specifier}" for r in wanted if not _fits(r)]
+        install = f'pip install "{PACKAGE}[{extra}]"'
+        if missing:
+            yield Check(f"extra {extra}", "ok", f"not installed: {', '.join(missing)}", f"if you need it: {install}")
+        elif unfit:
+            yield Check(f"extra {extra}", "warn", ", ".join(unfit), install)
+        elif wanted:
+            yield Check(f"extra {extra}", "ok", ", ".join(f"{name} {found}" for name, found in versions.items()))
+
+
+def _fits(requirement: Requirement) -> bool:
+    found = package_version(requirement.name)
+    return found is not None and requirement.specifier.contains(found, prereleases=True)
+
+
+def _spacy() -> Check:
+    """Whether there is a trained pipeline: it is loaded, which takes a second."""
+    if package_version("spacy") is None:
+        return Check("spaCy pipeline", "ok", "spaCy is not installed: only SpacyEntityExtractor needs it")
+    try:
+        from langchain_memkit.backends.spacy import SpacyEntityExtractor
+
+        return Check("spaCy pipeline", "ok", repr(SpacyEntityExtractor()))
+    except (SpacyModelMissing, ConfigurationError) as error:
+        return Check("spaCy pipeline", "warn", "none that may be used", str(error))
+    except ImportError as error:
+        return Check(
+            "spaCy pipeline", "warn", f"spaCy cannot be imported: {error}", 'pip install "langchain-memkit[spacy]"'
+        )

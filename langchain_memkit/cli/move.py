@@ -1,0 +1,244 @@
+"""`memkit migrate`, `export` and `import`: between the places that a user names."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TextIO
+
+import langchain_memkit
+from langchain_memkit.backends._history.factory import HistoryFactory
+from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory
+from langchain_memkit.backends.sqlite.inspection import is_sqlite
+from langchain_memkit.cli.places import COLLECTION, Format, Place, found_in
+from langchain_memkit.cli.printing import Output
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.migrate import (
+    MigrationReport,
+    export_history,
+    import_history,
+    langchain_file_source,
+    langchain_sql_source,
+    langgraph_source,
+)
+from langchain_memkit.migrate import migrate as moved
+from langchain_memkit.migrate.sources import HistorySource
+
+__all__ = ["Written", "export", "import_", "migrate"]
+
+STREAM = "-"
+LAYOUTS = {"memkit": "turns", "langchain-mongodb": "langchain", "qa": "qa"}
+SAME = "--from and --to are the same place: give --user, to hand what belongs to nobody to a user"
+
+
+class Written(StrEnum):
+    """What conversations can be written as."""
+
+    MEMKIT = "memkit"
+    LANGCHAIN_MONGODB = "langchain-mongodb"
+    QA = "qa"
+
+
+def migrate(
+    output: Output,
+    begin: Place,
+    end: Place,
+    read_as: Format | None,
+    written_as: Written,
+    user_id: str | None,
+    *,
+    dry_run: bool,
+    progress: bool,
+) -> int:
+    """Copies all conversations of one place to another.
+
+    Args:
+        output: Where the report goes.
+        begin: From where.
+        end: To where.
+        read_as: What they are kept as there; None to find out.
+        written_as: What they are to be kept as.
+        user_id: Gives all of them to this user.
+        dry_run: Only counts.
+        progress: Draws a bar.
+
+    Returns:
+        The exit code: 1 if something was skipped.
+
+    Raises:
+        ConfigurationError: There is nothing that can be moved in this way.
+        HistoryReadError: It cannot be read.
+        HistoryWriteError: It cannot be written; calling again goes on.
+    """
+    kept_as, collection = found_in(begin, read_as, "--from")
+    source, target = _source(begin, kept_as, collection), _factory(end, LAYOUTS[written_as], end.collection)
+    there = _named(end, end.collection or COLLECTION)
+    output.note(f"from {_named(begin, collection)} ({kept_as}) to {there} ({written_as})")
+    with closing(target), closing(source) if isinstance(source, HistoryFactory) else nullcontext():
+        if isinstance(source, HistoryFactory):
+            source = _whose(source, target, kept_as, user_id, output)
+        report = moved(source, target, user_id=user_id, dry_run=dry_run, progress=_bar(output, progress))
+    return _report(output, report)
+
+
+def export(
+    output: Output, file: str, place: Place, read_as: Format | None, user_id: str | None, *, progress: bool
+) -> int:
+    """Writes conversations as lines of JSON; returns the exit code.
+
+    Raises:
+        ConfigurationError: They are kept as something else than our formats.
+        HistoryReadError: They cannot be read.
+        HistoryWriteError: The file cannot be written.
+    """
+    kept_as, collection = found_in(place, read_as, "--from")
+    source = _source(place, kept_as, collection)
+    if not isinstance(source, HistoryFactory):
+        msg = f"{place.label} holds {kept_as}: move it into a store of memkit first (memkit migrate), then export that"
+        raise ConfigurationError(msg)
+    with closing(source), _writable(file) as target:
+        bar = _bar(output, progress) and file != STREAM
+        report = export_history(source, target, user_id=user_id, progress=bar)
+    return _report(output, report, "exported", beside=file == STREAM)
+
+
+def import_(
+    output: Output,
+    file: str,
+    place: Place,
+    written_as: Written,
+    user_id: str | None,
+    *,
+    dry_run: bool,
+    progress: bool,
+) -> int:
+    """Reads what `export` wrote; returns the exit code.
+
+    Raises:
+        ConfigurationError: It is no export, or the place cannot take it.
+        HistoryReadError: The file cannot be read.
+        HistoryWriteError: The place cannot be written; calling again goes on.
+    """
+    with closing(_factory(place, LAYOUTS[written_as], place.collection)) as target, _readable(file) as source:
+        bar = _bar(output, progress)
+        report = import_history(target, source, user_id=user_id, dry_run=dry_run, progress=bar)
+    return _report(output, report, "imported")
+
+
+def _bar(output: Output, wanted: bool) -> bool:
+    return wanted and output.is_terminal and not output.quiet
+
+
+def _named(place: Place, collection: str | None) -> str:
+    return f"{place.label}, {place.database}.{collection}" if place.is_mongodb and collection else place.label
+
+
+def _source(place: Place, kept_as: Format, collection: str | None) -> Any:
+    """What `migrate` reads, for a format."""
+    if kept_as is Format.SQL:
+        options = {"table_name": place.table, "session_id_column": place.session_id_column}
+        return langchain_sql_source(place.where, **{k: v for k, v in options.items() if v})
+    if kept_as is Format.FILE:
+        return langchain_file_source(place.where)
+    if kept_as is Format.LANGGRAPH:
+        names = {"database_name": place.given_database, "collection_name": collection}
+        return langgraph_source(place.where, **{k: v for k, v in names.items() if v})
+    return _factory(place, "qa" if kept_as is Format.QA else "turns", collection)
+
+
+def _factory(place: Place, layout: str, collection: str | None) -> HistoryFactory[Any]:
+    """Our histories at a place."""
+    if place.is_mongodb:
+        session_id_key, history_key = place.keys
+        return langchain_memkit.MongoDBChatMessageHistory.factory(
+            place.where,
+            place.database,
+            collection or COLLECTION,
+            layout=layout,  # type: ignore[arg-type]  # one of LAYOUTS
+            session_id_key=session_id_key,
+            history_key=history_key,
+            user_id_key=place.user_id_key,
+        )
+    if layout != "turns":
+        msg = f"{place.label} is no MongoDB, and only that keeps rows of langchain-mongodb or Q/A documents"
+        raise ConfigurationError(msg)
+    if place.is_sql_url or place.path.is_dir() or (place.path.exists() and not is_sqlite(place.path)):
+        msg = f"{place.label} is neither a SQLite file nor mongodb://..., and nothing else is written to"
+        raise ConfigurationError(msg)
+    return SQLiteChatMessageHistory.factory(place.path)
+
+
+def _whose(
+    source: HistoryFactory[Any], target: HistoryFactory[Any], kept_as: Format, user_id: str | None, output: Output
+) -> Any:
+    """The source, without what has an owner where only what has none is to be given to a user."""
+    same = source._store.place == target._store.place
+    if same and target._store.layout == "langchain":
+        output.note("one collection on both sides: its turns become rows of langchain-mongodb")
+        return source
+    if same and user_id is None:
+        raise ConfigurationError(SAME)
+    return HistorySource(source, "") if same or kept_as is Format.LANGCHAIN_MONGODB else source
+
+
+def _report(output: Output, report: MigrationReport, verb: str = "moved", *, beside: bool = False) -> int:
+    """Prints what was done; on stderr where stdout is taken."""
+    output.beside = beside
+    done = f"would be {verb}" if report.dry_run else verb
+    output.table([done, "count"], [(n, getattr(report, n)) for n in ("sessions", "turns", "messages")])
+    if report.skipped:
+        output.line()
+        lines = [line.partition(": ") for line in report.skipped]
+        output.table(["skipped", "why"], [(what, why or what) for what, _, why in lines])
+    return int(bool(report.skipped))
+
+
+@contextmanager
+def _writable(file: str) -> Iterator[Any]:
+    """What `export_history` writes to."""
+    if file != STREAM and not Path(file).absolute().parent.is_dir():
+        msg = f"{file}: its folder does not exist"
+        raise ConfigurationError(msg)
+    if file == STREAM:
+        stream = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="\n")
+        try:
+            yield stream
+            stream.flush()
+        finally:
+            stream.detach()
+    elif file.endswith(".gz"):
+        part = Path(f"{file}.part")
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as raw:
+            with gzip.open(raw, "wt", encoding="utf-8", newline="\n") as packed:
+                yield packed
+            raw.flush()
+            os.fsync(raw.fileno())
+        part.replace(file)
+    else:
+        yield file
+
+
+@contextmanager
+def _readable(file: str) -> Iterator[str | TextIO]:
+    """What `import_history` reads."""
+    if file != STREAM and not Path(file).is_file():
+        msg = f"{file}: there is no such file"
+        raise ConfigurationError(msg)
+    options: Any = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}
+    if file == STREAM:
+        stream = io.TextIOWrapper(sys.stdin.buffer, **options)
+        try:
+            yield stream
+        finally:
+            stream.detach()
+    elif file.endswith(".gz"):
+        with gzip.open(file, "rt", **options) as unpacked:
+            yield unpacked
+    else:
+        yield file

@@ -1,0 +1,176 @@
+"""What a person reads: results on stdout, all else on stderr; no credentials, no control characters, no markup."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import traceback
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import unquote, unquote_plus
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Output", "escaped", "secrets_in"]
+
+HIDDEN = "***"
+TELLING = re.compile("password|passwd|pwd|token|secret|properties|credential", re.IGNORECASE)
+USERINFO = re.compile(r"//[^/?#\s]*@")
+MARKS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def secrets_in(words: Iterable[str]) -> list[str]:
+    """What must not be printed of connection strings: passwords, and the values of telling options; longest first.
+
+    Args:
+        words: Arguments of a command and values of environment variables; only those with `://` are looked at.
+
+    Example:
+        >>> secrets_in(["--in", "mongodb://nemo:p%40ss@host/chat?authSource=admin"])
+        ['nemo:p%40ss', 'p%40ss', 'p@ss']
+    """
+    found: set[str] = set()
+    for word in words:
+        _, mark, rest = word.partition("://")
+        if not mark:
+            continue
+        # up to the last @: a password that was not quoted may hold anything, and half of it is no less a secret
+        userinfo = rest.rpartition("@")[0]
+        password = userinfo.partition(":")[2]
+        options = [option.partition("=") for option in re.split("[&;]", rest.partition("?")[2])]
+        values = [value for name, _, value in options if TELLING.search(name)]
+        values += [part.partition(":")[2] for value in values for part in value.split(",")]  # NAME:secret,NAME:secret
+        parts = re.split("[/@?#]", password)  # what a parser makes of one that was not quoted
+        found |= {text for raw in (password, *parts, *values) for text in (raw, unquote(raw), unquote_plus(raw))}
+        found.add(userinfo)
+    return sorted(filter(None, found), key=lambda text: (-len(text), text))
+
+
+def escaped(text: str) -> str:
+    r"""The text on one line, with nothing in it that a terminal would act on or that changes the order of reading.
+
+    Example:
+        >>> print(escaped("a\x1b[2Jb\n"))
+        a\x1b[2Jb\n
+    """
+    return "".join(c if c.isprintable() else _code(c) for c in text)
+
+
+def _code(character: str) -> str:
+    if unicodedata.category(character) == "Zs":
+        return " "
+    return character.encode("unicode_escape").decode("ascii")
+
+
+class Output:
+    """Prints for one run of a command.
+
+    Args:
+        words: Where secrets may stand: all arguments, and the values of our environment variables.
+
+    Attributes:
+        quiet: Only errors are printed.
+        debug: Errors show where they came from.
+        beside: Results go to stderr, because stdout carries data.
+    """
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        plain = {"markup": False, "highlight": False, "emoji": False, "soft_wrap": True, "force_jupyter": False}
+        self._out = Console(**plain)  # type: ignore[arg-type]  # a dict of several types
+        self._err = Console(stderr=True, **plain)  # type: ignore[arg-type]  # as above
+        secrets = secrets_in(words)
+        self._secret = re.compile("|".join(map(_whole, secrets))) if secrets else None
+        self.quiet = self.beside = False
+        self.debug = False
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode is no reason to fail
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person watches both streams, so that a bar may move."""
+        return self._out.is_terminal and self._err.is_terminal
+
+    def safe(self, text: object) -> str:
+        """The text as it may be printed, on one line."""
+        return escaped(self.scrubbed(str(text)))
+
+    def scrubbed(self, text: str) -> str:
+        """The text without credentials."""
+        if self._secret is not None:
+            text = self._secret.sub(HIDDEN, text)
+        return USERINFO.sub("//", text)
+
+    @property
+    def _results(self) -> Console:
+        return self._err if self.beside else self._out
+
+    def line(self, text: object = "") -> None:
+        """A line of the result; nothing if quiet."""
+        if not self.quiet:
+            self._results.print(Text(self.safe(text)))
+
+    def note(self, text: object) -> None:
+        """A line beside the result: what is about to happen, warnings; nothing if quiet."""
+        if not self.quiet:
+            self._err.print(Text(self.safe(text)))
+
+    def fault(self, text: object) -> None:
+        """A line about what went wrong, always."""
+        self._err.print(Text(f"memkit: {self.safe(text)}"))
+
+    def trace(self, error: BaseException) -> None:
+        """With `--debug`: where an error came from, without the values of variables."""
+        if self.debug:
+            for entry in traceback.format_exception(error):
+                for part in entry.splitlines():
+                    self._err.print(Text(self.safe(part)))
+
+    def table(self, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """A table: drawn on a terminal, columns of plain text elsewhere; nothing if quiet."""
+        if self.quiet:
+            return
+        heads = [self.safe(head) for head in heads]
+        cells = [[self.safe(cell) for cell in row] for row in rows]
+        if self._results.is_terminal:
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            for head in heads:
+                table.add_column(head, overflow="fold")
+            for row in cells:
+                table.add_row(*(Text(cell, style=MARKS.get(cell, "")) for cell in row))
+            self._results.print(table, soft_wrap=False)
+            return
+        widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+        for row in (heads, *cells):
+            self._results.print(Text("  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip()))
+
+    def raw(self, text: str) -> None:
+        """Text for programs, as it is but for credentials."""
+        self._out.out(self.scrubbed(text), highlight=False)
+
+
+def _whole(secret: str) -> str:
+    """The pattern of a secret; a short one only where it stands alone, else it would stand in every other word."""
+    quoted = re.escape(secret)
+    return quoted if len(secret) > 3 else rf"(?<!\w){quoted}(?!\w)"
+
+
+class NotesHandler(logging.Handler):
+    """Prints what the package logs."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__(logging.WARNING)
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line for a record."""
+        self._output.note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+def show_warning(output: Output) -> Any:
+    """What `warnings.showwarning` is replaced by: libraries warn of options, values included."""
+    return lambda message, *_args, **_kwargs: output.note(f"warning: {message}")

@@ -1,0 +1,188 @@
+"""`memkit purge`: everything of a user, in every part of a file or a database."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import typer
+from langchain_core.embeddings import Embeddings
+
+import langchain_memkit
+from langchain_memkit.backends._history.factory import HistoryFactory
+from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore, inspection
+from langchain_memkit.base import check_id, purge_user, user_prefix
+from langchain_memkit.cli.places import Place, require_mongodb
+from langchain_memkit.cli.printing import Output
+from langchain_memkit.errors import ConfigurationError
+
+__all__ = ["purge"]
+
+# what the keys of a user begin with, behind the user
+SHELVES = {"summary/": "summaries", "entities/": "entities", "key_value/": "key-values"}
+BOOKKEEPING = ("entities/session/", "key_value/version")
+
+
+class Part(NamedTuple):
+    """Something that can forget a user, and how much it has of one."""
+
+    where: str
+    store: Any
+    count: Callable[[str], Mapping[str, int]]
+
+
+class NoEmbeddings(Embeddings):
+    """For stores of vectors from which is only deleted."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Is never called."""
+        raise NotImplementedError
+
+    def embed_query(self, text: str) -> list[float]:
+        """Is never called."""
+        raise NotImplementedError
+
+
+def purge(output: Output, user_id: str, places: Sequence[Place], *, yes: bool, dry_run: bool) -> int:
+    """Shows what there is of a user, asks, and deletes it.
+
+    Args:
+        output: Where it is shown.
+        user_id: Whose.
+        places: Files and databases.
+        yes: Do not ask.
+        dry_run: Only show.
+
+    Returns:
+        The exit code: 1 if something was there again afterwards.
+
+    Raises:
+        ConfigurationError: A place holds nothing of memkit, or the question was answered with no.
+        HistoryReadError: A place cannot be read; nothing was deleted.
+        HistoryWriteError: A place failed; calling again finishes the work.
+    """
+    check_id(user_id, "user_id")
+    parts = [part for place in places for part in _parts(place, output)]
+    before = _counts(parts, user_id)
+    if dry_run:
+        _show(output, f"what there is of user {user_id!r}; nothing was deleted", before, None)
+        return 0
+    if not yes:
+        _show(output, f"what there is of user {user_id!r}:", before, None)
+        _ask(output, user_id)
+    # histories first: their markers refuse what turns under way would store
+    ordered = sorted(parts, key=lambda part: not isinstance(part.store, HistoryFactory))
+    try:
+        purge_user(user_id, *(part.store for part in ordered))
+    finally:
+        for part in parts:
+            part.store.close()
+    after = _counts(parts, user_id)
+    _show(output, f"what there was of user {user_id!r}:", before, after)
+    for part in parts:
+        part.store.close()
+    if left := sum(after.values()):
+        output.fault(f"{left} are there: somebody wrote meanwhile. Stop that app, and run the command again")
+    return int(left > 0)
+
+
+def _ask(output: Output, user_id: str) -> None:
+    question = output.safe(f"Delete all of this for good, of user {user_id!r}?")
+    try:
+        agreed = typer.confirm(question, err=True)
+    except (typer.Abort, EOFError):
+        output.note("")
+        agreed = False
+    if not agreed:
+        msg = "nothing was deleted. Answer with y, or give --yes where nobody can answer"
+        raise ConfigurationError(msg)
+
+
+def _counts(parts: Sequence[Part], user_id: str) -> dict[tuple[str, str], int]:
+    """How many of each kind are where."""
+    return {(what, part.where): n for part in parts for what, n in part.count(user_id).items()}
+
+
+def _show(
+    output: Output, title: str, before: Mapping[tuple[str, str], int], after: Mapping[tuple[str, str], int] | None
+) -> None:
+    output.line(title)
+    keys = list(before) + [key for key in after or () if key not in before]
+    if after is None:
+        output.table(("what", "where", "found"), [(*key, before[key]) for key in keys])
+        return
+    rows = [(*key, before.get(key, 0), after.get(key, 0)) for key in keys]
+    output.table(("what", "where", "deleted", "left"), rows)
+
+
+def _parts(place: Place, output: Output) -> list[Part]:
+    found = list(_in_database(place, output) if place.is_mongodb else _in_file(place))
+    if not found:
+        where = f"{place.label}, database {place.database}," if place.is_mongodb else place.label
+        msg = f"{where} holds nothing of memkit, so nothing was deleted anywhere. Is the name right?"
+        raise ConfigurationError(msg)
+    return found
+
+
+def _in_file(place: Place) -> list[Part]:
+    if place.is_sql_url or place.path.is_dir() or not inspection.is_sqlite(place.path):
+        return []
+    tables, where = inspection.tables_of(place.path), place.label
+    parts = []
+    if "turns" in tables:
+        parts.append(_histories(where, SQLiteChatMessageHistory.factory(place.path)))
+    if "key_values" in tables:
+        parts.append(_keys(where, SQLiteKeyValueStore(place.path)))
+    if "vectors" in tables:
+        vectors = langchain_memkit.SQLiteVectorStore(place.path, NoEmbeddings())
+        parts.append(Part(where, vectors, lambda user: {"vectors": inspection.count_records(place.path, user)}))
+    return parts
+
+
+def _in_database(place: Place, output: Output) -> list[Part]:
+    server = require_mongodb()
+    kinds = server.kinds_in(place.where, place.database, place.keys)
+    if place.collection is not None:
+        kinds = {name: found for name, found in kinds.items() if name == place.collection}
+    parts = []
+    for name, found in kinds.items():
+        where, names = f"{place.label}, {place.database}.{name}", (place.database, name)
+        session_id_key, history_key = place.keys
+        keys = {"session_id_key": session_id_key, "history_key": history_key, "user_id_key": place.user_id_key}
+        for kind, layout in (("turns", "turns"), ("qa", "qa")):
+            if kind in found:
+                make = langchain_memkit.MongoDBChatMessageHistory.factory
+                parts.append(_histories(where, make(place.where, *names, layout=layout, **keys)))
+        if "key_value" in found:
+            parts.append(_keys(where, langchain_memkit.MongoDBKeyValueStore(place.where, *names)))
+        if "vectors" in found:
+            vectors = langchain_memkit.MongoDBVectorStore(place.where, NoEmbeddings(), *names)
+            count = partial(server.count_records, place.where, *names)
+            parts.append(Part(where, vectors, lambda user, count=count: {"vectors": count(user)}))
+        if "langchain-mongodb" in found:
+            output.note(f"{where}: rows of langchain-mongodb carry no user and stay: clear their sessions yourself")
+    return parts
+
+
+def _histories(where: str, factory: HistoryFactory[Any]) -> Part:
+    def count(user_id: str) -> dict[str, int]:
+        sessions = factory._store.run(factory._store.sessions(user_id, hidden=True))
+        return {"sessions": len(sessions), "turns": sum(session.turns for session in sessions)}
+
+    return Part(where, factory, count)
+
+
+def _keys(where: str, store: Any) -> Part:
+    def count(user_id: str) -> dict[str, int]:
+        prefix = user_prefix(user_id)
+        names = dict.fromkeys([*SHELVES.values(), "other keys"], 0)
+        found: Counter[str] = Counter()
+        for key in store.yield_keys(prefix=prefix):
+            rest = key[len(prefix) :]
+            if not rest.startswith(BOOKKEEPING):
+                found[next((what for shelf, what in SHELVES.items() if rest.startswith(shelf)), "other keys")] += 1
+        return {what: found[what] for what in names if found[what] or what != "other keys"}
+
+    return Part(where, store, count)

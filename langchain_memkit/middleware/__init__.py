@@ -1,0 +1,250 @@
+"""The same transcript for agents: a middleware for `langchain.agents.create_agent`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
+
+from langchain.agents.middleware.types import (
+    AgentMiddleware,
+    ExtendedModelResponse,
+    ModelRequest,
+    ModelResponse,
+    ToolCallRequest,
+)
+from langchain_core.messages import BaseMessage, ToolMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.tools import BaseTool
+from langgraph.config import get_config
+from langgraph.errors import GraphBubbleUp
+from langgraph.runtime import Runtime
+from langgraph.types import Command
+
+from langchain_memkit._compat import ContextOverflowError
+from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step, shielded
+from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.middleware.ending import failed, finish, stopped, watch
+from langchain_memkit.middleware.opening import Door, configured, place_of_run
+from langchain_memkit.middleware.run import Run, Runs
+from langchain_memkit.middleware.state import HistoryState
+from langchain_memkit.middleware.tools import NO_USER, memory_tools
+from langchain_memkit.middleware.view import shown
+from langchain_memkit.runnables.memories import OnLoadError
+from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
+from langchain_memkit.runnables.session import checked_function
+
+__all__ = ["MessageHistoryMiddleware"]
+
+# where LangGraph tells a node of its checkpointer, and lets it read the state
+CHECKPOINTER, READ = "__pregel_checkpointer", "__pregel_read"
+
+
+class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
+    """Stores each run of an agent as one turn of a conversation, and shows the model what it needs of that.
+
+    Example:
+        >>> from langchain.agents import create_agent
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> from langchain_memkit.testing import FakeChatModel
+        >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+        >>> agent = create_agent(FakeChatModel(), [], middleware=[MessageHistoryMiddleware(histories)])
+        >>> config = {"configurable": {"session_id": "s1", "user_id": "u1"}}
+        >>> _ = agent.invoke({"messages": [("user", "My name is Nemo.")]}, config)
+        >>> agent.invoke({"messages": [("user", "What is my name?")]}, config)["messages"][-1].content
+        'You told me: My name is Nemo.'
+    """
+
+    state_schema = HistoryState
+
+    def __init__(
+        self,
+        get_session_history: GetSessionHistory,
+        *,
+        preprocessor: Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]] | None = None,
+        memories: Sequence[Memory | MemoryFactory | Runnable[str, Any]] = (),
+        before_save: BeforeSave | None = None,
+        on_save_error: OnSaveError = "raise",
+        on_model_error: Literal["discard", "save_input"] = "discard",
+        on_abort: Literal["save_partial", "discard"] = "save_partial",
+        on_dropped_turn: OnDroppedTurn = "report",
+        on_context_overflow: Literal["retry", "raise"] = "retry",
+        on_load_error: OnLoadError = "report",
+        tools: bool = False,
+    ) -> None:
+        super().__init__()
+        policy = Policy.of(
+            None,
+            preprocessor,
+            memories,
+            before_save,
+            on_save_error,
+            on_model_error,
+            on_abort,
+            on_dropped_turn,
+            on_context_overflow,
+            on_load_error,
+        )
+        self._policy = policy
+        self._door = Door(checked_function(get_session_history), policy)
+        self._runs = Runs()
+        self._needs_user = tools
+        self.tools: Sequence[BaseTool] = memory_tools(policy.memories, self._run_of) if tools else []
+
+    def before_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
+        """Opens the turn."""
+        return drive(self._begin(state, runtime), run_step)
+
+    async def abefore_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
+        """Async twin of `before_agent`."""
+        return await adrive(self._begin(state, runtime), arun_step)
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
+        """Shows the model the conversation; the state keeps its messages."""
+        config = get_config()
+        run = drive(self._run_of(request.state, request.runtime, config), run_step)
+        try:
+            with run.listening():
+                try:
+                    response = handler(drive(self._shown(run, request, config), run_step))
+                except ContextOverflowError as error:
+                    response = handler(drive(self._smaller(run, request, config, error), run_step))
+        except BaseException as error:
+            drive(self._broken(run, request.state, config, error), run_step)
+            raise
+        return _answered(run, response)
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
+        """Async twin of `wrap_model_call`."""
+        config = get_config()
+        run = await adrive(self._run_of(request.state, request.runtime, config), arun_step)
+        try:
+            with run.listening():
+                try:
+                    response = await handler(await adrive(self._shown(run, request, config), arun_step))
+                except ContextOverflowError as error:
+                    response = await handler(await adrive(self._smaller(run, request, config, error), arun_step))
+        except BaseException as error:
+            flow = self._broken(run, request.state, config, error)
+            await shielded(lambda: adrive(flow, arun_step))
+            raise
+        return _answered(run, response)
+
+    def wrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
+    ) -> ToolMessage | Command[Any]:
+        """Takes note of what a tool returns."""
+        config = get_config()
+        run = drive(self._run_of(request.state, request.runtime, config), run_step)
+        try:
+            with run.calling():
+                result = handler(request)
+        except BaseException as error:
+            drive(self._broken(run, request.state, config, error), run_step)
+            raise
+        run.add(_messages_of(result))
+        return result
+
+    async def awrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
+    ) -> ToolMessage | Command[Any]:
+        """Async twin of `wrap_tool_call`."""
+        config = get_config()
+        run = await adrive(self._run_of(request.state, request.runtime, config), arun_step)
+        try:
+            with run.calling():
+                result = await handler(request)
+        except BaseException as error:
+            flow = self._broken(run, request.state, config, error)
+            await shielded(lambda: adrive(flow, arun_step))
+            raise
+        run.add(_messages_of(result))
+        return result
+
+    def after_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
+        """Stores the turn."""
+        return drive(self._end(state, runtime), run_step)
+
+    async def aafter_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
+        """Async twin of `after_agent`."""
+        return await shielded(lambda: adrive(self._end(state, runtime), arun_step))
+
+    # -- the steps, for both call styles
+
+    def _begin(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
+        config = get_config()
+        ids = configured(config, runtime.context)
+        if self._needs_user and ids.get("user_id") is None:
+            raise ConfigurationError(NO_USER)
+        busy = self._runs.is_busy(state.get("memkit_turn"), place_of_run(ids))
+        run = yield from self._door.begin(state, ids, config, busy=busy)
+        handle = self._runs.begin(run)
+        if (config.get("configurable") or {}).get(CHECKPOINTER) is None:
+            watch(handle, self._policy, config)
+        return {"memkit_turn": run.mark, "memkit_run": handle, **_emptied(state)}
+
+    def _run_of(self, state: Any, runtime: Any, config: RunnableConfig) -> Flow[Run]:
+        """The run of a state, taken up again if another invocation began it."""
+        ids = configured(config, runtime.context)
+        read = (config.get("configurable") or {}).get(READ)
+        run = self._runs.find(state, place_of_run(ids), read)
+        if run is None:
+            run = yield from self._door.resume(state, ids, config)
+            self._runs.resume(state, run)
+        else:
+            run.observe(state["messages"])
+        return run
+
+    def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> Flow[ModelRequest[Any]]:
+        messages = yield from shown(run, self._policy, request.messages, config)
+        return request.override(messages=messages)
+
+    def _smaller(
+        self, run: Run, request: ModelRequest[Any], config: RunnableConfig, error: ContextOverflowError
+    ) -> Flow[ModelRequest[Any]]:
+        """The request once more with less of the past, after the model said that it was too much; else its error."""
+        yield from self._policy.overflowed(run.context, config, error)
+        return (yield from self._shown(run, request, config))
+
+    def _broken(self, run: Run, state: Any, config: RunnableConfig, error: BaseException) -> Flow[None]:
+        """A call raised, was interrupted on purpose, or is cancelled."""
+        self._runs.end(state, run)
+        if isinstance(error, GraphBubbleUp):
+            run.take_failure()
+        elif isinstance(error, Exception):
+            yield from failed(run, self._policy, config)
+        else:
+            yield from stopped(run, self._policy, config)
+
+    def _end(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
+        config = get_config()
+        run = yield from self._run_of(state, runtime, config)
+        mark = yield from finish(run, self._policy, state, config)
+        self._runs.end(state, run)
+        return {"memkit_turn": mark, "memkit_run": None, **_emptied(state)}
+
+
+def _emptied(state: Any) -> dict[str, Any]:
+    return {"memkit_removed": []} if state.get("memkit_removed") else {}
+
+
+def _answered(run: Run, response: ModelResponse[Any]) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
+    """Takes note of an answer. What a summary has removed goes into the state, in case that another process goes on."""
+    run.add(response.result)
+    if not run.unsettled:
+        return response
+    run.unsettled = False
+    return ExtendedModelResponse(response, Command(update={"memkit_removed": run.removed}))
+
+
+def _messages_of(result: ToolMessage | Command[Any]) -> list[BaseMessage]:
+    """The messages in what a tool returned."""
+    if isinstance(result, BaseMessage):
+        return [result]
+    update = result.update if isinstance(result.update, dict) else {}
+    found = update.get("messages") or []
+    return [m for m in found if isinstance(m, ToolMessage)] if isinstance(found, list) else []

@@ -1,0 +1,147 @@
+"""A run ends: with an answer, with an error, or because nobody waits for it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+from weakref import finalize
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
+
+from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit.middleware.run import Handle, Run
+from langchain_memkit.middleware.state import Mark
+from langchain_memkit.runnables.saving import Policy
+
+__all__ = ["failed", "finish", "stopped", "watch", "worker"]
+
+logger = logging.getLogger("langchain_memkit")
+
+
+def finish(run: Run, policy: Policy, state: Mapping[str, Any], config: RunnableConfig) -> Flow[Mark]:
+    """Stores the turn as the other middleware left it; returns what the state is told."""
+    messages: list[BaseMessage] = list(state["messages"])
+    new = run.unstored(run.observe(messages))
+    run.finished = True
+    output = {key: state[key] for key in ("messages", "structured_response") if key in state}
+    asked = new[: next((i for i, m in enumerate(new) if m.type not in ("human", "system")), len(new))]
+    seq: int | None = yield from policy.save_messages(run.turn(asked, config), new, output) if new else _nothing()
+    end = messages[-1].id if messages else None
+    return {**run.mark, "done": True, "end": end, "seq": seq or run.mark["seq"]}
+
+
+def _nothing() -> Flow[None]:
+    return
+    yield
+
+
+def failed(run: Run, policy: Policy, config: RunnableConfig) -> Flow[None]:
+    """A model or a tool raised: what `on_model_error` says, once."""
+    if run.take_failure():
+        asked, _ = run.said(raw=False)
+        yield from policy.model_failed(run.turn(asked, config))
+
+
+def stopped(run: Run, policy: Policy, config: RunnableConfig, *, raw: bool = True) -> Flow[None]:
+    """The run was cancelled or abandoned: what had been said is kept, as `on_abort` says, once.
+
+    Args:
+        run: The run.
+        policy: Its options.
+        config: Of the call that was stopped.
+        raw: Whether to keep what no other middleware has looked at yet.
+    """
+    if run.finished or not run.take_failure():
+        return
+    asked, said = run.said(raw=raw)
+    yield from policy.save_partial(run.turn(asked, config), lambda: said, {"messages": [*asked, *said]})
+    run.known |= {m.id for m in (*asked, *said) if m.id}
+
+
+def watch(handle: Handle, policy: Policy, config: RunnableConfig) -> None:
+    """Without a checkpointer nobody can go on with a run that is dropped between its steps: it is stored then.
+
+    Python says so when it collects the run, at any place in any thread, so that nothing may wait there.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        loop = None
+        worker.start()
+    # the rest of the config leads to the graph's channels, which hold the run
+    told: RunnableConfig = {"callbacks": config.get("callbacks"), "metadata": config.get("metadata") or {}}
+    finalize(handle, _dropped, handle.run, policy, told, loop).atexit = False
+
+
+def _dropped(run: Run, policy: Policy, config: RunnableConfig, loop: asyncio.AbstractEventLoop | None) -> None:
+    if run.finished or run.failing or policy.on_abort == "discard":
+        return
+    # what no other middleware has looked at stays out: perhaps one of them has just refused it
+    flow = partial(stopped, run, policy, config, raw=False)
+    if loop is not None and loop.is_running():
+        loop.call_soon_threadsafe(_as_task, flow)
+    else:
+        worker.put(lambda: drive(flow(), run_step))
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def _as_task(flow: Callable[[], Flow[None]]) -> None:
+    async def save() -> None:
+        try:
+            await adrive(flow(), arun_step)
+        except Exception as error:  # noqa: BLE001  # logged by the policy; nobody is left to receive it
+            logger.error("an abandoned run was not stored: %s", error)
+
+    task = asyncio.ensure_future(save())
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
+class Worker:
+    """A thread for what may not be done where Python collects garbage; it begins with the first run that may need it.
+
+    A queue's `put` may be called there, and anything else that waits for a lock may not.
+    """
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Sees to it that the thread runs, in this process."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, daemon=True, name="memkit-abandoned")
+                self._thread.start()
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Does this soon."""
+        self._work.put(work)
+
+    def wait(self, seconds: float = 5.0) -> None:
+        """Ends the thread when it has done all."""
+        thread, self._thread = self._thread, None
+        if thread is not None and thread.is_alive():
+            self._work.put(None)
+            thread.join(seconds)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001  # nobody is left to receive it
+                logger.error("an abandoned run was not stored: %s", error)
+
+
+worker = Worker()
+atexit.register(worker.wait)

@@ -1,0 +1,61 @@
+"""What a model had said when its call was stopped: tokens gathered beside the call, without asking for a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.tracers.context import register_configure_hook
+
+__all__ = ["Partial", "gathering"]
+
+_current: ContextVar[Partial | None] = ContextVar("memkit_partial", default=None)
+register_configure_hook(_current, inheritable=False)
+
+
+class Partial(BaseCallbackHandler):
+    """Gathers the chunks of the calls that have not ended; a model that does not stream leaves nothing."""
+
+    run_inline = True  # on the event loop: nothing in it waits
+
+    def __init__(self) -> None:
+        self._chunks: dict[UUID, list[BaseMessage]] = {}
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """A call begins; what an earlier attempt said does not count."""
+        self._chunks = {run_id: []}
+
+    def on_llm_new_token(self, token: str, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
+        """A piece of the answer."""
+        piece = getattr(chunk, "message", None)
+        if run_id in self._chunks:
+            self._chunks[run_id].append(piece if isinstance(piece, AIMessageChunk) else AIMessageChunk(token))
+
+    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """A call ended: its answer is no partial one."""
+        self._chunks.pop(run_id, None)
+
+    def messages(self) -> list[BaseMessage]:
+        """What was said so far, as one message."""
+        for chunks in self._chunks.values():
+            total: Any = None
+            for piece in chunks:
+                total = piece if total is None else total + piece
+            if total is not None and (total.content or total.tool_calls):
+                return [AIMessage(total.content, id=total.id, name=total.name)]
+        return []
+
+
+@contextmanager
+def gathering(partial: Partial) -> Iterator[None]:
+    """While this lasts, models called from here are listened to."""
+    token = _current.set(partial)
+    try:
+        yield
+    finally:
+        _current.reset(token)

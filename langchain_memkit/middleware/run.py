@@ -1,0 +1,231 @@
+"""What lives as long as a run of the agent: its turn, what was loaded for it, and what it has said so far."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+
+from langchain_memkit.base import HistoryView, Memory, TurnContext
+from langchain_memkit.messages.notes import compose_notes
+from langchain_memkit.middleware.partial import Partial, gathering
+from langchain_memkit.middleware.state import Mark, is_foreign_summary, is_said, moment
+from langchain_memkit.runnables.saving import OpenTurn
+
+__all__ = ["Handle", "Run", "Runs"]
+
+RUN = "memkit_run"
+RESUMED = 64  # runs that were taken up in their middle and are not finished, remembered so that they load once
+
+
+@dataclass(slots=True)
+class Run:
+    """One run, from its input (or from where it was taken up) to its answer.
+
+    Attributes:
+        place: Whose conversation.
+        history: Where the turn is stored.
+        native: Whether that is one of ours.
+        memories: Beside it.
+        mark: What the state is told of the turn.
+        view: The history as it was read.
+        older: Ids of the state's messages that came before the run.
+        known: Ids of those of the run that are stored already.
+        loaded: What the memories recalled; None while they were not asked.
+        context: What preprocessors are told.
+        failing: A model or tool has raised, or the run is interrupted: what is cancelled now was not abandoned.
+        finished: The turn is saved.
+        unsettled: A summary has removed messages of which the state was not told yet.
+        calls: How many calls of models and tools are under way.
+    """
+
+    place: str
+    history: Any
+    native: bool
+    memories: list[Memory]
+    mark: Mark
+    view: HistoryView
+    older: set[str]
+    known: set[str]
+    loaded: list[BaseMessage] | None = None
+    context: TurnContext = field(default_factory=TurnContext)
+    failing: bool = False
+    finished: bool = False
+    calls: int = 0
+    unsettled: bool = False
+    partial: Partial = field(default_factory=Partial)
+    _seen: dict[str, BaseMessage] = field(default_factory=dict)
+    _removed: set[str] = field(default_factory=set)
+    _summaries: set[str] | None = None
+    _pending: list[BaseMessage] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def recover(self, removed: Sequence[BaseMessage]) -> None:
+        """Takes over what was summarized away before this run was taken up."""
+        self._seen = {m.id or f"#-{i}": m for i, m in enumerate(removed)}
+        self._removed = set(self._seen)
+
+    @property
+    def removed(self) -> list[BaseMessage]:
+        """The run's messages that a summary took from the state, oldest first."""
+        with self._lock:
+            return [m for name, m in self._seen.items() if name in self._removed]
+
+    def own(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+        """Those of the state's messages that belong to the run."""
+        return [m for m in messages if m.id not in self.older and is_said(m)]
+
+    def observe(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+        """Looks at the state; returns all of the run's messages, those that were summarized away among them.
+
+        A message that goes when a summary comes was summarized, and belongs to the turn. One that goes otherwise was
+        removed on purpose.
+        """
+        current = {m.id or f"#{i}": m for i, m in enumerate(self.own(messages))}
+        summaries = {m.id or "" for m in messages if is_foreign_summary(m)}
+        with self._lock:
+            if self._summaries is not None and summaries - self._summaries:
+                gone = self._seen.keys() - current.keys() - self._removed
+                self._removed |= gone
+                self.unsettled = self.unsettled or bool(gone)
+            self._summaries = summaries
+            kept = {name: m for name, m in self._seen.items() if name in self._removed and name not in current}
+            self._seen = kept | current
+            answered = {m.tool_call_id for m in current.values() if isinstance(m, ToolMessage)}
+            self._pending = [
+                m for m in self._pending if m.id not in current and getattr(m, "tool_call_id", None) not in answered
+            ]
+            return list(self._seen.values())
+
+    def add(self, messages: Sequence[BaseMessage]) -> None:
+        """Takes what a model or a tool returned, which is not in the state yet."""
+        with self._lock:
+            self._pending += messages
+
+    def said(self, *, raw: bool) -> tuple[list[BaseMessage], list[BaseMessage]]:
+        """The run's input, and what was said since; with `raw`, also what no other middleware has looked at."""
+        with self._lock:
+            messages = [*self._seen.values(), *(self._pending if raw else ())]
+        if raw:
+            messages += self.partial.messages()
+        first = next((i for i, m in enumerate(messages) if isinstance(m, AIMessage)), len(messages))
+        return self.unstored(messages[:first]), self.unstored(messages[first:])
+
+    def unstored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+        """Those that the transcript does not have."""
+        return [m for m in messages if m.id not in self.known]
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """While a model or a tool is called."""
+        with self._lock:
+            self.calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.calls -= 1
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While a model is called; somebody recovered from what failed before, if anything did."""
+        self.failing, self.partial = False, Partial()
+        with self.calling(), gathering(self.partial):
+            yield
+
+    def take_failure(self) -> bool:
+        """Whether this is the first failure of the run."""
+        with self._lock:
+            first, self.failing = not self.failing, True
+            return first
+
+    def turn(self, new: list[BaseMessage], config: RunnableConfig) -> OpenTurn:
+        """The turn as what saves it wants it."""
+        epoch = self.mark["epoch"] if self.native else None
+        return OpenTurn(
+            self.history,
+            self.native,
+            self.memories,
+            self.mark["turn_id"],
+            epoch,
+            moment(self.mark),
+            new,
+            [],
+            [],
+            None,
+            config,
+            in_graph=True,
+        )
+
+    def note(self, shown: Sequence[BaseMessage]) -> BaseMessage | None:
+        """What the memories recalled, as far as it is not shown anyway."""
+        return compose_notes(self.loaded or [], shown)
+
+
+class Handle(dict[str, Any]):
+    """A run in the agent's state. An empty dict, since a stream of updates shows it and may be turned into JSON."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
+
+    __hash__ = object.__hash__
+
+
+class Runs:
+    """Finds the run of a state."""
+
+    def __init__(self) -> None:
+        self._live: WeakValueDictionary[str, Handle] = WeakValueDictionary()
+        self._resumed: OrderedDict[str, Handle] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, state: Any, place: str, read: Callable[[str], Any] | None) -> Run | None:
+        """The run; None if nobody has begun or taken it up in this invocation.
+
+        Args:
+            state: Of the agent.
+            place: Whose conversation; a copied thread must not find the run of another one.
+            read: Reads a channel: LangGraph before 1.2 gives tools a state without what is not checkpointed.
+        """
+        handle = state.get(RUN)
+        if not isinstance(handle, Handle):
+            handle = self._resumed.get(_key(state.get("memkit_turn"), place))
+        if handle is None and read is not None:
+            found = read(RUN)
+            handle = found if isinstance(found, Handle) else None
+        return None if handle is None or handle.run.finished else handle.run
+
+    def is_busy(self, mark: Mark | None, place: str) -> bool:
+        """Whether the run that left this mark is calling a model or a tool in this process right now."""
+        handle = self._live.get(_key(mark, place))
+        return handle is not None and handle.run.calls > 0
+
+    def begin(self, run: Run) -> Handle:
+        """Makes what is put into the state."""
+        handle = self._live[_key(run.mark, run.place)] = Handle(run)
+        return handle
+
+    def resume(self, state: Any, run: Run) -> None:
+        """Remembers a run that was taken up where no state can be written."""
+        key = _key(state.get("memkit_turn"), run.place)
+        with self._lock:
+            self._live[key] = self._resumed[key] = Handle(run)
+            while len(self._resumed) > RESUMED:
+                self._resumed.popitem(last=False)
+
+    def end(self, state: Any, run: Run) -> None:
+        """Forgets one."""
+        with self._lock:
+            self._resumed.pop(_key(state.get("memkit_turn"), run.place), None)
+
+
+def _key(mark: Mark | None, place: str) -> str:
+    return f"{mark['key'] if mark else ''}\0{place}"

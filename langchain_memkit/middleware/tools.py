@@ -1,0 +1,159 @@
+"""Tools with which a model takes notes for its user, looks things up, and strikes notes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, TypeAlias
+
+from langchain.tools import ToolRuntime
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool, StructuredTool, ToolException
+from pydantic import Field
+
+from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.notes import compose_notes
+from langchain_memkit.messages.text import one_line
+from langchain_memkit.middleware.run import Run
+from langchain_memkit.runnables.memories import Memories
+
+__all__ = ["NO_USER", "memory_tools"]
+
+NO_USER = "tools=True needs a user_id, in the runtime context or in config['configurable']: notes are a user's"
+
+MAX_TITLE = 200  # characters
+MAX_TEXT = 4000
+MAX_NOTES = 1000  # of one user
+SHOWN_TITLES = 50
+
+FindRun: TypeAlias = Callable[[Any, Any, RunnableConfig], Flow[Run]]
+Title: TypeAlias = Annotated[str, Field(description="A few words that the note is found by, as the user says them.")]
+
+
+def memory_tools(memories: Memories, find: FindRun) -> list[BaseTool]:
+    """`remember`, `recall` and `forget`, on the memories of the user who is served.
+
+    Args:
+        memories: Those of the middleware; notes are kept in the first `KeyValueMemory` among them that is the user's.
+        find: Finds the run in which a tool is called.
+
+    Raises:
+        ConfigurationError: No memory keeps notes of a user.
+    """
+    if not any(_keeps_notes(entry) for entry in memories.entries):
+        msg = (
+            "tools=True needs a memory in which notes of a user can be kept: "
+            'put KeyValueMemory.factory(store) into memories (extra "matching")'
+        )
+        raise ConfigurationError(msg)
+
+    def remember(runtime: ToolRuntime, title: str, text: str) -> Flow[str]:
+        run = yield from find(runtime.state, runtime, runtime.config)
+        notes = _notes(run)
+        title, text = _checked(title, "title", MAX_TITLE), _checked(text, "text", MAX_TEXT)
+        titles: list[str] = yield Step(notes.titles, notes.atitles)
+        if title not in titles and len(titles) >= MAX_NOTES:
+            msg = f"There are {len(titles)} notes, and no room for more: forget some first."
+            raise ToolException(msg)
+        entry = {title: text}
+        yield Step(partial(notes.add, entry), partial(notes.aadd, entry))
+        return f"Remembered: {title}"
+
+    def recall(runtime: ToolRuntime, query: str) -> Flow[str]:
+        run = yield from find(runtime.state, runtime, runtime.config)
+        asked = HumanMessage(_checked(query, "query", MAX_TEXT))
+        nothing = run.view._replace(messages=[])  # the conversation is before the model anyway
+        loaded = yield from memories.load(run.memories, nothing, [asked], runtime.config, whole=False)
+        note = compose_notes(loaded)
+        if note is not None:
+            return str(note.text)
+        titles: list[str] = yield Step(_notes(run).titles, _notes(run).atitles)
+        known = "; ".join(one_line(title) for title in titles[:SHOWN_TITLES])
+        return "Nothing is known about that." + (f" Titles of notes: {known}" if known else "")
+
+    def forget(runtime: ToolRuntime, title: str) -> Flow[str]:
+        run = yield from find(runtime.state, runtime, runtime.config)
+        notes = _notes(run)
+        title = _checked(title, "title", MAX_TITLE)
+        titles: list[str] = yield Step(notes.titles, notes.atitles)
+        if title not in titles:
+            msg = f"There is no note with the title {title!r}."
+            raise ToolException(msg)
+        yield Step(partial(notes.remove, [title]), partial(notes.aremove, [title]))
+        return f"Forgotten: {title}"
+
+    return [_remember(remember), _recall(recall), _forget(forget)]
+
+
+def _remember(flow: Callable[..., Flow[str]]) -> BaseTool:
+    """Each tool's arguments are spelt out: LangChain reads the schema from them."""
+
+    def remember(
+        title: Title, text: Annotated[str, Field(description="What to keep, in full.")], runtime: ToolRuntime
+    ) -> str:
+        return drive(flow(runtime, title, text), run_step)
+
+    async def aremember(title: str, text: str, runtime: ToolRuntime) -> str:
+        return await adrive(flow(runtime, title, text), arun_step)
+
+    about = "Keep a note for the user, for this and later conversations; one with the same title is replaced."
+    return _tool(remember, aremember, about)
+
+
+def _recall(flow: Callable[..., Flow[str]]) -> BaseTool:
+    def recall(
+        query: Annotated[str, Field(description="What to look for, in a few words.")], runtime: ToolRuntime
+    ) -> str:
+        return drive(flow(runtime, query), run_step)
+
+    async def arecall(query: str, runtime: ToolRuntime) -> str:
+        return await adrive(flow(runtime, query), arun_step)
+
+    return _tool(recall, arecall, "Look up what is known of the user from notes and earlier conversations.")
+
+
+def _forget(flow: Callable[..., Flow[str]]) -> BaseTool:
+    def forget(title: Title, runtime: ToolRuntime) -> str:
+        return drive(flow(runtime, title), run_step)
+
+    async def aforget(title: str, runtime: ToolRuntime) -> str:
+        return await adrive(flow(runtime, title), arun_step)
+
+    return _tool(forget, aforget, "Strike out the note with this title.")
+
+
+def _tool(function: Callable[..., str], coroutine: Callable[..., Any], about: str) -> BaseTool:
+    # what a model gives wrongly is told to the model
+    return StructuredTool.from_function(function, coroutine, description=about, handle_tool_error=True)
+
+
+def _keeps_notes(entry: Any) -> bool:
+    """Whether a user's notes can be kept in it. The app's own entries are not a model's to change."""
+    try:
+        from langchain_memkit.memories.key_value import KeyValueMemory, KeyValueMemoryFactory
+    except ImportError:  # without the extra there is none
+        return False
+    return isinstance(entry, KeyValueMemoryFactory) or (isinstance(entry, KeyValueMemory) and bool(entry.user_id))
+
+
+def _notes(run: Run) -> Any:
+    found = next((memory for memory in run.memories if _keeps_notes(memory)), None)
+    if found is None:
+        raise ConfigurationError(NO_USER)
+    return found
+
+
+def _checked(value: str, name: str, most: int) -> str:
+    """An argument of a model's: text of a sensible length."""
+    text = " ".join(value.split()) if name == "title" else value.strip()
+    if not text or len(text) > most:
+        msg = f"{name} must be 1 to {most} characters, not {len(text)}."
+        raise ToolException(msg)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        msg = f"{name} is not valid text."
+        raise ToolException(msg) from None
+    return text

@@ -1,0 +1,126 @@
+"""What the model is shown: the past of the transcript, what memories recall, and the run's own messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import RunnableConfig
+
+from langchain_memkit._flow import Flow, Step
+from langchain_memkit.base import HistoryMessages
+from langchain_memkit.messages.counting import approximate_tokens
+from langchain_memkit.messages.cuts import RESULTS, find_cut, whole_tool_groups
+from langchain_memkit.messages.turns import group_starts
+from langchain_memkit.middleware.opening import in_turn
+from langchain_memkit.middleware.run import Run
+from langchain_memkit.middleware.state import is_foreign_summary
+from langchain_memkit.preprocessors.budget import Budget, Sizes
+from langchain_memkit.runnables.memories import with_note
+from langchain_memkit.runnables.saving import Policy
+
+__all__ = ["shown"]
+
+
+def shown(run: Run, policy: Policy, given: Sequence[BaseMessage], config: RunnableConfig) -> Flow[list[BaseMessage]]:
+    """The messages for one call of the model.
+
+    Args:
+        run: The run.
+        policy: Its options.
+        given: The messages as the middleware before this one left them.
+        config: Of the call.
+    """
+    summary = [m for m in given if is_foreign_summary(m)][-1:]
+    own = [m for m in given if m.id not in run.older and not is_foreign_summary(m)]
+    past = _past(run, given, {m.id for m in own if m.id}, summarized=bool(summary))
+    context, chain = run.context, policy.preprocessor
+    context.asked, context.past, context.notes = [*summary, *own], past, []
+    inside = in_turn(config, run.history, context)
+    if run.loaded is None:
+        seen = run.view._replace(messages=past)
+        run.loaded = yield from policy.memories.load(run.memories, seen, own, inside, whole=chain is None)
+    kept: list[BaseMessage] = past
+    if chain is not None:
+        most = run.note(own)
+        context.notes = [] if most is None else [most]
+        kept = yield Step(lambda: chain.invoke(past, inside), lambda: chain.ainvoke(past, inside))
+    note = run.note([*kept, *own])
+    context.notes = [] if note is None else [note]
+    own = yield from _fitting(own, chain, context.scale, [*summary, *context.notes])
+    before, after = with_note(_whole(kept, own), own, note, apart=False)
+    return [*summary, *before, *after]
+
+
+def _past(run: Run, given: Sequence[BaseMessage], own: set[str], *, summarized: bool) -> list[BaseMessage]:
+    """Of the history as it was read what came before the run, on this branch of the thread."""
+    read = run.view.messages
+    if not isinstance(read, HistoryMessages):
+        return [m for m in read if m.id not in own]
+    skip, hidden = run.mark["skip"], set[str]()
+    places: list[int] = []
+    for i in range(_first_kept(run, given, read) if summarized else 0, len(read)):
+        turn = read.turns[i]
+        if read[i].id in own:  # a part of the run that is stored, a stopped attempt say: the state has it
+            hidden.add(turn.op)
+        if not (turn.op in hidden or any(begin <= turn.seq <= end for begin, end in skip)):
+            places.append(i)
+    if len(places) == len(read):
+        return read
+    return HistoryMessages(
+        [read[i] for i in places],
+        [read.tokens[i] for i in places],
+        read.counter,
+        [read.turns[i] for i in places],
+        read.epoch,
+        read.window,
+    )
+
+
+def _first_kept(run: Run, given: Sequence[BaseMessage], read: HistoryMessages) -> int:
+    """Where the past begins that a summary in the state leaves: at the oldest message that it kept."""
+    kept = {m.id for m in given if m.id in run.older and not is_foreign_summary(m)}
+    if kept:
+        return next((i for i, m in enumerate(read) if m.id in kept), 0)
+    # nothing from before the run: what others have said since the thread's last turn was not summarized
+    return next((i for i, t in enumerate(read.turns) if t.seq > run.mark["base"]), len(read))
+
+
+def _whole(past: list[BaseMessage], own: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """The past without half tool groups, which providers refuse; the last one may be answered by what follows."""
+    if not (own and isinstance(own[0], RESULTS)):
+        return whole_tool_groups(past)
+    last = group_starts(past)[-1] if past else 0
+    return [*whole_tool_groups(past[:last]), *past[last:]]
+
+
+def _fitting(
+    own: list[BaseMessage], chain: Any, scale: float, beside: Sequence[BaseMessage]
+) -> Flow[list[BaseMessage]]:
+    """The run's messages within the budget: if a long loop outgrows it, the oldest whole tool groups go."""
+    budget: Budget | None = getattr(getattr(chain, "first", chain), "budget", None)
+    lead = next((i for i, m in enumerate(own) if isinstance(m, AIMessage)), len(own))
+    if budget is None or budget.counts_messages or lead == len(own):
+        return own
+    work = partial(_cut, own, lead, budget, scale, beside)
+    # a counter of the app may do I/O
+    quick = budget.counter is approximate_tokens
+    kept: list[BaseMessage] = yield Step(work, lambda: _at_once(work) if quick else asyncio.to_thread(work))
+    return kept
+
+
+async def _at_once(work: partial[list[BaseMessage]]) -> list[BaseMessage]:
+    return work()
+
+
+def _cut(
+    own: list[BaseMessage], lead: int, budget: Budget, scale: float, beside: Sequence[BaseMessage]
+) -> list[BaseMessage]:
+    size, aside = Sizes(own, budget.counter), Sizes(beside, budget.counter)
+    room = int((budget.max_tokens - budget.taken) * scale)
+    room -= sum(size(i) for i in range(lead)) + sum(aside(i) for i in range(len(beside)))
+    start, task, _ = find_cut(own, size, room, lead=lead)
+    return [*own[:lead], *(own[task : task + 1] if task is not None else ()), *own[start:]]

@@ -1,0 +1,278 @@
+"""`export_history` and `import_history`: every conversation as lines of JSON, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO, TypeAlias
+
+from langchain_memkit._progress import progress_bar
+from langchain_memkit.backends._history.factory import HistoryFactory
+from langchain_memkit.backends._history.rows import Scope
+from langchain_memkit.base import Turn, check_id, utc_now
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MessageDecodeError
+from langchain_memkit.migrate.lines import (
+    EXPORT_VERSION,
+    end_line,
+    header_line,
+    read_line,
+    read_scope,
+    turn_line,
+    turn_of_line,
+)
+from langchain_memkit.migrate.report import MigrationReport
+from langchain_memkit.migrate.sources import Conversation, HistorySource
+from langchain_memkit.migrate.writing import copy_turns
+
+__all__ = ["aexport_history", "aimport_history", "export_history", "import_history"]
+
+PathOrFile: TypeAlias = "str | os.PathLike[str] | TextIO"
+
+
+def export_history(
+    factory: HistoryFactory[Any],
+    path_or_file: PathOrFile,
+    *,
+    user_id: str | None = None,
+    progress: bool = True,
+) -> MigrationReport:
+    """Writes every conversation as lines of JSON, a turn each: nothing that is stored of a turn is lost.
+
+    Users, sessions, turn ids, times, message ids, token counts and hidden (soft-deleted) turns come back with
+    `import_history`. The file appears under its name only when it is whole, readable by its owner alone.
+
+    Args:
+        factory: The histories: any layout of MongoDB, or SQLite.
+        path_or_file: Where to write; a file must take text.
+        user_id: Only the conversations of this user. None exports everybody's.
+        progress: Shows a bar if `rich` is installed.
+
+    Returns:
+        Counts, and a line for everything that could not be read.
+
+    Raises:
+        HistoryReadError: The store cannot be read.
+        HistoryWriteError: The file cannot be written.
+
+    Example:
+        >>> import io
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+        >>> histories("s1", "u1").add_user_message("hello")
+        >>> file = io.StringIO()
+        >>> print(export_history(histories, file, progress=False))
+        moved 1 messages in 1 turns of 1 sessions; 0 skipped
+        >>> [line[:21] for line in file.getvalue().splitlines()]
+        ['{"memkit": "export", ', '{"user_id": "u1", "se', '{"memkit": "end", "tu']
+    """
+    source = HistorySource(factory, None if user_id is None else check_id(user_id, "user_id"))
+    report = MigrationReport()
+    with progress_bar(progress, "exporting", source.size()) as advance, _written(path_or_file) as file:
+        file.write(header_line(utc_now()))
+        for conversation in source.conversations():
+            _export(conversation, file, report, advance)
+        file.write(end_line(report.turns))
+    return report
+
+
+async def aexport_history(
+    factory: HistoryFactory[Any],
+    path_or_file: PathOrFile,
+    *,
+    user_id: str | None = None,
+    progress: bool = True,
+) -> MigrationReport:
+    """Async twin of `export_history`: the same in a worker thread."""
+    return await asyncio.to_thread(partial(export_history, factory, path_or_file, user_id=user_id, progress=progress))
+
+
+def _export(conversation: Conversation, file: TextIO, report: MigrationReport, advance: Callable[[int], None]) -> None:
+    report.sessions += 1
+    name = conversation.session_id
+    for turn in conversation.turns():
+        advance(1)
+        report.skipped += [f"session {name!r}, {problem}" for problem in turn.problems]
+        if not turn.messages:
+            continue
+        try:
+            file.write(turn_line(conversation.user_id, name, turn, conversation.counter))
+        except HistoryWriteError as error:
+            report.skipped.append(f"session {name!r}, turn {turn.op}: {error}")
+            continue
+        report.turns += 1
+        report.messages += len(turn.messages)
+
+
+@contextmanager
+def _written(path_or_file: PathOrFile) -> Iterator[TextIO]:
+    """The file to write into: under another name until it is whole."""
+    if not isinstance(path_or_file, (str, os.PathLike)):
+        yield path_or_file
+        return
+    path = Path(path_or_file)
+    in_place = path.exists() and not path.is_file()  # a pipe or a device
+    part = path if in_place else path.with_name(f"{path.name}.part")
+    try:
+        if not in_place:
+            part.unlink(missing_ok=True)  # of a process that was killed
+        with open(part, "w" if in_place else "x", encoding="utf-8", newline="\n", opener=_owners_alone) as file:
+            yield file
+            file.flush()
+            if not in_place:
+                os.fsync(file.fileno())
+        if not in_place:
+            part.replace(path)
+    except OSError as error:
+        msg = f"cannot write {path}: {error.strerror or error}"
+        raise HistoryWriteError(msg) from error
+    finally:
+        if not in_place:
+            part.unlink(missing_ok=True)  # what is left of an export that broke off
+
+
+def _owners_alone(path: str, flags: int) -> int:
+    """Opens a new file that only its owner reads."""
+    return os.open(path, flags, 0o600)
+
+
+def import_history(
+    factory: HistoryFactory[Any],
+    path_or_file: PathOrFile,
+    *,
+    user_id: str | None = None,
+    dry_run: bool = False,
+    progress: bool = True,
+) -> MigrationReport:
+    """Reads what `export_history` wrote into a store. Importing twice is importing once.
+
+    A file that was cut off gives what is whole; damaged lines are skipped and named. Broken off in the middle, it is
+    finished by the next run.
+
+    Args:
+        factory: The histories that take the turns.
+        path_or_file: What to read; a file must give text.
+        user_id: Only the conversations of this user. None imports everybody's.
+        dry_run: Reads and counts, writes nothing.
+        progress: Shows a bar if `rich` is installed.
+
+    Returns:
+        Counts, and a line for everything that was left out.
+
+    Raises:
+        ConfigurationError: It is no export, or one of a newer memkit.
+        HistoryReadError: The file cannot be read.
+        HistoryWriteError: The store cannot be written; run it again to go on.
+
+    Example:
+        >>> import io
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> old, new = (SQLiteChatMessageHistory.factory(":memory:") for _ in range(2))
+        >>> old("s1", "u1").add_user_message("hello")
+        >>> file = io.StringIO()
+        >>> report = export_history(old, file, progress=False)
+        >>> _ = file.seek(0)
+        >>> report = import_history(new, file, progress=False)
+        >>> [m.content for m in new("s1", "u1").messages]
+        ['hello']
+    """
+    if user_id is not None:
+        check_id(user_id, "user_id")
+    report = MigrationReport(dry_run=dry_run)
+    with _read(path_or_file) as (file, size), progress_bar(progress, "importing", size) as advance:
+        lines = _lines(file, report, advance)
+        wanted = (line for line in lines if user_id is None or line.scope.user_id == user_id)
+        seen: set[Scope] = set()
+        for scope, found in groupby(wanted, key=lambda line: line.scope):
+            seen.add(scope)
+            try:
+                history = factory(scope.session_id, scope.user_id or None)
+            except (ConfigurationError, ValueError) as error:
+                report.skipped.append(f"session {scope.session_id!r}: {error}")
+                continue
+            copy_turns(_turns(found, history.token_counter, report), history, report, counted=True)
+        report.sessions = len(seen)
+    return report
+
+
+async def aimport_history(
+    factory: HistoryFactory[Any],
+    path_or_file: PathOrFile,
+    *,
+    user_id: str | None = None,
+    dry_run: bool = False,
+    progress: bool = True,
+) -> MigrationReport:
+    """Async twin of `import_history`: the same in a worker thread."""
+    work = partial(import_history, factory, path_or_file, user_id=user_id, dry_run=dry_run, progress=progress)
+    return await asyncio.to_thread(work)
+
+
+class Line(NamedTuple):
+    """A line that belongs to a conversation."""
+
+    number: int
+    scope: Scope
+    data: dict[str, Any]
+
+
+@contextmanager
+def _read(path_or_file: PathOrFile) -> Iterator[tuple[TextIO, int | None]]:
+    """The file to read from, and its size if that is known."""
+    if not isinstance(path_or_file, (str, os.PathLike)):
+        yield path_or_file, None
+        return
+    path = Path(path_or_file)
+    try:
+        # what is not UTF-8 is found in its line
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            yield file, path.stat().st_size
+    except OSError as error:
+        msg = f"cannot read {path}: {error.strerror or error}"
+        raise HistoryReadError(msg) from error
+
+
+def _lines(file: TextIO, report: MigrationReport, advance: Callable[[int], None]) -> Iterator[Line]:
+    """The lines that hold turns; what else is there is checked or written down."""
+    ended = False
+    number = 0
+    for number, text in enumerate(file, 1):
+        advance(len(text.encode("utf-8", "surrogatepass")))
+        try:
+            data = read_line(text)
+            if number == 1:
+                _check_header(data)
+            elif "memkit" in data:
+                ended = ended or data["memkit"] == "end"
+            else:
+                yield Line(number, read_scope(data), data)
+        except MessageDecodeError as error:
+            if number == 1:
+                _check_header({})
+            report.skipped.append(f"line {number}: {error}")
+    if number == 0:
+        _check_header({})
+    if not ended:
+        report.skipped.append(f"line {number}: the file ends here without its last line: it was cut off")
+
+
+def _check_header(data: dict[str, Any]) -> None:
+    version = data.get("v")
+    if data.get("memkit") != "export" or not isinstance(version, int):
+        msg = "this is no export of memkit: its first line is not the header"
+        raise ConfigurationError(msg)
+    if version > EXPORT_VERSION:
+        msg = f"this export was written by a newer memkit (format {version}); this one reads {EXPORT_VERSION}"
+        raise ConfigurationError(msg)
+
+
+def _turns(lines: Iterator[Line], counter: Any, report: MigrationReport) -> Iterator[Turn]:
+    for line in lines:
+        turn = turn_of_line(line.data, f"line {line.number}", counter)
+        report.skipped += turn.problems
+        if turn.messages:
+            yield turn

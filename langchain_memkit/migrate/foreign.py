@@ -1,0 +1,189 @@
+"""Conversations of other packages as sources: langchain-community's SQL and file histories, LangGraph's checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from langchain_memkit.backends.community import DatabaseTable, read_message_file
+from langchain_memkit.backends.sqlite.foreign import CheckpointFile, MessageTable
+from langchain_memkit.base import Turn
+from langchain_memkit.errors import ConfigurationError, MessageDecodeError, MissingExtraError
+from langchain_memkit.messages.codec import decode_legacy_message
+from langchain_memkit.migrate.sources import Conversation, Source, message_turn, unreadable
+from langchain_memkit.migrate.threads import ThreadSource
+
+__all__ = ["langchain_file_source", "langchain_sql_source", "langgraph_source"]
+
+SQLITE_URL = re.compile(r"sqlite(\+aiosqlite)?:///(?P<path>[^?]*)")
+
+
+def langchain_sql_source(
+    url_or_path: str | os.PathLike[str],
+    table_name: str = "message_store",
+    session_id_column: str = "session_id",
+) -> Source:
+    """What langchain-community's `SQLChatMessageHistory` stored, as a source for `migrate`. Read-only.
+
+    Args:
+        url_or_path: A SQLite file, or the URL that the history was given (extra `sql`, and the database's driver).
+        table_name: Its table.
+        session_id_column: Its column of session ids.
+
+    Returns:
+        A source: rows in the order of their ids, put together to turns. Messages without an id get one that is the
+        same each time.
+
+    Raises:
+        ConfigurationError: When it is read: there is no such file, table or column.
+        HistoryReadError: When it is read: the database fails.
+
+    Example:
+        ```python
+        migrate(langchain_sql_source("chat.db"), SQLiteChatMessageHistory.factory("memkit.db"))
+        ```
+    """
+    if isinstance(url_or_path, str) and "://" in url_or_path:
+        match = SQLITE_URL.fullmatch(url_or_path)
+        if match is None:
+            return RowSource(DatabaseTable(url_or_path, table_name, session_id_column))
+        url_or_path = match["path"]
+    return RowSource(MessageTable(url_or_path, table_name, session_id_column))
+
+
+def langchain_file_source(path: str | os.PathLike[str]) -> Source:
+    """What langchain-community's `FileChatMessageHistory` stored, as a source for `migrate`.
+
+    Args:
+        path: One file, or a folder of them; a file's name without its ending is the session.
+
+    Returns:
+        A source; of a file that was cut off it gives what is whole, and says so.
+
+    Raises:
+        ConfigurationError: There is no such file or folder.
+
+    Example:
+        ```python
+        migrate(langchain_file_source("histories/"), SQLiteChatMessageHistory.factory("memkit.db"))
+        ```
+    """
+    found = Path(path)
+    if not found.exists():
+        msg = f"there is no file or folder {found}"
+        raise ConfigurationError(msg)
+    files = sorted(f for f in found.iterdir() if f.is_file() and f.name[0] != ".") if found.is_dir() else [found]
+    return FileSource(files)
+
+
+def langgraph_source(
+    url_or_path: str | os.PathLike[str],
+    *,
+    database_name: str = "checkpointing_db",
+    collection_name: str = "checkpoints",
+    channel: str = "messages",
+) -> Source:
+    """The conversations in LangGraph's checkpoints, as a source for `migrate` (extra `langgraph`). Read-only.
+
+    Each thread is a session; a `user_id` that its config carried is its owner. What moves is the list of messages in
+    the latest checkpoint of the thread's root namespace: what was summarised away before is not in it.
+
+    Args:
+        url_or_path: A `mongodb://` URI (langgraph-checkpoint-mongodb) or a SQLite file (langgraph-checkpoint-sqlite).
+        database_name: Of MongoDB.
+        collection_name: Of MongoDB.
+        channel: The key of the graph's state that holds the messages.
+
+    Returns:
+        A source. Messages keep their ids, so that an agent with `MessageHistoryMiddleware` knows them.
+
+    Raises:
+        MissingExtraError: `ormsgpack` is not installed, or for MongoDB `pymongo`.
+        ConfigurationError: When it is read: there is no such file, or it holds no checkpoints.
+        HistoryReadError: When it is read: the database fails.
+
+    Example:
+        ```python
+        migrate(langgraph_source("checkpoints.sqlite"), SQLiteChatMessageHistory.factory("memkit.db"))
+        ```
+    """
+    if isinstance(url_or_path, str) and url_or_path.startswith(("mongodb://", "mongodb+srv://")):
+        try:
+            from langchain_memkit.backends.mongodb.checkpoints import CheckpointCollection
+        except ImportError as error:
+            msg = f'reading MongoDB needs an extra: pip install "langchain-memkit[mongodb]" ({error.name} is missing)'
+            raise MissingExtraError(msg) from error
+        return ThreadSource(CheckpointCollection(url_or_path, database_name, collection_name), channel)
+    return ThreadSource(CheckpointFile(url_or_path), channel)
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Rows of one message each."""
+
+    table: MessageTable | DatabaseTable
+
+    def size(self) -> int:
+        """Rows."""
+        return self.table.count()
+
+    def conversations(self) -> Iterator[Conversation]:
+        """Session by session, each read while the database sends it."""
+        with closing(self.table.rows()) as rows:
+            for session_id, found in groupby(rows, key=lambda row: row[0]):
+                yield Conversation(session_id, "", partial(self._turns, found))
+
+    def _turns(self, rows: Iterable[tuple[Any, Any, Any]]) -> Iterator[Turn]:
+        for _, row_id, text in rows:
+            try:
+                data = json.loads(text)
+            except (TypeError, ValueError, RecursionError) as error:
+                yield unreadable(f"row {row_id!r:.40}: no JSON ({type(error).__name__})")
+            else:
+                yield dict_turn(data, ("sql", str(row_id), str(text)), f"row {row_id!r:.40}", None)
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Files of a list of messages each."""
+
+    files: list[Path]
+
+    def size(self) -> None:
+        """Not known before they are read."""
+
+    def conversations(self) -> Iterator[Conversation]:
+        """File by file."""
+        seen: dict[str, Path] = {}
+        for file in self.files:
+            first = seen.setdefault(file.stem, file)
+            yield Conversation(file.stem, "", partial(self._turns, file, first))
+
+    def _turns(self, file: Path, first: Path) -> Iterator[Turn]:
+        if first != file:
+            yield unreadable(f"file {file.name}: left out: {first.name} is the same session")
+            return
+        found = read_message_file(file)
+        for i, item in enumerate(found.items):
+            content = json.dumps(item, sort_keys=True)
+            yield dict_turn(item, ("file", str(i), content), f"message {i}", found.written_at)
+        if found.problem:
+            yield unreadable(f"file {file.name}: {found.problem}")
+
+
+def dict_turn(data: Any, name: tuple[str, str, str], where: str, when: datetime | None) -> Turn:
+    """A message in LangChain's own dict form as a turn of one message, or as a problem."""
+    try:
+        message = decode_legacy_message(data)
+    except MessageDecodeError as error:
+        return unreadable(f"{where}: {error}")
+    return message_turn(message, name, when, where)

@@ -1,0 +1,54 @@
+"""Rows of one message each put together to turns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+
+from langchain_memkit.base import Turn
+from langchain_memkit.messages.turns import MAX_BATCH_MESSAGES
+
+ROW = "row:"
+"""How a single message of somebody else's store is named as a turn: it is joined with its neighbours."""
+
+
+def whole_turns(turns: Iterable[Turn]) -> Iterator[Turn]:
+    """Rows of one message each, as other packages keep them, put together to turns; other turns as they are."""
+    rows: list[Turn] = []
+    for turn in turns:
+        keep = _rows_of_next_turn(rows, turn)
+        if len(keep) < len(rows):
+            yield _joined(rows[: len(rows) - len(keep)])
+            rows = keep
+        if turn.seq == 0 and len(turn.messages) == 1 and not turn.op.startswith("qa:") and not turn.is_deleted:
+            rows.append(turn)
+        else:
+            yield turn
+    if rows:
+        yield _joined(rows)
+
+
+def _rows_of_next_turn(rows: list[Turn], turn: Turn) -> list[Turn]:
+    """Which of the gathered rows belong to a turn that begins with this one; all of them if none begins."""
+    if not rows:
+        return rows
+    if rows[-1].op == turn.op and turn.seq == 0:
+        return rows  # written by us as one turn
+    if turn.seq or len(turn.messages) != 1 or not (turn.op.startswith(ROW) and rows[-1].op.startswith(ROW)):
+        return []
+    if len(rows) >= MAX_BATCH_MESSAGES and not isinstance(turn.messages[0], ToolMessage):
+        return []
+    if not isinstance(turn.messages[0], HumanMessage):
+        return rows
+    system = len(rows)
+    while system > 0 and isinstance(rows[system - 1].messages[0], SystemMessage):
+        system -= 1
+    asks_on = system > 0 and isinstance(rows[system - 1].messages[0], HumanMessage)
+    return rows if asks_on or system == 0 else rows[system:]
+
+
+def _joined(rows: list[Turn]) -> Turn:
+    messages = [m for row in rows for m in row.messages]
+    return replace(rows[0], messages=messages, tokens=[n for row in rows for n in row.tokens], problems=[])

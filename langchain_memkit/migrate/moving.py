@@ -1,0 +1,150 @@
+"""`migrate`: every conversation of one store into another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from langchain_memkit._progress import progress_bar
+from langchain_memkit.backends._history.factory import HistoryFactory
+from langchain_memkit.backends._history.reading import same_counter
+from langchain_memkit.backends._history.rows import Enough, Scope
+from langchain_memkit.base import Turn, check_id
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.migrate.report import MigrationReport
+from langchain_memkit.migrate.sources import Conversation, Source, opened
+from langchain_memkit.migrate.writing import copy_turns
+
+__all__ = ["amigrate", "migrate"]
+
+ROWS_AT_ONCE = 500
+
+
+def migrate(
+    source: HistoryFactory[Any] | Source,
+    target: HistoryFactory[Any],
+    *,
+    user_id: str | None = None,
+    dry_run: bool = False,
+    progress: bool = True,
+) -> MigrationReport:
+    """Copies every conversation of one store into another.
+
+    The target is a factory of histories: SQLite or MongoDB, any layout, any collection. The source is one as well, or
+    what `langchain_sql_source`, `langchain_file_source` or `langgraph_source` returns. The source stays as it
+    is, with one exception, which is the way back: with the same collection on both sides, `layout="turns"` as the
+    source and `layout="langchain"` as the target, native turns *become* rows of langchain-mongodb.
+
+    Args:
+        source: Where conversations are read.
+        target: Where they are written.
+        user_id: Gives all of them to this user, as rows of langchain-mongodb need that carry none. None keeps owners.
+        dry_run: Reads and counts, writes nothing.
+        progress: Shows a bar if `rich` is installed.
+
+    Returns:
+        Counts, and a line for everything that was left out. Running it again changes nothing, or adds what came since.
+
+    Raises:
+        HistoryReadError: The source cannot be read.
+        HistoryWriteError: The target cannot be written; run it again to go on.
+        ConfigurationError: Source and target are the same place, or the source is none.
+
+    Example:
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> old = SQLiteChatMessageHistory.factory(":memory:")
+        >>> new = SQLiteChatMessageHistory.factory(":memory:")
+        >>> old("s1").add_user_message("hello")
+        >>> print(migrate(old, new, user_id="u1", progress=False))
+        moved 1 messages in 1 turns of 1 sessions; 0 skipped
+        >>> new("s1", "u1").messages[0].content
+        'hello'
+    """
+    if user_id is not None:
+        check_id(user_id, "user_id")
+    report = MigrationReport(dry_run=dry_run)
+    way_back = isinstance(source, HistoryFactory) and _is_way_back(source._store, target._store, user_id)
+    if not (dry_run or isinstance(source, HistoryFactory)):
+        # opens it now: that switches a SQLite file to WAL, and no reader of the same file may be in the way
+        target._store.run(target._store.page_back(Scope("", "-"), None, 1, Enough()))
+    read = opened(source, native_only=way_back)
+    with progress_bar(progress, "migrating", read.size()) as advance, closing(_each(read)) as conversations:
+        for conversation in conversations:
+            report.sessions += 1
+            copied = _move(conversation, target, user_id, report, advance)
+            if way_back and not dry_run:
+                store: Any = source._store  # type: ignore[union-attr]  # a factory of MongoDB
+                store.run(store.drop_turns(Scope(conversation.user_id, conversation.session_id), copied))
+    return report
+
+
+async def amigrate(
+    source: HistoryFactory[Any] | Source,
+    target: HistoryFactory[Any],
+    *,
+    user_id: str | None = None,
+    dry_run: bool = False,
+    progress: bool = True,
+) -> MigrationReport:
+    """Async twin of `migrate`: the same in a worker thread."""
+    work = partial(migrate, source, target, user_id=user_id, dry_run=dry_run, progress=progress)
+    return await asyncio.to_thread(work)
+
+
+def _each(source: Source) -> Generator[Conversation, None, None]:
+    yield from source.conversations()
+
+
+def _move(
+    conversation: Conversation,
+    target: HistoryFactory[Any],
+    user_id: str | None,
+    report: MigrationReport,
+    advance: Callable[[int], None],
+) -> list[str]:
+    """Copies one conversation; returns the ops of what arrived."""
+    name = conversation.session_id
+    try:
+        history = target(name, user_id or conversation.user_id or None)
+        check_id(name, "session_id")
+    except (TypeError, ValueError) as error:
+        report.skipped.append(f"session {name!r:.100}: {error}")
+        return []
+    turns = _reported(conversation.turns(), name, report, advance)
+    if conversation.by_id and not report.dry_run:
+        turns = _unknown(turns, history)
+    return copy_turns(turns, history, report, counted=same_counter(conversation.counter, history.token_counter))
+
+
+def _reported(
+    turns: Iterable[Turn], session_id: str, report: MigrationReport, advance: Callable[[int], None]
+) -> Iterator[Turn]:
+    for turn in turns:
+        report.skipped += [f"session {session_id!r}, {problem}" for problem in turn.problems]
+        advance(1)
+        if turn.messages:
+            yield turn
+
+
+def _unknown(turns: Iterator[Turn], history: Any) -> Iterator[Turn]:
+    """Turns of one message each without those that an agent has stored here itself."""
+    while some := list(islice(turns, ROWS_AT_ONCE)):
+        stored = history.stored_ids([message.id for turn in some for message in turn.messages])
+        yield from (turn for turn in some if turn.messages[0].id not in stored)
+
+
+def _is_way_back(source: Any, target: Any, user_id: str | None) -> bool:
+    """Whether native turns become rows in their own collection; refuses other moves within one place."""
+    if source.place != target.place:
+        return False
+    layouts = (source.layout, target.layout)
+    if layouts == ("turns", "langchain"):
+        return True
+    if layouts == ("turns", "turns") and user_id is not None:
+        return False  # from nobody's space into a user's
+    msg = "source and target are the same place, and there is nothing to move: rows of langchain-mongodb are read there"
+    raise ConfigurationError(msg)

@@ -1,0 +1,105 @@
+"""LangGraph's threads as a source: the messages in the latest checkpoint of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+
+from langchain_memkit.base import Turn, check_id
+from langchain_memkit.errors import MessageDecodeError
+from langchain_memkit.migrate.sources import Conversation, message_turn, unreadable
+
+
+@dataclass(frozen=True)
+class ThreadSource:
+    """Threads of checkpoints."""
+
+    checkpoints: Any
+    channel: str
+
+    def __post_init__(self) -> None:
+        import langchain_memkit.backends.langgraph_checkpoints  # noqa: F401  # says now which extra is missing
+
+    def size(self) -> None:
+        """Messages are counted when a thread is read."""
+
+    def conversations(self) -> Iterator[Conversation]:
+        """Thread by thread."""
+        from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
+
+        with closing(self.checkpoints.rows()) as rows:
+            for thread_id, kind, blob, metadata in rows:
+                owner = _owner(metadata)
+                try:
+                    state = decode_checkpoint(kind, blob)
+                except MessageDecodeError as error:
+                    yield Conversation(thread_id, owner, partial(iter, [unreadable(f"thread: {error}")]))
+                else:
+                    yield Conversation(thread_id, owner, partial(self._turns, state), by_id=True)
+
+    def _turns(self, state: Any) -> Iterator[Turn]:
+        from langchain_memkit.backends.langgraph_checkpoints import decode_message_of_graph
+
+        values = state.get("channel_values") if isinstance(state, dict) else None
+        stored = values.get(self.channel) if isinstance(values, dict) else None
+        if not isinstance(stored, list):
+            yield unreadable(f"thread: {self._why_nothing(state)}")
+            return
+        when = _date(state.get("ts"))
+        messages: list[BaseMessage] = []
+        for i, value in enumerate(stored):
+            try:
+                message, lost = decode_message_of_graph(value)
+            except MessageDecodeError as error:
+                yield unreadable(f"message {i}: {error}")
+                continue
+            if message.additional_kwargs.get("lc_source") == "summarization":
+                yield unreadable(f"message {i}: a summary of SummarizationMiddleware; what it stands for is not there")
+                continue
+            messages.append(message)
+            yield message_turn(message, ("graph", message.id or f"{i}:{message!r}", ""), when, f"message {i}", lost)
+        if waiting := _unanswered(messages):
+            yield unreadable(
+                f"thread: {waiting} tool calls have no results yet; move it again when the run has gone on"
+            )
+
+    def _why_nothing(self, state: Any) -> str:
+        versions = state.get("channel_versions") if isinstance(state, dict) else None
+        if isinstance(versions, dict) and self.channel in versions:
+            return f"its {self.channel!r} are no list in the latest checkpoint (a DeltaChannel?): nothing is moved"
+        return f"its state has no {self.channel!r}"
+
+
+def _owner(metadata: Any) -> str:
+    """The `user_id` that the thread's config carried, which LangGraph keeps with every checkpoint; else nobody."""
+    from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
+
+    try:
+        found = metadata.get("user_id") if isinstance(metadata, dict) else json.loads(metadata).get("user_id")
+        if isinstance(found, (list, tuple)) and len(found) == 2:  # MongoDBSaver stores each value with its type
+            found = decode_checkpoint(*found)
+        return check_id(found, "user_id")
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return ""
+
+
+def _unanswered(messages: list[BaseMessage]) -> int:
+    """How many calls of the last AI message have no result."""
+    answered = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
+    last = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
+    return sum(call.get("id") not in answered for call in last.tool_calls) if last else 0
+
+
+def _date(value: Any) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

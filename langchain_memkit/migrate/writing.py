@@ -1,0 +1,105 @@
+"""Turns on their way into a target: in batches, each turn once, and what cannot go in is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from langchain_memkit.backends._history.rows import Batch, Origin, Row
+from langchain_memkit.base import Turn
+from langchain_memkit.errors import HistoryWriteError, IdempotencyConflictError
+from langchain_memkit.messages.codec import encode_messages
+from langchain_memkit.messages.counting import count_tokens
+from langchain_memkit.messages.turns import same_messages
+from langchain_memkit.migrate.joining import whole_turns
+from langchain_memkit.migrate.report import MigrationReport
+
+BATCH_TURNS = 500
+BATCH_MESSAGES = 2_000
+
+
+def copy_turns(turns: Iterable[Turn], target: Any, report: MigrationReport, *, counted: bool = False) -> list[str]:
+    """Copies the turns of one session into a history of ours.
+
+    Args:
+        turns: Oldest first; single messages of other packages are joined.
+        target: The history that takes them.
+        report: What was moved and what was not is written down here.
+        counted: Whether the turns' token counts, where they have any, are those of the target's counter.
+
+    Returns:
+        The ops of the turns that arrived.
+
+    Raises:
+        HistoryWriteError: The store failed: running again goes on.
+    """
+    arrived: list[str] = []
+    for batch in _batches(whole_turns(turns)):
+        packed = [(turn, row) for turn in batch if (row := _packed(turn, target, report, counted))]
+        stored = [row.op for _, row in packed] if report.dry_run else _store(packed, target, report)
+        arrived += stored
+        kept = set(stored)
+        for turn, row in packed:
+            if row.op in kept:
+                report.turns += 1
+                report.messages += len(turn.messages)
+    return arrived
+
+
+def _packed(turn: Turn, target: Any, report: MigrationReport, counted: bool) -> Row | None:
+    """A turn as a row of the target; None, and a line in the report, if it cannot be one."""
+    where = f"session {target.session_id!r}, turn {turn.op}"
+    if turn.is_deleted and target._store.layout == "langchain":
+        report.skipped.append(f"{where}: hidden by delete_turn, and rows of langchain-mongodb cannot be hidden")
+        return None
+    try:
+        encoded = encode_messages(turn.messages)
+    except HistoryWriteError as error:
+        report.skipped.append(f"{where}: {error}")
+        return None
+    known = counted and len(turn.tokens) == len(turn.messages)
+    tokens = turn.tokens if known else count_tokens(turn.messages, target.token_counter)
+    return Row(turn.op, encoded, tokens, turn.created_at, turn.expires_at, turn.is_deleted)
+
+
+def _store(packed: list[tuple[Turn, Row]], target: Any, report: MigrationReport) -> list[str]:
+    """Stores turns at once; if one of them is in the way, one by one, so that it holds up no other."""
+    if not packed:
+        return []
+    given = [m for turn, _ in packed for m in turn.messages]
+    batch = Batch(given, given, [row for _, row in packed], None)
+    try:
+        target._store.run(target._store.append(target._scope, batch, None, Origin()))
+    except HistoryWriteError as error:
+        if isinstance(error.__cause__, Exception) and not isinstance(error, ValueError):
+            raise  # the store failed: run again to go on
+        if len(packed) > 1:
+            return [op for one in packed for op in _store([one], target, report)]
+        ((turn, row),) = packed
+        if isinstance(error, IdempotencyConflictError) and (rest := _grown(turn, row, error)):
+            return [row.op] if _store([rest], target, report) else []
+        report.skipped.append(f"session {target.session_id!r}, turn {row.op}: {error}")
+        return []
+    return [row.op for _, row in packed]
+
+
+def _grown(turn: Turn, row: Row, error: IdempotencyConflictError) -> tuple[Turn, Row] | None:
+    """What came to a turn since it was moved: its question was there the last time, say, and now its answer is."""
+    size = len(error.stored)
+    if not size or size >= len(turn.messages) or not same_messages(error.stored, turn.messages[:size]):
+        return None
+    rest = Turn(0, 0, f"{turn.op}+{size}", turn.created_at, turn.messages[size:], row.tokens[size:])
+    return rest, Row(rest.op, row.messages[size:], rest.tokens, row.created_at, row.expires_at, row.is_deleted)
+
+
+def _batches(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
+    batch: list[Turn] = []
+    size = 0
+    for turn in turns:
+        batch.append(turn)
+        size += len(turn.messages)
+        if len(batch) >= BATCH_TURNS or size >= BATCH_MESSAGES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,151 @@
+"""Credentials are never printed: by no command, in no state of the server, with no mistake of the user."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from pymongo import MongoClient
+
+from langchain_memkit import SQLiteChatMessageHistory
+from langchain_memkit.testing._mongod import Node, find_mongod, guarded
+from langchain_memkit.testing.mongod import OPTIONS
+
+Memkit = Callable[..., Any]
+USER, PASSWORD = "nemo-the-clownfish", "hunter2/:@s3a?#%"
+SECRETS = ("clownfish", "hunter2", "s3a", quote(PASSWORD, safe=""), "hunter3", "wrong-pass")
+COMMANDS = {
+    "migrate from": ("migrate", "--from", "URI", "--to", "new.db"),
+    "migrate to": ("migrate", "--from", "old.db", "--to", "URI"),
+    "migrate back": ("migrate", "--from", "old.db", "--to", "URI", "--to-format", "langchain-mongodb"),
+    "export": ("export", "-", "--from", "URI"),
+    "import": ("import", "good.jsonl", "--to", "URI"),
+    "purge": ("purge", "--user", "u1", "--in", "URI", "--yes"),
+    "doctor": ("doctor", "URI"),
+    "doctor --fix": ("doctor", "URI", "--fix"),
+    "doctor --json": ("doctor", "URI", "--json"),
+}
+
+
+@pytest.fixture(scope="module")
+def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`host:port` of a real server that asks for a password; the user may read and write one database only."""
+    folder = tmp_path_factory.mktemp("auth")
+    with guarded(folder) as members:
+        node = Node(find_mongod(folder), folder / "node", [*OPTIONS, "--auth"], 60.0)
+        members.append(node)
+        node.launch()
+        with MongoClient(f"mongodb://{node.host}/") as client:
+            client.admin.command("createUser", "root", pwd="root-pass", roles=["root"])
+        with MongoClient(f"mongodb://root:root-pass@{node.host}/") as client:
+            client["chats"].command("createUser", USER, pwd=PASSWORD, roles=["readWrite"])
+        yield node.host
+
+
+@pytest.fixture
+def words(tmp_path: Path, memkit: Memkit) -> Callable[..., list[str]]:
+    """The words of a command with a URI in it; its files are there."""
+    SQLiteChatMessageHistory(tmp_path / "old.db", "s1").add_messages([HumanMessage("q"), AIMessage("a")])
+    assert memkit("export", "good.jsonl", "--from", "old.db").exit_code == 0
+    return lambda command, uri: [uri if word == "URI" else word for word in COMMANDS[command]]
+
+
+def uri_of(host: str, user: str = USER, password: str = PASSWORD, more: str = "") -> str:
+    """A connection string with credentials."""
+    return f"mongodb://{quote(user, safe='')}:{quote(password, safe='')}@{host}/chats?timeoutMS=3000{more}"
+
+
+def nothing_secret(text: str) -> None:
+    """Fails if a part of the credentials stands in a text."""
+    for secret in SECRETS:
+        assert secret not in text, text
+
+
+def cases(host: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Connection strings that lead to errors of many kinds, and the exit codes that fit."""
+    return {
+        "wrong": (uri_of(host, password="wrong-pass"), (1, 3)),
+        "not quoted": (f"mongodb://{USER}:{PASSWORD}@{host}/chats", (1, 2)),
+        "no port": (f"mongodb://{USER}:hunter2@{host}9999/chats", (1, 2)),
+        "in options": (uri_of(host, more="&authMechanismProperties=AWS_SESSION_TOKEN:hunter3"), (0, 1, 2, 3)),
+        "unknown option": (uri_of(host, more="&password=hunter3&w=hunter3"), (0, 1, 2, 3)),
+    }
+
+
+@pytest.mark.filterwarnings("default")  # the driver warns of options, with their values
+@pytest.mark.parametrize("command", COMMANDS)
+def test_never_in_errors(memkit: Memkit, words: Callable[..., list[str]], guarded_server: str, command: str) -> None:
+    """Wrong passwords and strings that are no URI: nothing of them is printed, not even with --debug."""
+    for name, (uri, codes) in cases(guarded_server).items():
+        done = memkit(*words(command, uri), "--debug")
+        assert done.exit_code in codes, (name, done.output)
+        nothing_secret(done.output)
+        nothing_secret(repr(done.exception))
+        rest = [word for word in words(command, "") if word not in ("", "--from", "--to", "--in")]
+        nothing_secret(memkit(*rest, uri).output)  # as a word too many, or in a wrong place
+
+
+@pytest.mark.parametrize("command", ["migrate to", "export", "purge", "doctor"])
+def test_never_when_the_server_is_down(memkit: Memkit, words: Callable[..., list[str]], command: str) -> None:
+    """A server that cannot be reached is named by its host; without --debug there is no traceback."""
+    done = memkit(*words(command, uri_of("127.0.0.1:1")))
+    assert done.exit_code in (1, 3)
+    assert "127.0.0.1:1" in done.output
+    assert "Traceback" not in done.output
+    nothing_secret(done.output)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_never_when_all_is_well(
+    memkit: Memkit, words: Callable[..., list[str]], guarded_server: str, command: str
+) -> None:
+    """A command that works prints hosts, databases and collections, and no credentials."""
+    uri = uri_of(guarded_server)
+    memkit("import", "good.jsonl", "--to", uri)
+    done = memkit(*words(command, uri))
+    assert done.exit_code == 0, done.output
+    nothing_secret(done.output)
+    if command == "doctor":
+        assert f"ok    {guarded_server}: topology: standalone" in done.stdout
+
+
+def test_a_misspelled_command(memkit: Memkit) -> None:
+    """A word that typer does not know is said without what is secret in it."""
+    uri = uri_of("127.0.0.1:1")
+    for line in (
+        ["migrat", uri],
+        [uri],
+        ["--from", uri],
+        [f"--from={uri}"],
+        ["doctor", "--fixx", uri],
+        ["import", uri],
+    ):
+        done = memkit(*line)
+        assert done.exit_code == 2
+        nothing_secret(done.output)
+
+
+def test_from_the_environment(memkit: Memkit, guarded_server: str) -> None:
+    """What stands in MEMKIT_URI is as secret, in a process of its own too, and in its --help."""
+    env = {**os.environ, "MEMKIT_URI": uri_of(guarded_server, password="wrong-pass")}
+    script = str(Path(sys.executable).parent / "memkit")
+    for line in (["doctor", "--debug"], ["purge", "--user", "u1", "--yes", "--debug"], ["migrate", "--help"]):
+        done = subprocess.run([script, *line], capture_output=True, text=True, check=False, env=env)
+        nothing_secret(done.stdout + done.stderr)
+        assert "Authentication failed" in done.stdout + done.stderr or "--help" in line
+
+
+def test_other_databases(memkit: Memkit, words: Callable[..., list[str]]) -> None:
+    """URLs of SQLAlchemy are kept as secret, with and without their driver."""
+    for scheme in ("postgresql", "mysql+nodriver", "nonsense", "sqlite"):
+        url = f"{scheme}://{USER}:hunter2@127.0.0.1:1/chats?password=hunter3"
+        done = memkit("migrate", "--from", url, "--to", "new.db", "--debug")
+        assert done.exit_code in (2, 3), done.output
+        nothing_secret(done.output)

@@ -1,0 +1,115 @@
+"""`memkit doctor` on servers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Memkit = Callable[..., Any]
+
+
+def looked_at(memkit: Memkit, *words: Any) -> tuple[int, dict[str, dict[str, str]]]:
+    """The exit code and the checks by their subject."""
+    done = memkit("doctor", *words, "--json")
+    return done.exit_code, {check["subject"]: check for check in json.loads(done.stdout)}
+
+
+def test_topologies(memkit: Memkit, server: Any, database: str) -> None:
+    """A server says its version, what it is, and the write concern that is in force."""
+    code, checks = looked_at(memkit, server.uri, "--database", database)
+    assert code == 0
+    label = ",".join(server.hosts)
+    many = len(server.hosts) > 1
+    assert checks[f"{label}: version"]["found"].startswith("6.")
+    assert checks[f"{label}: topology"]["found"] == ("replica set of 3" if many else "standalone")
+    assert checks[f"{label}: write concern"]["found"].startswith("majority, with journal")
+    assert checks[f"{label}, database {database}"]["status"] == "warn"
+
+
+def test_all_is_well(memkit: Memkit, full: str, standalone: Any) -> None:
+    """Every collection is named with what it holds, and every index is present."""
+    code, checks = looked_at(memkit, standalone.uri, "--database", full)
+    assert code == 0
+    holds = {
+        name: checks[f"{full}.{name}"]["found"].partition(": ")[2] for name in ("message_store", "chats", "vectors")
+    }
+    assert holds == {"message_store": "turns", "chats": "qa", "vectors": "vectors"}
+    indexes = [subject for subject in checks if ": index " in subject]
+    assert len(indexes) >= 13
+    assert {checks[subject]["found"] for subject in indexes} == {"present"}
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "code"),
+    [("message_store", "memkit_seq", 1), ("message_store", "memkit_ttl", 0), ("chats", "memkit_qa_op", 0),
+     ("vectors", "memkit_stamps", 0)],
+)  # fmt: skip
+def test_missing_indexes(
+    memkit: Memkit, full: str, client: Any, standalone: Any, name: str, index: str, code: int
+) -> None:
+    """A missing unique index fails, another one is a warning; --fix says which it builds, and builds it."""
+    client[full][name].drop_index(index)
+    words = (standalone.uri, "--database", full)
+    found, checks = looked_at(memkit, *words)
+    check = checks[f"{full}.{name}: index {index}"]
+    assert (found, check["status"], check["found"][:7]) == (code, "fail" if code else "warn", "missing")
+    done = memkit("doctor", *words, "--fix")
+    assert done.exit_code == 0, done.output
+    assert f"{full}.{name}: building {index} over" in done.stderr
+    assert index in client[full][name].index_information()
+    assert memkit("doctor", *words, "--fix").stderr == ""
+
+
+def test_wrong_indexes(memkit: Memkit, full: str, client: Any, standalone: Any) -> None:
+    """An index of the right name that does not do its work is replaced by --fix, after saying so."""
+    collection = client[full]["message_store"]
+    collection.drop_index("memkit_seq")
+    collection.create_index([("user_id", 1), ("session_id", 1), ("seq", 1)], name="memkit_seq")
+    words = (standalone.uri, "--database", full, "--collection", "message_store")
+    code, checks = looked_at(memkit, *words)
+    assert code == 1
+    assert checks[f"{full}.message_store: index memkit_seq"]["found"].startswith("wrong, and without it")
+    done = memkit("doctor", *words, "--fix")
+    assert done.exit_code == 0, done.output
+    assert "dropping memkit_seq, building memkit_seq" in done.stderr
+    assert collection.index_information()["memkit_seq"]["unique"]
+
+
+def test_renamed_indexes_count(memkit: Memkit, full: str, client: Any, standalone: Any) -> None:
+    """An index that somebody built by hand, under another name, is as good."""
+    collection = client[full]["message_store"]
+    collection.drop_index("memkit_seq")
+    keys = [("user_id", 1), ("session_id", 1), ("seq", 1)]
+    collection.create_index(keys, name="mine", unique=True, partialFilterExpression={"seq": {"$exists": True}})
+    assert looked_at(memkit, standalone.uri, "--database", full)[0] == 0
+
+
+def test_rows_of_the_peer(memkit: Memkit, peer: Any, client: Any, standalone: Any, database: str) -> None:
+    """Rows of langchain-mongodb are counted, and nothing is built for them unless it is asked for."""
+    before = peer.collection.index_information()
+    code, checks = looked_at(memkit, standalone.uri, "--database", database)
+    assert code == 0
+    assert checks[f"{database}.message_store: rows of langchain-mongodb"]["found"].startswith("4, ")
+    assert peer.collection.index_information() == before
+    assert client[database].list_collection_names() == ["message_store"]
+
+
+def test_a_member_that_is_down(memkit: Memkit, replica_set: Any, database: str) -> None:
+    """A replica set with a member down is a warning that names it."""
+    index = (replica_set.primary_index() + 1) % 3
+    replica_set.kill(index)
+    try:
+        deadline = time.monotonic() + 60
+        found: dict[str, str] = {}
+        while found.get("status") != "warn" and time.monotonic() < deadline:  # until the others have noticed
+            code, checks = looked_at(memkit, replica_set.uri, "--database", database)
+            found = checks[",".join(replica_set.hosts) + ": topology"]
+        assert (code, found["status"]) == (0, "warn")
+        assert replica_set.hosts[index] in found["found"]
+    finally:
+        replica_set.restart(index)
+        replica_set.wait_ready()

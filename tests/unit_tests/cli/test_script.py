@@ -1,0 +1,138 @@
+"""The console script itself, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from langchain_memkit import SQLiteChatMessageHistory
+
+SCRIPT = Path(sys.executable).parent / "memkit"
+NO_EXTRA = """
+import sys
+sys.modules["{name}"] = None  # as if it were not installed
+from langchain_memkit.cli import main
+sys.exit(main(["--version"]))
+"""
+
+
+def run(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """Runs the installed script."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMKIT_")}
+    command = [str(SCRIPT), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, **options)  # type: ignore[call-overload,no-any-return]  # as given
+
+
+def test_each_command(full: Path, tmp_path: Path) -> None:
+    """Every command runs as installed."""
+    copy = tmp_path / "copy.db"
+    assert run("migrate", "--from", full, "--to", copy).returncode == 0
+    exported = run("export", "-", "--from", full)
+    assert (exported.returncode, exported.stdout.count("\n")) == (0, 8)
+    assert "exported" in exported.stderr
+    imported = run("import", "-", "--to", tmp_path / "new.db", input=exported.stdout)
+    assert (imported.returncode, imported.stdout.splitlines()[2]) == (0, "turns     6")
+    assert run("purge", "--user", "u1", "--in", copy, "--yes").returncode == 0
+    assert run("doctor", copy).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["typer", "rich"])
+def test_without_the_extra(name: str) -> None:
+    """Where the extra is not installed the script says how to install it."""
+    done = subprocess.run(
+        [sys.executable, "-c", NO_EXTRA.format(name=name)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == 'memkit: the command line needs an extra: pip install "langchain-memkit[cli]"\n'
+
+
+def test_other_import_errors_are_not_disguised() -> None:
+    """Something else that cannot be imported is not called a missing extra."""
+    done = subprocess.run(
+        [sys.executable, "-c", NO_EXTRA.format(name="sqlite3")], capture_output=True, text=True, check=False
+    )
+    assert "langchain-memkit[cli]" not in done.stderr
+    assert "sqlite3" in done.stderr
+
+
+def many(path: Path, count: int) -> None:
+    """A table as langchain-community's SQL history leaves it."""
+    text = [json.dumps({"type": kind, "data": {"content": "word " * 20, "type": kind}}) for kind in ("human", "ai")]
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE message_store (id INTEGER PRIMARY KEY, session_id TEXT, message TEXT)")
+        rows = ((f"s{i // 1000}", text[i % 2]) for i in range(count))
+        connection.executemany("INSERT INTO message_store (session_id, message) VALUES (?, ?)", rows)
+        connection.commit()
+
+
+def stored(path: Path) -> int:
+    """Turns in a file, while another process writes it."""
+    if not path.exists():
+        return 0
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            return int(connection.execute("SELECT COUNT(*) FROM turns").fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_broken_off_and_gone_on(tmp_path: Path, number: int) -> None:
+    """Ctrl-C ends with one line that says how to go on; the next run finishes, also after a kill."""
+    source, target = tmp_path / "old.db", tmp_path / "new.db"
+    many(source, 8_000)
+    command = [str(SCRIPT), "migrate", "--from", str(source), "--to", str(target)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while stored(target) == 0 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert 0 < stored(target) < 4_000, err
+    if number == signal.SIGINT:
+        assert (process.returncode, out) == (130, "")
+        assert err.splitlines()[1:] == [
+            "memkit: interrupted: run the same command again to go on; what is done is not done twice"
+        ]
+    assert run(*command[1:]).returncode == 0
+    assert stored(target) == 4_000
+    assert len(SQLiteChatMessageHistory(target, "s7").messages) == 1_000
+
+
+def test_on_a_terminal(full: Path) -> None:
+    """On a terminal a question is asked and answered there, and the table is drawn."""
+    parent, child = pty.openpty()
+    command = [str(SCRIPT), "purge", "--user", "u1", "--in", str(full)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    with subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment) as process:
+        os.close(child)
+        shown = b""
+        while b"[y/N]" not in shown:
+            shown += os.read(parent, 4096)
+        os.write(parent, b"y\n")
+        try:
+            while chunk := os.read(parent, 4096):
+                shown += chunk
+        except OSError:  # how Linux says that the other side was closed
+            pass
+    os.close(parent)
+    assert process.returncode == 0
+    assert b"deleted" in shown
+    assert b"Delete all of this for good, of user 'u1'?" in shown
+
+
+def test_whoever_reads_less(full: Path) -> None:
+    """`memkit export - | head -1` ends without an error."""
+    command = f"'{SCRIPT}' export - --from '{full}' | head -c 10"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stdout, "Traceback" in done.stderr) == ('{"memkit":', False)

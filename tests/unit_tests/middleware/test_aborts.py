@@ -1,0 +1,233 @@
+"""A run that nobody waits for any more: cancelled in a call, closed between its steps, stopped by Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from agentkit import CONFIG, Scripted, asking, calling, look_up, rows
+from langchain.agents import create_agent
+from langgraph.checkpoint.memory import InMemorySaver
+
+from langchain_memkit import MessageHistoryMiddleware
+from langchain_memkit.messages.cuts import STATUS
+from langchain_memkit.middleware.ending import worker
+
+ANSWER = "one two three four five"
+
+
+async def wait_for_rows(history: Any) -> list[list[str]]:
+    """The rows as soon as there are any."""
+    for _ in range(500):
+        if found := rows(history):
+            return found
+        await asyncio.sleep(0.01)
+    return []
+
+
+async def test_cancelled_while_the_model_speaks(histories: Any, history: Any, checkpointer: Any) -> None:
+    """What had been said when the task was cancelled is stored when it ends, marked; the streaming is the caller's."""
+    said = asyncio.Event()
+    model = Scripted(script=[ANSWER], delay=0.01, on_word=lambda i: said.set() if i == 2 else None)
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=checkpointer)
+
+    async def consume() -> None:
+        async for _ in agent.astream(asking("q"), CONFIG, stream_mode="messages"):
+            pass
+
+    task = asyncio.create_task(consume())
+    await said.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (row,) = rows(history)
+    assert row[0] == "q"
+    assert ANSWER.startswith(row[1])
+    assert row[1]
+    assert history.messages[-1].response_metadata[STATUS] == "aborted"
+
+
+async def test_closed_while_the_model_speaks(histories: Any, history: Any, checkpointer: Any) -> None:
+    """As for a cancelled task: the partial answer is stored when `aclose()` returns."""
+    model = Scripted(script=[ANSWER], delay=0.01)
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=checkpointer)
+    async with aclosing(agent.astream(asking("q"), CONFIG, stream_mode="messages")) as stream:
+        async for _ in stream:
+            break
+    ((question, partial),) = rows(history)
+    assert question == "q"
+    assert ANSWER.startswith(partial)
+
+
+async def test_cancelled_before_a_word(histories: Any, history: Any, checkpointer: Any) -> None:
+    """A model that does not stream has said nothing, so nothing is stored."""
+
+    class Slow(Scripted):
+        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+            begun.set()
+            await asyncio.sleep(30)
+
+    begun = asyncio.Event()
+    agent = create_agent(Slow(), [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=checkpointer)
+    task = asyncio.create_task(agent.ainvoke(asking("q"), CONFIG))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rows(history) == []
+
+
+@pytest.mark.parametrize("on_abort", ["save_partial", "discard"])
+async def test_cancelled_in_a_tool(histories: Any, history: Any, checkpointer: Any, on_abort: Any) -> None:
+    """What came before the tool that was stopped is stored, with the results that were there; the open call is not."""
+
+    async def wait() -> str:
+        """Takes long."""
+        begun.set()
+        await asyncio.sleep(30)
+        return "never"
+
+    begun = asyncio.Event()
+    script = [calling(("look_up", {"word": "a"})), calling(("look_up", {"word": "b"}), ("wait", {}), text="hm")]
+    history_of = MessageHistoryMiddleware(histories, on_abort=on_abort)
+    agent = create_agent(Scripted(script=script), [look_up, wait], middleware=[history_of], checkpointer=checkpointer)
+    task = asyncio.create_task(agent.ainvoke(asking("q"), CONFIG))
+    await begun.wait()
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    kept = [["q", "look_up", "a is a word", "look_up", "b is a word"]]
+    assert rows(history) == (kept if on_abort == "save_partial" else [])
+
+
+async def test_timeout(histories: Any, history: Any) -> None:
+    """`asyncio.wait_for` around an agent that streams keeps what was said."""
+    agent = create_agent(
+        Scripted(script=[ANSWER], delay=0.1, on_word=None),
+        [],
+        middleware=[MessageHistoryMiddleware(histories)],
+    )
+
+    async def consume() -> None:
+        async for _ in agent.astream(asking("q"), CONFIG, stream_mode="messages"):
+            pass
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(consume(), 0.25)
+    assert len(rows(history)) == 1
+
+
+async def test_sibling_of_a_failed_tool(histories: Any, history: Any) -> None:
+    """A tool that is cancelled because another one raised was not abandoned: nothing is stored."""
+
+    async def wait() -> str:
+        """Takes long."""
+        await asyncio.sleep(30)
+        return "never"
+
+    async def explode() -> str:
+        """Fails."""
+        await asyncio.sleep(0.05)
+        raise OSError("down")
+
+    model = Scripted(script=[calling(("look_up", {"word": "a"})), calling(("wait", {}), ("explode", {}))])
+    agent = create_agent(model, [wait, explode, look_up], middleware=[MessageHistoryMiddleware(histories)])
+    with pytest.raises(OSError, match="down"):
+        await agent.ainvoke(asking("q"), CONFIG)
+    gc.collect()
+    await asyncio.sleep(0.05)
+    assert rows(history) == []
+
+
+def test_keyboard(histories: Any, history: Any, checkpointer: Any) -> None:
+    """Ctrl-C while the model speaks keeps what it had said."""
+    agent = create_agent(
+        Scripted(script=[calling(("look_up", {"word": "a"})), KeyboardInterrupt()]),
+        [look_up],
+        middleware=[MessageHistoryMiddleware(histories)],
+        checkpointer=checkpointer,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        agent.invoke(asking("q"), CONFIG)
+    assert rows(history) == [["q", "look_up", "a is a word"]]
+
+
+def test_resumed_after_an_abort(histories: Any, history: Any) -> None:
+    """A stopped run that is taken up again adds what it says now; its question is stored once, and shown once."""
+    model = Scripted(script=[calling(("look_up", {"word": "a"})), KeyboardInterrupt(), "done"])
+    agent = create_agent(
+        model, [look_up], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver()
+    )
+    with pytest.raises(KeyboardInterrupt):
+        agent.invoke(asking("q"), CONFIG)
+    agent.invoke(None, CONFIG)
+    assert rows(history) == [["q", "look_up", "a is a word"], ["done"]]
+    assert model.shown == ["q", "", "a is a word"]
+
+
+@pytest.mark.parametrize("mode", ["updates", "values"])
+def test_closed_between_steps(histories: Any, history: Any, checkpointer: Any, mode: Any, stream: Any) -> None:
+    """Without a checkpointer, what the state had is stored when Python collects the run; with one the state has it."""
+    script = [calling(("look_up", {"word": "a"})), calling(("look_up", {"word": "b"})), "done"]
+    agent = create_agent(
+        Scripted(script=script), [look_up], middleware=[MessageHistoryMiddleware(histories)], checkpointer=checkpointer
+    )
+
+    async def in_async() -> None:
+        async with aclosing(agent.astream(asking("q"), CONFIG, stream_mode=mode)) as chunks:
+            async for chunk in chunks:
+                if "b is a word" in str(chunk):
+                    break
+        del chunk
+        gc.collect()
+        await asyncio.sleep(0)
+        if not checkpointer:
+            await wait_for_rows(history)
+
+    if stream.asynchronous:
+        asyncio.run(in_async())
+    else:
+        chunks = agent.stream(asking("q"), CONFIG, stream_mode=mode)
+        for chunk in chunks:
+            if "b is a word" in str(chunk):
+                break
+        chunks.close()
+        del chunk, chunks
+        gc.collect()
+        worker.wait()
+    assert [row[:3] for row in rows(history)] == ([] if checkpointer else [["q", "look_up", "a is a word"]])
+    if checkpointer:
+        agent.invoke(None, CONFIG)
+        assert rows(history) == [["q", "look_up", "a is a word", "look_up", "b is a word", "done"]]
+
+
+async def test_closed_after_its_loop(histories: Any, history: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A save that fails when nobody is left is logged."""
+
+    def refuse(messages: Any) -> Any:
+        raise ValueError("no")
+
+    agent = create_agent(
+        Scripted(script=[calling(("look_up", {"word": "a"})), calling(("look_up", {"word": "b"}))]),
+        [look_up],
+        middleware=[MessageHistoryMiddleware(histories, before_save=refuse)],
+    )
+    with caplog.at_level(logging.ERROR):
+        chunks = agent.stream(asking("q"), CONFIG, stream_mode="values")
+        for chunk in chunks:
+            if "b is a word" in str(chunk):
+                break
+        chunks.close()
+        del chunk, chunks
+        gc.collect()
+        for _ in range(200):
+            if caplog.text:
+                break
+            await asyncio.sleep(0.01)
+    assert "was not stored" in caplog.text
+    assert rows(history) == []

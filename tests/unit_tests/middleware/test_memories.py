@@ -1,0 +1,150 @@
+"""Memories beside the transcript, and the tools with which a model uses them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from agentkit import CONFIG, Scripted, asking, calling, look_up, rows
+from langchain.agents import create_agent
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableLambda
+
+from langchain_memkit import KeyValueMemory, Memory, MessageHistoryMiddleware, SQLiteKeyValueStore
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.notes import is_note
+
+
+class Told(Memory):
+    """Remembers what it was told and asked."""
+
+    def __init__(self) -> None:
+        self.saved: list[list[str]] = []
+        self.asked: list[str] = []
+
+    def load(self, query: str = "") -> list[BaseMessage]:
+        """One line."""
+        self.asked.append(str(query))
+        return [HumanMessage("Tea is at five.", id="tea")]
+
+    def save(self, messages: Any) -> None:
+        """Takes note."""
+        self.saved.append([m.text for m in messages])
+
+    def clear(self) -> None:
+        """Nothing."""
+
+
+def test_note_before_the_input(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
+    """What memories recall stands in one note before the new input in every call; they are asked once, told once."""
+    told = Told()
+    model = Scripted(script=["hello", calling(("look_up", {"word": "a"})), "done"])
+    agent = create_agent(
+        model,
+        [look_up],
+        middleware=[MessageHistoryMiddleware(histories, memories=[told])],
+        checkpointer=checkpointer,
+    )
+    run(agent, asking("hi"), CONFIG)
+    run(agent, asking("when is tea?"), CONFIG)
+    for call in model.calls[1:]:
+        assert [is_note(m) for m in call[:4]] == [False, False, True, False]
+        assert "> Tea is at five." in call[2].text
+    assert told.asked == ["hi", "when is tea?"]
+    assert told.saved == [["hi", "hello"], ["when is tea?", "", "a is a word", "done"]]
+    assert not any(is_note(m) for m in history.messages)
+
+
+def test_redacted_before_memories_are_asked(histories: Any, run: Any) -> None:
+    """A memory is asked with what other middleware left of the input."""
+    from langchain.agents.middleware import PIIMiddleware
+
+    told = Told()
+    agent = create_agent(
+        Scripted(),
+        [],
+        middleware=[MessageHistoryMiddleware(histories, memories=[told]), PIIMiddleware("email")],
+    )
+    run(agent, asking("I am a@b.org"), CONFIG)
+    assert told.asked == ["I am [REDACTED_EMAIL]"]
+    assert told.saved == [["I am [REDACTED_EMAIL]", "ok 1"]]
+
+
+def noting(histories: Any, script: list[Any], **options: Any) -> tuple[Any, Any]:
+    """An agent with tools for notes, and the factory of these."""
+    notes = KeyValueMemory.factory(SQLiteKeyValueStore(":memory:"))
+    library = RunnableLambda(lambda query: [Document("Nemo commands the Nautilus.")] if "Nemo" in query else [])
+    history_of = MessageHistoryMiddleware(histories, memories=[notes, library], tools=True)
+    return create_agent(Scripted(script=script), [], middleware=[history_of], **options), notes
+
+
+def said_by_tools(output: Any) -> list[str]:
+    """What tools returned."""
+    return [m.text for m in output["messages"] if isinstance(m, ToolMessage)]
+
+
+def test_tools(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
+    """A model keeps a note, finds it and what other memories know, and strikes it out; other users have their own."""
+    agent, notes = noting(
+        histories,
+        [
+            calling(("remember", {"title": "favourite tea", "text": "Assam"})),
+            calling(("recall", {"query": "Which favourite tea has Nemo?"})),
+            calling(("recall", {"query": "shoes"})),
+            calling(("forget", {"title": "favourite tea"})),
+            "done",
+        ],
+        checkpointer=checkpointer,
+    )
+    notes("s9", "u2").add({"favourite tea": "Oolong"})
+    remembered, recalled, nothing, forgotten = said_by_tools(run(agent, asking("q"), CONFIG))
+    assert remembered == "Remembered: favourite tea"
+    assert "> Assam" in recalled
+    assert "> Nemo commands the Nautilus." in recalled
+    assert "Oolong" not in recalled
+    assert nothing == "Nothing is known about that. Titles of notes: favourite tea"
+    assert forgotten == "Forgotten: favourite tea"
+    assert notes("s1", "u1").titles() == []
+    assert notes("s1", "u2").titles() == ["favourite tea"]
+    assert len(rows(history)[0]) == 10
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (("remember", {"title": " ", "text": "x"}), "title must be 1 to 200 characters, not 0."),
+        (("remember", {"title": "t", "text": "x" * 4001}), "text must be 1 to 4000 characters, not 4001."),
+        (("remember", {"title": "t", "text": "\ud800"}), "text is not valid text."),
+        (("remember", {"title": {"$ne": 1}, "text": "x"}), "valid string"),
+        (("forget", {"title": "t"}), "There is no note with the title 't'."),
+    ],
+)
+def test_arguments_of_a_model(histories: Any, run: Any, call: Any, said: str) -> None:
+    """Wrong arguments are told to the model; nothing is kept."""
+    agent, notes = noting(histories, [calling(call), "sorry"])
+    (answer,) = said_by_tools(run(agent, asking("q"), {"configurable": {"session_id": "s1", "user_id": "u1"}}))
+    assert said in answer
+    assert notes("s1", "u1").titles() == []
+
+
+def test_tools_say_what_they_need(histories: Any, run: Any) -> None:
+    """Without a place for a user's notes, or without a user, that is an error, at once."""
+    for memories in ([], [KeyValueMemory({"Tea": "at five"})]):
+        with pytest.raises(ConfigurationError, match=r"KeyValueMemory.factory\(store\)"):
+            MessageHistoryMiddleware(histories, memories=memories, tools=True)
+    agent, _ = noting(histories, [])
+    with pytest.raises(ConfigurationError, match="needs a user_id"):
+        run(agent, asking("q"), {"configurable": {"session_id": "s1"}})
+
+
+def test_schema_of_tools(histories: Any) -> None:
+    """A model is told names, purposes and arguments, and nothing of what is injected."""
+    notes = KeyValueMemory.factory(SQLiteKeyValueStore(":memory:"))
+    tools = MessageHistoryMiddleware(histories, memories=[notes], tools=True).tools
+    assert [tool.name for tool in tools] == ["remember", "recall", "forget"]
+    assert [sorted(tool.tool_call_schema.model_json_schema()["properties"]) for tool in tools] == [
+        ["text", "title"],
+        ["query"],
+        ["title"],
+    ]

@@ -1,0 +1,279 @@
+"""Together with LangChain's own middleware: whatever these do to the state is what is stored."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Any
+
+import pytest
+from agentkit import CONFIG, Scripted, asking, calling, look_up, rows, texts
+from langchain.agents import create_agent
+from langchain.agents.middleware import (
+    AgentMiddleware,
+    ContextEditingMiddleware,
+    HumanInTheLoopMiddleware,
+    PIIMiddleware,
+    SummarizationMiddleware,
+    hook_config,
+)
+from langchain.agents.middleware.context_editing import ClearToolUsesEdit
+from langchain.tools import InjectedToolCallId, tool
+from langchain_core.messages import AIMessage, RemoveMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from langgraph.types import Command
+from pydantic import BaseModel
+
+from langchain_memkit import MessageHistoryMiddleware, create_trim_preprocessor
+
+
+def summarizing(keep: int = 2, trigger: int = 4) -> Any:
+    """LangChain's, with a model that says where a summary stands."""
+    return SummarizationMiddleware(
+        Scripted(script=["SUMMARY"] * 50), trigger=("messages", trigger), keep=("messages", keep)
+    )
+
+
+ORDERS = list(itertools.permutations(range(5)))[::17]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda o: "".join(map(str, o)))
+def test_all_of_them(histories: Any, history: Any, checkpointer: Any, run: Any, order: Any) -> None:
+    """In any order: redacted text, every message of every turn, each once; the answer of an approved call."""
+    stack = [
+        MessageHistoryMiddleware(histories),
+        PIIMiddleware("email", apply_to_output=True, apply_to_tool_results=True),
+        summarizing(keep=3, trigger=5),
+        ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=1, keep=0, placeholder="CLEARED")]),
+        *([HumanInTheLoopMiddleware(interrupt_on={"send": True})] if checkpointer else []),
+    ]
+    model = Scripted(
+        script=[
+            calling(("look_up", {"word": "x@y.org"})),
+            "it is z@y.org",
+            calling(("send", {"to": "all"})),
+            "sent",
+            "bye",
+        ]
+    )
+    stack = [stack[i] for i in order if i < len(stack)]
+    agent = create_agent(model, [look_up, send], middleware=stack, checkpointer=checkpointer)
+    run(agent, asking("who is a@b.org"), CONFIG)
+    output = run(agent, asking("send it"), CONFIG)
+    if checkpointer:
+        assert output["__interrupt__"]
+        run(agent, Command(resume={"decisions": [{"type": "approve"}]}), CONFIG)
+    run(agent, asking("bye"), CONFIG)
+    assert rows(history) == [
+        [
+            "who is [REDACTED_EMAIL]",
+            "look_up",
+            "[REDACTED_EMAIL] is a word",
+            "it is [REDACTED_EMAIL]",
+        ],
+        ["send it", "send", "sent to all", "sent"],
+        ["bye", "bye"],
+    ]
+    assert "@" not in str([text for call in model.calls for m in call for text in [m.text]])
+    assert len({m.id for m in history.messages}) == len(history.messages)
+
+
+def send(to: str) -> str:
+    """Sends."""
+    return f"sent to {to}"
+
+
+def test_summarized_away(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
+    """What a summary removes from the state in the middle of a run is stored with the turn, in its place."""
+    calls = [calling(("look_up", {"word": str(i)})) for i in range(4)]
+    model = Scripted(script=[*calls, "done"])
+    agent = create_agent(
+        model,
+        [look_up],
+        middleware=[summarizing(), MessageHistoryMiddleware(histories)],
+        checkpointer=checkpointer,
+    )
+    output = run(agent, asking("q"), CONFIG)
+    assert rows(history) == [["q", *(t for i in range(4) for t in ("look_up", f"{i} is a word")), "done"]]
+    assert len(output["messages"]) < 5
+    assert model.shown[0].startswith("Here is a summary")
+    assert "q" not in model.shown
+
+
+def test_cut_of_a_summary_counts(histories: Any, history: Any, run: Any) -> None:
+    """With its summary in the state the model sees that, what it left, what others said since, and the new input."""
+    model = Scripted()
+    agent = create_agent(
+        model, [], middleware=[summarizing(), MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver()
+    )
+    for i in range(3):
+        output = run(agent, asking(f"q{i}"), CONFIG)
+    summary, *rest = model.shown
+    assert summary.startswith("Here is a summary")
+    assert rest == ["ok 2", "q2"]
+    history.add_messages([AIMessage("by the way")])
+    run(agent, asking("q3"), CONFIG)
+    assert model.shown[1:] == ["ok 3", "by the way", "q3"]
+    assert len(output["messages"]) == 4
+    assert rows(history)[:3] == [["q0", "ok 1"], ["q1", "ok 2"], ["q2", "ok 3"]]
+
+
+def test_edited_call(histories: Any, history: Any, run: Any) -> None:
+    """A call that a person edited is stored as it was made, a refused one with the refusal."""
+    model = Scripted(script=[calling(("send", {"to": "all"})), "sent", calling(("send", {"to": "me"})), "not sent"])
+    agent = create_agent(
+        model,
+        [send],
+        middleware=[MessageHistoryMiddleware(histories), HumanInTheLoopMiddleware(interrupt_on={"send": True})],
+        checkpointer=InMemorySaver(),
+    )
+    run(agent, asking("send"), CONFIG)
+    edit = {"type": "edit", "edited_action": {"name": "send", "args": {"to": "nobody"}}}
+    run(agent, Command(resume={"decisions": [edit]}), CONFIG)
+    run(agent, asking("again"), CONFIG)
+    run(agent, Command(resume={"decisions": [{"type": "reject", "message": "no"}]}), CONFIG)
+    (first, second) = rows(history)
+    assert [*first[:2], first[2].splitlines()[-1], first[3]] == ["send", "send", "sent to nobody", "sent"]
+    assert [*second[:2], second[2].split()[-1], second[3]] == ["again", "send", "no", "not sent"]
+    assert history.messages == agent.get_state(CONFIG).values["messages"]
+
+
+def test_interrupted_and_left(histories: Any, history: Any, run: Any) -> None:
+    """An interrupted run whose user goes on with something else is stored first, as a turn of its own."""
+    model = Scripted(script=[calling(("send", {"to": "all"}), text="may I?"), "fine"])
+    agent = create_agent(
+        model,
+        [send],
+        middleware=[MessageHistoryMiddleware(histories), HumanInTheLoopMiddleware(interrupt_on={"send": True})],
+        checkpointer=InMemorySaver(),
+    )
+    run(agent, asking("send"), CONFIG)
+    run(agent, asking("never mind"), CONFIG)
+    assert rows(history) == [["send", "send"], ["never mind", "fine"]]
+    assert model.shown == ["send", "may I?", "never mind"]
+    assert not any(m.tool_calls for m in model.calls[-1] if isinstance(m, AIMessage))
+
+
+class Guard(AgentMiddleware[Any, Any, Any]):
+    """Ends a run before or after the model; both styles are one."""
+
+    def __init__(self, when: str) -> None:
+        super().__init__()
+        self.when = when
+
+    def _do(self, when: str, state: Any) -> Any:
+        if when != self.when or "bad" not in state["messages"][0].text:
+            return None
+        if when == "after_model":
+            return {"messages": [RemoveMessage(state["messages"][-1].id), AIMessage("removed")]}
+        return {"messages": [AIMessage("refused")], "jump_to": "end"}
+
+    @hook_config(can_jump_to=["end"])
+    def before_agent(self, state: Any, runtime: Any) -> Any:
+        """Before the run."""
+        return self._do("before_agent", state)
+
+    @hook_config(can_jump_to=["end"])
+    def before_model(self, state: Any, runtime: Any) -> Any:
+        """Before a call."""
+        return self._do("before_model", state)
+
+    def after_model(self, state: Any, runtime: Any) -> Any:
+        """After a call."""
+        return self._do("after_model", state)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["guard first", "history first"])
+@pytest.mark.parametrize("when", ["before_agent", "before_model", "after_model"])
+def test_guards(histories: Any, history: Any, checkpointer: Any, run: Any, when: str, first: bool) -> None:
+    """A run that another middleware ends is a turn with what it said; what it took out is not stored."""
+    stack = [Guard(when), MessageHistoryMiddleware(histories)]
+    agent = create_agent(Scripted(), [], middleware=stack if first else stack[::-1], checkpointer=checkpointer)
+    for _ in range(2):
+        run(agent, asking("bad"), CONFIG)
+    said = "removed" if when == "after_model" else "refused"
+    assert rows(history) == [["bad", said], ["bad", said]]
+
+
+def test_forgets_on_purpose(histories: Any, history: Any, run: Any) -> None:
+    """An app that empties the state keeps its transcript, and goes on with it."""
+    model = Scripted()
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    run(agent, asking("q1"), CONFIG)
+    agent.update_state(CONFIG, {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES)]})
+    run(agent, asking("q2"), CONFIG)
+    assert rows(history) == [["q1", "ok 1"], ["q2", "ok 2"]]
+    assert model.shown == ["q1", "ok 1", "q2"]
+
+
+def test_budget(histories: Any, history: Any, run: Any) -> None:
+    """A loop that outgrows the budget loses its oldest tool groups in the view, never its question."""
+    words = [f"{i} " + "long " * 40 for i in range(6)]
+    model = Scripted(script=["hello", *(calling(("look_up", {"word": w})) for w in words), "done"])
+    agent = create_agent(
+        model,
+        [look_up],
+        middleware=[MessageHistoryMiddleware(histories, preprocessor=create_trim_preprocessor(300))],
+    )
+    run(agent, asking("before"), CONFIG)
+    run(agent, asking("the question"), CONFIG)
+    assert model.shown[0] == "the question"
+    assert 3 <= len(model.shown) < 8
+    assert model.shown[-1].startswith("5 long")
+    assert len(rows(history)[1]) == 14
+
+
+def test_subagent(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
+    """An agent inside a tool, without the middleware, leaves nothing but its result."""
+    inner_model = Scripted(script=["inner answer"] * 3)
+    inner = create_agent(inner_model, [])
+
+    def delegate(task: str) -> str:
+        """Gives a task away."""
+        return inner.invoke(asking(task))["messages"][-1].text
+
+    model = Scripted(script=[calling(("delegate", {"task": "t"})), "done"])
+    agent = create_agent(model, [delegate], middleware=[MessageHistoryMiddleware(histories)], checkpointer=checkpointer)
+    run(agent, asking("q"), CONFIG)
+    assert rows(history) == [["q", "delegate", "inner answer", "done"]]
+    assert texts(inner_model.calls[0]) == ["t"]
+
+
+def test_command_from_a_tool(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
+    """What a tool writes into the state by a `Command` is stored."""
+
+    @tool
+    def update(tool_call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
+        """Updates."""
+        return Command(update={"messages": [ToolMessage("updated", tool_call_id=tool_call_id)]})
+
+    agent = create_agent(
+        Scripted(script=[calling(("update", {})), "done"]),
+        [update],
+        middleware=[MessageHistoryMiddleware(histories)],
+        checkpointer=checkpointer,
+    )
+    run(agent, asking("q"), CONFIG)
+    assert rows(history) == [["q", "update", "updated", "done"]]
+
+
+def test_structured_output(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
+    """With `response_format` the call that carries the answer is stored, and the answer is returned."""
+
+    class Weather(BaseModel):
+        """Weather."""
+
+        sunny: bool
+
+    agent = create_agent(
+        Scripted(script=[calling(("Weather", {"sunny": True}))]),
+        [],
+        response_format=Weather,
+        middleware=[MessageHistoryMiddleware(histories)],
+        checkpointer=checkpointer,
+    )
+    output = run(agent, asking("q"), CONFIG)
+    assert output["structured_response"] == Weather(sunny=True)
+    ((question, call, result),) = rows(history)
+    assert (question, call) == ("q", "Weather")
+    assert "sunny=True" in result

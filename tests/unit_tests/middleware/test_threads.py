@@ -1,0 +1,293 @@
+"""Threads: taken up in another process, forked, replayed, run at the same time; and whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentkit import CONFIG, Scripted, asking, calling, look_up, rows
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
+
+from langchain_memkit import MessageHistoryMiddleware, SQLiteChatMessageHistory
+from langchain_memkit.errors import ConfigurationError, HistoryWriteError, StaleTurnError
+
+PROCESS = """
+import sys
+sys.path.append({here!r})
+from agentkit import CONFIG, Scripted, asking, calling, look_up, rows
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware, SummarizationMiddleware
+from langchain_memkit import MessageHistoryMiddleware, SQLiteChatMessageHistory
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.types import Command
+
+first = sys.argv[1] == "first"
+script = [calling(("look_up", {{"word": "a"}})), calling(("look_up", {{"word": "b"}}))] if first else ["done", "bye"]
+with SqliteSaver.from_conn_string("threads.db") as saver, SQLiteChatMessageHistory.factory("chat.db") as histories:
+    agent = create_agent(
+        Scripted(script=script),
+        [look_up],
+        checkpointer=saver,
+        middleware=[
+            MessageHistoryMiddleware(histories),
+            SummarizationMiddleware(Scripted(script=["SUMMARY"] * 9), trigger=("messages", 3), keep=("messages", 2)),
+            HumanInTheLoopMiddleware(interrupt_on={{"look_up": {{"allowed_decisions": ["approve"]}}}}),
+        ],
+    )
+    approve = Command(resume={{"decisions": [{{"type": "approve"}}]}})
+    if first:
+        agent.invoke(asking("q"), CONFIG)
+    agent.invoke(approve, CONFIG)
+    if not first:
+        agent.invoke(asking("bye"), CONFIG)
+    print(rows(histories("s1", "u1")))
+"""
+
+
+def test_resumed_in_another_process(tmp_path: Path) -> None:
+    """A run that two processes share, and of which a summary took a part before the first one ended, is one turn."""
+    printed = []
+    for which in ("first", "second"):
+        code = PROCESS.format(here=str(Path(__file__).resolve().parent))
+        done = subprocess.run(
+            [sys.executable, "-c", code, which], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout.strip())
+    assert printed[0] == "[]"
+    turn = ["q", "look_up", "a is a word", "look_up", "b is a word", "done"]
+    assert printed[1] == str([turn, ["bye", "bye"]])
+
+
+def approving(histories: Any, model: Any, **options: Any) -> Any:
+    """An agent whose calls a person approves."""
+    return create_agent(
+        model,
+        [look_up],
+        middleware=[
+            MessageHistoryMiddleware(histories, **options),
+            HumanInTheLoopMiddleware(interrupt_on={"look_up": True}),
+        ],
+        checkpointer=InMemorySaver(),
+    )
+
+
+APPROVE: Any = Command(resume={"decisions": [{"type": "approve"}]})
+
+
+def test_cleared_while_it_waits(histories: Any, history: Any, run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A session that is cleared while a run waits for a person stays empty, and that is reported."""
+    agent = approving(histories, Scripted(script=["a", calling(("look_up", {"word": "a"})), "done", "b"]))
+    run(agent, asking("q1"), CONFIG)
+    run(agent, asking("secret"), CONFIG)
+    history.clear()
+    run(agent, APPROVE, CONFIG)
+    assert rows(history) == []
+    assert "turn not stored" in caplog.text
+    run(agent, asking("q2"), CONFIG)
+    assert rows(history) == [["q2", "b"]]
+
+
+def test_cleared_while_it_waits_raises(histories: Any, history: Any, run: Any) -> None:
+    """With on_dropped_turn="raise" it raises, with the state's answer."""
+    script = ["a", calling(("look_up", {"word": "a"})), "done"]
+    agent = approving(histories, Scripted(script=script), on_dropped_turn="raise")
+    run(agent, asking("q1"), CONFIG)
+    run(agent, asking("secret"), CONFIG)
+    history.clear()
+    with pytest.raises(StaleTurnError) as raised:
+        run(agent, APPROVE, CONFIG)
+    assert raised.value.output["messages"][-1].text == "done"
+
+
+def test_other_turns_while_it_waits(histories: Any, history: Any, run: Any) -> None:
+    """What was said elsewhere while a run waited is shown when it goes on, and stands before it in the transcript."""
+    model = Scripted(script=[calling(("look_up", {"word": "a"})), "done"])
+    agent = approving(histories, model)
+    run(agent, asking("q1"), CONFIG)
+    history.add_messages([HumanMessage("elsewhere")])
+    run(agent, APPROVE, CONFIG)
+    assert model.shown == ["elsewhere", "q1", "", "a is a word"]
+    assert [row[0] for row in rows(history)] == ["elsewhere", "q1"]
+
+
+def at(checkpoint: Any) -> Any:
+    """The config of a checkpoint, which names the thread alone, with whose it is."""
+    return {"configurable": {**CONFIG["configurable"], **checkpoint["configurable"]}}
+
+
+def test_forked(histories: Any, history: Any, run: Any) -> None:
+    """A thread that goes on from an older checkpoint: its branch is appended, and the model sees that branch alone."""
+    model = Scripted()
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    for i in range(3):
+        run(agent, asking(f"q{i}"), CONFIG)
+    past = next(s for s in agent.get_state_history(CONFIG) if len(s.values["messages"]) == 2 and not s.next)
+    run(agent, asking("other"), at(past.config))
+    assert model.shown == ["q0", "ok 1", "other"]
+    run(agent, asking("and then"), CONFIG)
+    assert model.shown == ["q0", "ok 1", "other", "ok 4", "and then"]
+    assert rows(history) == [
+        ["q0", "ok 1"],
+        ["q1", "ok 2"],
+        ["q2", "ok 3"],
+        ["other", "ok 4"],
+        ["and then", "ok 5"],
+    ]
+
+
+@pytest.mark.parametrize("node", ["model", "MessageHistoryMiddleware.before_agent"])
+def test_replayed(histories: Any, history: Any, run: Any, node: str) -> None:
+    """A finished turn that is run again, from its beginning or its middle, is recorded as a branch of its own."""
+    model = Scripted()
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    for i in range(3):
+        run(agent, asking(f"q{i}"), CONFIG)
+    past = next(s for s in agent.get_state_history(CONFIG) if s.next == (node,) and len(s.values["messages"]) == 3)
+    run(agent, None, at(past.config))
+    assert model.shown == ["q0", "ok 1", "q1"]
+    assert rows(history)[3:] == [["q1", "ok 4"]]
+    run(agent, asking("and then"), CONFIG)
+    assert model.shown == ["q0", "ok 1", "q1", "ok 4", "and then"]
+
+
+def test_edited_state(histories: Any, history: Any, run: Any) -> None:
+    """A question that is changed by `update_state` at an older checkpoint is stored as it was asked then."""
+    model = Scripted()
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    for i in range(2):
+        run(agent, asking(f"q{i}"), CONFIG)
+    past = next(s for s in agent.get_state_history(CONFIG) if s.next == ("model",))
+    question = past.values["messages"][-1]
+    fork = agent.update_state(past.config, {"messages": [HumanMessage("q1 better", id=question.id)]})
+    run(agent, None, at(fork))
+    assert model.shown == ["q0", "ok 1", "q1 better"]
+    assert rows(history) == [["q0", "ok 1"], ["q1", "ok 2"], ["q1 better", "ok 3"]]
+
+
+def test_written_state(histories: Any, history: Any, run: Any) -> None:
+    """Messages that an app writes into a thread are adopted by its next run."""
+    agent = create_agent(Scripted(), [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    run(agent, asking("q1"), CONFIG)
+    agent.update_state(CONFIG, {"messages": [("user", "aside"), ("ai", "noted")]})
+    run(agent, asking("q2"), CONFIG)
+    assert rows(history) == [["q1", "ok 1"], ["aside", "noted"], ["q2", "ok 2"]]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_at_the_same_time(histories: Any, history: Any, asynchronous: bool) -> None:
+    """Of runs at the same time on one thread none is lost, and each is stored once."""
+    agent = create_agent(
+        Scripted(delay=0.01), [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver()
+    )
+    if asynchronous:
+
+        async def all_at_once() -> None:
+            await asyncio.gather(*(agent.ainvoke(asking(f"q{i}"), CONFIG) for i in range(4)))
+
+        asyncio.run(all_at_once())
+    else:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda i: agent.invoke(asking(f"q{i}"), CONFIG), range(4)))
+    agent.invoke(asking("last"), CONFIG)
+    assert sorted(row[0] for row in rows(history)[:4]) == ["q0", "q1", "q2", "q3"]
+    assert [row[0] for row in rows(history)[4:]] == ["last"]
+
+
+@dataclass
+class Context:
+    """What an app tells its agent."""
+
+    user_id: str | None = None
+
+
+@pytest.mark.parametrize("context", [Context("u2"), {"user_id": "u2"}], ids=["object", "mapping"])
+def test_user_of_the_context(histories: Any, context: Any, checkpointer: Any) -> None:
+    """The runtime context's `user_id` counts more than the config's; the thread's id is the session."""
+    agent = create_agent(
+        Scripted(script=[calling(("look_up", {"word": "a"})), "done"]),
+        [look_up],
+        middleware=[MessageHistoryMiddleware(histories)],
+        context_schema=type(context),
+        checkpointer=checkpointer,
+    )
+    agent.invoke(asking("q"), {"configurable": {"thread_id": "t1", "user_id": "u1"}}, context=context)
+    assert rows(histories("t1", "u2")) == [["q", "look_up", "a is a word", "done"]]
+    assert rows(histories("t1", "u1")) == []
+
+
+def test_ids(histories: Any, run: Any) -> None:
+    """Ids are checked before anything is called: missing, no text, or one that would be dropped."""
+    model = Scripted()
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)])
+    with pytest.raises(ValueError, match="session_id"):
+        run(agent, asking("q"), {})
+    with pytest.raises(TypeError, match="user_id must be a str"):
+        run(agent, asking("q"), {"configurable": {"session_id": "s1", "user_id": 3}})
+    single = MessageHistoryMiddleware(lambda session_id: histories(session_id))
+    with pytest.raises(ConfigurationError, match="users would share"):
+        run(create_agent(model, [], middleware=[single]), asking("q"), CONFIG)
+    assert model.calls == []
+    with pytest.raises(ConfigurationError, match="on_abort must be"):
+        MessageHistoryMiddleware(histories, on_abort="keep")  # type: ignore[arg-type]  # what is refused
+
+
+def test_save_fails(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
+    """A failed save raises and carries the answer; the run can be taken up, and is then stored once."""
+    broken = [True]
+
+    def refuse(messages: Any) -> Any:
+        if broken:
+            raise ValueError("no")
+        return messages
+
+    model = Scripted()
+    agent = create_agent(
+        model, [], middleware=[MessageHistoryMiddleware(histories, before_save=refuse)], checkpointer=checkpointer
+    )
+    with pytest.raises(HistoryWriteError) as raised:
+        run(agent, asking("q"), CONFIG)
+    assert raised.value.output["messages"][-1].text == "ok 1"
+    broken.clear()
+    if checkpointer:
+        run(agent, None, CONFIG)
+        assert rows(history) == [["q", "ok 1"]]
+        assert len(model.calls) == 1
+
+
+def test_moves_to_another_session(histories: Any, run: Any) -> None:
+    """A thread that is copied under another session takes what it holds along, and finds no run of the first."""
+    saver, model = InMemorySaver(), Scripted()
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=saver)
+    for session in ("a", "b"):
+        run(agent, asking(f"q in {session}"), {"configurable": {"session_id": session, "thread_id": "t"}})
+    assert rows(histories("a")) == [["q in a", "ok 1"]]
+    assert rows(histories("b"))[-1] == ["q in b", "ok 2"]
+
+
+def test_reads_no_more_than_it_needs(tmp_path: Path) -> None:
+    """Opening costs one look-up of ids and one read, closing one write, whatever tools are called in between."""
+    with SQLiteChatMessageHistory.factory(tmp_path / "chat.db") as factory:
+        calls: list[str] = []
+
+        def counted(session_id: str) -> Any:
+            history = factory(session_id)
+            for name in ("stored_ids", "view", "append_turn"):
+                method = getattr(history, name)
+                setattr(history, name, lambda *a, n=name, m=method, **k: (calls.append(n), m(*a, **k))[1])
+            return history
+
+        script = [calling(("look_up", {"word": "a"})), calling(("look_up", {"word": "b"})), "done"]
+        agent = create_agent(Scripted(script=script), [look_up], middleware=[MessageHistoryMiddleware(counted)])
+        agent.invoke(asking("q"), {"configurable": {"session_id": "s1"}})
+        assert calls == ["stored_ids", "view", "append_turn"]

@@ -1,0 +1,349 @@
+"""Histories that langchain-community's real classes wrote, moved in: SQL tables and JSON files."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sqlite3
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    message_to_dict,
+    messages_from_dict,
+)
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from langchain_memkit import SQLiteChatMessageHistory
+from langchain_memkit.errors import ConfigurationError, HistoryReadError
+from langchain_memkit.migrate import langchain_file_source, langchain_sql_source, migrate
+
+with warnings.catch_warnings():  # it says that nobody looks after it any more
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from langchain_community.chat_message_histories import FileChatMessageHistory, SQLChatMessageHistory
+    from langchain_community.chat_message_histories.sql import BaseMessageConverter
+
+TALK: list[BaseMessage] = [
+    SystemMessage("Be brief."),
+    HumanMessage("q1 🐠"),
+    AIMessage("", tool_calls=[{"name": "f", "args": {"x": 1}, "id": "c1"}], id="run-1"),
+    ToolMessage("r1", tool_call_id="c1"),
+    AIMessage("a1", response_metadata={"model": "m"}),
+    HumanMessage("q2"),
+    AIMessage("a2"),
+]
+SHAPES = [["system", "human", "ai", "tool", "ai"], ["human", "ai"]]
+
+
+def peer(file: Path, session: str = "s1", **options: Any) -> SQLChatMessageHistory:
+    """The real class, on a file."""
+    return SQLChatMessageHistory(session, connection=f"sqlite:///{file}", **options)
+
+
+def unnamed(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Messages without the ids that were made for them."""
+    return [
+        m.model_copy(update={"id": None}) if str(m.id).partition("-")[0] in ("sql", "file") else m for m in messages
+    ]
+
+
+def shapes(history: Any) -> list[list[str]]:
+    """The types of the messages, turn by turn."""
+    return [[m.type for m in turn.messages] for turn in history.iter_turns()]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A file that the real class wrote: two sessions, their rows mixed."""
+    file = tmp_path / "community.db"
+    one, two = peer(file), peer(file, "s2")
+    one.add_messages(TALK[:4])
+    two.add_message(HumanMessage("another"))
+    one.add_messages(TALK[4:])
+    one.engine.dispose()
+    two.engine.dispose()
+    return file
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Any:
+    """Where it goes."""
+    return SQLiteChatMessageHistory.factory(tmp_path / "memkit.db")
+
+
+@pytest.mark.parametrize("url", ["{}", "sqlite:///{}", "sqlite+aiosqlite:///{}", "sqlite+pysqlite:///{}"])
+def test_sql_rows_become_turns(store: Path, target: Any, url: str) -> None:
+    """Every session arrives in order and in whole turns, by the file's name or its URL, through SQLAlchemy as well."""
+    before = hashlib.sha256(store.read_bytes()).hexdigest()
+    report = migrate(langchain_sql_source(url.format(store)), target, progress=False)
+    assert (report.sessions, report.turns, report.messages, report.skipped) == (2, 3, 8, [])
+    assert unnamed(target("s1").messages) == TALK
+    assert shapes(target("s1")) == SHAPES
+    assert [m.text for m in target("s2").messages] == ["another"]
+    assert hashlib.sha256(store.read_bytes()).hexdigest() == before
+
+
+async def test_rows_of_the_async_class(tmp_path: Path, target: Any) -> None:
+    """The class in its async mode writes the same table."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'async.db'}")
+    await SQLChatMessageHistory("s1", connection=engine).aadd_messages(TALK)
+    await engine.dispose()
+    report = await asyncio.to_thread(migrate, langchain_sql_source(tmp_path / "async.db"), target, user_id="u1")
+    assert report.messages == 7
+    assert unnamed(target("s1", "u1").messages) == TALK
+
+
+def test_sql_twice_is_once(store: Path, target: Any, tmp_path: Path) -> None:
+    """A second run adds nothing; ids made for messages without one are the same in another target."""
+    for _ in range(2):
+        migrate(langchain_sql_source(store), target, progress=False)
+    ids = [m.id for m in target("s1").messages]
+    assert len(ids) == len(set(ids)) == 7
+    assert ids[2] == "run-1"
+    other = SQLiteChatMessageHistory.factory(tmp_path / "other.db")
+    migrate(langchain_sql_source(f"sqlite+pysqlite:///{store}"), other, progress=False)
+    assert [m.id for m in other("s1").messages] == ids
+
+
+@pytest.mark.parametrize("more", [[AIMessage("re: another")], [HumanMessage("and"), AIMessage("so on")]])
+def test_what_came_since_is_added(store: Path, target: Any, more: list[BaseMessage]) -> None:
+    """An answer that came to a question moved before, or a further question, is added by the next runs, once."""
+    migrate(langchain_sql_source(store), target, progress=False)
+    old = peer(store, "s2")
+    for message in more:
+        old.add_message(message)
+        for _ in range(2):
+            report = migrate(langchain_sql_source(store), target, progress=False)
+            assert report.skipped == []
+    assert unnamed(target("s2").messages) == old.messages
+    assert len(target("s1").messages) == 7
+    old.engine.dispose()
+
+
+def test_row_ids_used_again(store: Path, target: Any) -> None:
+    """SQLite hands out the ids of deleted rows again: what is said after a clear is another conversation."""
+    migrate(langchain_sql_source(store), target, progress=False)
+    for session in ("s1", "s2"):
+        old = peer(store, session)
+        old.clear()
+        old.add_messages([SystemMessage("Be brief."), HumanMessage("from the beginning")])
+        old.engine.dispose()
+    report = migrate(langchain_sql_source(store), target, progress=False)
+    assert report.skipped == []
+    assert [m.text for m in target("s2").messages] == ["another", "Be brief.", "from the beginning"]
+
+
+@pytest.mark.parametrize("through", ["sqlite:///{}", "sqlite+pysqlite:///{}"])
+def test_odd_names_are_names(tmp_path: Path, target: Any, through: str) -> None:
+    """Names of tables and columns are quoted, whatever they hold."""
+    table, column = 'odd "table"; DROP TABLE x; --', 'whose "chat" %s'
+    base = sqlalchemy.orm.declarative_base()
+
+    class Message(base):  # type: ignore[misc,valid-type]  # made at run time
+        __tablename__ = table
+        id = sqlalchemy.Column(sqlalchemy.Integer, primary_key=True)
+        message = sqlalchemy.Column(sqlalchemy.Text)
+        owner = sqlalchemy.Column(column, sqlalchemy.Text)
+
+    class Converter(BaseMessageConverter):
+        def from_sql_model(self, sql_message: Any) -> BaseMessage:
+            return messages_from_dict([json.loads(sql_message.message)])[0]
+
+        def to_sql_model(self, message: BaseMessage, session_id: str) -> Any:
+            return Message(owner=session_id, message=json.dumps(message_to_dict(message)))
+
+        def get_sql_model_class(self) -> Any:
+            return Message
+
+    old = peer(tmp_path / "odd.db", session_id_field_name="owner", custom_message_converter=Converter())
+    old.add_messages(TALK)
+    old.engine.dispose()
+    source = langchain_sql_source(through.format(tmp_path / "odd.db"), table, column)
+    assert migrate(source, target, progress=False).messages == 7
+    assert unnamed(target("s1").messages) == TALK
+
+
+@pytest.mark.parametrize("through", ["sqlite:///{}", "sqlite+pysqlite:///{}"])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nope",), "no table 'nope'; its tables: 'message_store'"),
+        (("message_store", "user"), "no column 'user'; its columns: id, session_id, message"),
+    ],
+)
+def test_wrong_names_are_named(store: Path, target: Any, through: str, arguments: Any, said: str) -> None:
+    """A table or column that is not there is an error that lists those that are."""
+    with pytest.raises(ConfigurationError, match=said):
+        migrate(langchain_sql_source(through.format(store), *arguments), target, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "said"),
+    [
+        ("nowhere.db", ConfigurationError, "there is no file"),
+        ("sqlite+pysqlite:////no/such/folder/x.db", HistoryReadError, "OperationalError"),
+        ("sqlite+aiosqlite:///x.db?timeout=5", ConfigurationError, "names an async driver"),
+        ("oracle+nothing://me:geheim@localhost/db", ConfigurationError, "driver"),
+        ("no url://me:geheim@localhost", ConfigurationError, "URL"),
+    ],
+)
+def test_unreachable_databases(target: Any, url: str, error: type[Exception], said: str) -> None:
+    """What cannot be opened says so, and no password is in the text."""
+    with pytest.raises(error, match=said) as raised:
+        migrate(langchain_sql_source(url), target, progress=False)
+    assert "geheim" not in str(raised.value)
+
+
+def test_not_a_database(tmp_path: Path, target: Any) -> None:
+    """A file of another kind is a read error, not a traceback of the driver."""
+    (tmp_path / "x.db").write_text("this is no database at all, and it is long enough to be looked at" * 20)
+    with pytest.raises(HistoryReadError, match="not a database"):
+        migrate(langchain_sql_source(tmp_path / "x.db"), target, progress=False)
+
+
+@pytest.mark.parametrize("through", ["sqlite:///{}", "sqlite+pysqlite:///{}"])
+def test_damaged_rows_are_reported(store: Path, target: Any, through: str) -> None:
+    """Rows that are no messages and sessions that are no ids are named; the rest moves."""
+    good = json.dumps(message_to_dict(HumanMessage("good")))
+    bad = ["{broken", None, "[]", '{"type": "os.system", "data": {"content": "x"}}', '"text"']
+    connection = sqlite3.connect(store)
+    rows = [("s9", good), *(("s9", text) for text in bad), ("s9", good), (None, good), ("", good)]
+    connection.executemany("INSERT INTO message_store (session_id, message) VALUES (?, ?)", rows)
+    connection.commit()
+    connection.close()
+    report = migrate(langchain_sql_source(through.format(store)), target, progress=False)
+    assert [m.text for m in target("s9").messages] == ["good", "good"]
+    assert sum("'s9', row" in line for line in report.skipped) == len(bad)
+    assert [line.partition(":")[0] for line in report.skipped if "row" not in line] == ["session None", "session ''"]
+    assert report.messages == 10
+
+
+def test_into_the_same_file(store: Path) -> None:
+    """The tables of both packages stand side by side in one file."""
+    target = SQLiteChatMessageHistory.factory(store)
+    migrate(langchain_sql_source(store), target, progress=False)
+    assert unnamed(target("s1").messages) == TALK
+    old = peer(store)
+    assert old.messages == TALK
+    old.engine.dispose()
+    target.close()
+
+
+def test_dry_run_leaves_no_file(store: Path, target: Any, tmp_path: Path) -> None:
+    """A dry run counts and does not even create the target's file."""
+    report = migrate(langchain_sql_source(store), target, dry_run=True, progress=False)
+    assert (report.turns, report.messages, report.dry_run) == (3, 8, True)
+    assert not (tmp_path / "memkit.db").exists()
+
+
+def test_bar_knows_the_size(store: Path, target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The progress bar is told how many rows there are, and moves by as many."""
+    from contextlib import contextmanager
+
+    moved: list[int] = []
+
+    @contextmanager
+    def bar(wanted: bool, what: str, total: int | None) -> Any:
+        assert (wanted, what, total) == (True, "migrating", 8)
+        yield moved.append
+
+    monkeypatch.setattr("langchain_memkit.migrate.moving.progress_bar", bar)
+    migrate(langchain_sql_source(store), target)
+    assert sum(moved) == 8
+
+
+# -- files
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two files that the real class wrote, and things that are none of its."""
+    folder = tmp_path / "histories"
+    folder.mkdir()
+    FileChatMessageHistory(str(folder / "s1.json")).add_messages(TALK)
+    FileChatMessageHistory(str(folder / "s2.json"), ensure_ascii=False, encoding="utf-8").add_messages(
+        [HumanMessage("Grüße 🐠")]
+    )
+    FileChatMessageHistory(str(folder / "empty.json"))
+    (folder / "notes.txt").write_text("not a history")
+    (folder / ".hidden").write_text("nor this")
+    (folder / "deeper").mkdir()
+    return folder
+
+
+def test_files_become_sessions(folder: Path, target: Any) -> None:
+    """Each file of a folder is a session by its name; other files are named in the report; twice is once."""
+    for _ in range(2):
+        report = migrate(langchain_file_source(folder), target, progress=False)
+        assert (report.sessions, report.messages) == (4, 8)
+        assert report.skipped == ["session 'notes', file notes.txt: it is no list of messages"]
+    assert unnamed(target("s1").messages) == TALK
+    assert shapes(target("s1")) == SHAPES
+    assert [m.text for m in target("s2").messages] == ["Grüße 🐠"]
+
+
+def test_one_file(folder: Path, target: Any) -> None:
+    """A single file can be given as well; what is said there later is added."""
+    file = folder / "s2.json"
+    migrate(langchain_file_source(file), target, user_id="u1", progress=False)
+    FileChatMessageHistory(str(file), encoding="utf-8").add_message(AIMessage("Gleichfalls"))
+    migrate(langchain_file_source(file), target, user_id="u1", progress=False)
+    assert [m.text for m in target("s2", "u1").messages] == ["Grüße 🐠", "Gleichfalls"]
+    assert target.list_sessions() == []
+
+
+def test_cut_off_file_gives_what_is_whole(folder: Path) -> None:
+    """The class does not write atomically: of a file cut anywhere every whole message is moved, and the cut is said."""
+    file = folder / "s1.json"
+    whole = file.read_bytes()
+    lengths = []
+    for size in range(0, len(whole), 7):
+        file.write_bytes(whole[:size])
+        target = SQLiteChatMessageHistory.factory(":memory:")
+        report = migrate(langchain_file_source(file), target, progress=False)
+        moved = unnamed(target("s1").messages)
+        assert moved == TALK[: len(moved)]
+        assert len(report.skipped) == 1
+        lengths.append(len(moved))
+    assert lengths == sorted(lengths)
+    assert set(lengths) == set(range(8))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1, null]", b"\xff\xfe[]", b"[" * 100_000, b'["\\ud800"]'])
+def test_odd_files_are_reported(tmp_path: Path, target: Any, content: bytes) -> None:
+    """Files of other kinds stop nothing."""
+    (tmp_path / "odd.json").write_bytes(content)
+    report = migrate(langchain_file_source(tmp_path / "odd.json"), target, progress=False)
+    assert report.messages == 0
+    assert report.skipped
+
+
+def test_two_files_of_one_name(folder: Path, target: Any) -> None:
+    """Two files that would be one session are not mixed: the second is named."""
+    (folder / "s1.txt").write_bytes((folder / "s2.json").read_bytes())
+    report = migrate(langchain_file_source(folder), target, progress=False)
+    assert "session 's1', file s1.txt: left out: s1.json is the same session" in report.skipped
+    assert unnamed(target("s1").messages) == TALK
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    """A path that is not there is an error at once."""
+    with pytest.raises(ConfigurationError, match="no file or folder"):
+        langchain_file_source(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("source", [None, "chat.db", 5, lambda: None])
+def test_something_else_is_no_source(target: Any, source: Any) -> None:
+    """A source that is none is refused with the names of those that are."""
+    with pytest.raises(ConfigurationError, match="langchain_sql_source"):
+        migrate(source, target, progress=False)

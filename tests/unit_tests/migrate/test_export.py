@@ -1,0 +1,335 @@
+"""Export and import: nothing is lost, a damaged file loses no more than its damage, and twice is once."""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+
+from langchain_memkit import SQLiteChatMessageHistory
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
+from langchain_memkit.migrate import aexport_history, aimport_history, export_history, import_history, migrate
+from langchain_memkit.testing.langchain_histories import exchange, one_of_each
+from langchain_memkit.testing.properties import SETTINGS, messages
+
+WHEN = datetime(2025, 5, 5, 12, 30, 1, 250_000, tzinfo=UTC)
+
+
+def fresh(**options: Any) -> Any:
+    """An empty store."""
+    return SQLiteChatMessageHistory.factory(":memory:", **options)
+
+
+def everything(factory: Any) -> list[Any]:
+    """All that is stored of every turn, hidden ones included."""
+    found = []
+    for owner in factory._store.run(factory._store.owners()):
+        for session in factory._store.run(factory._store.sessions(owner, hidden=True)):
+            history = factory(session.session_id, owner or None)
+            turns, _ = history._store.run(history._page_forward(None, None, hidden=True))
+            for t in turns:
+                facts = (t.op, t.created_at, t.expires_at, t.is_deleted, t.tokens, t.messages, t.problems)
+                found.append((owner, session.session_id, t.seq, *facts))
+    return sorted(found, key=lambda turn: turn[:3])
+
+
+@pytest.fixture
+def store() -> Any:
+    """Three sessions of two users and of nobody, with every message type, a turn id, a date and a hidden turn."""
+    factory = fresh(now=lambda: WHEN)
+    mine = factory("s1", "u1")
+    mine.append_turn(exchange("first"), turn_id="t1")
+    mine.add_messages(one_of_each())
+    mine.append_turn(exchange("hidden\u2028\r\n line"), turn_id="t3")
+    mine.delete_turn("turn:t3")
+    mine.add_messages(exchange("last"))
+    factory("s1", "u2").add_messages(exchange("another's"))
+    factory("only hidden", "u2").append_turn(exchange("gone"), turn_id="t9")
+    factory("only hidden", "u2").delete_turn("turn:t9")
+    factory("s1").add_messages(exchange("nobody's"))
+    return factory
+
+
+@pytest.fixture
+def file(store: Any, tmp_path: Path) -> Path:
+    """Its export."""
+    export_history(store, tmp_path / "all.jsonl", progress=False)
+    return tmp_path / "all.jsonl"
+
+
+def test_nothing_is_lost(store: Any, file: Path) -> None:
+    """Users, sessions, order, ids, times, token counts, hidden turns: all is there again after an import."""
+    target = fresh()
+    report = import_history(target, file, progress=False)
+    assert (report.sessions, report.turns, report.skipped) == (4, 7, [])
+    assert everything(target) == everything(store)
+    assert len(everything(target)) == 7
+    assert target("s1", "u1").restore_turn("turn:t3")
+    assert [m.text for m in target("s1", "u1").messages][-4:-2] == [
+        "hidden\u2028\r\n line",
+        "re: hidden\u2028\r\n line",
+    ]
+
+
+def test_export_of_an_import_is_the_export(store: Any, file: Path, tmp_path: Path) -> None:
+    """The second export says line by line what the first one said."""
+    target = fresh()
+    import_history(target, file, progress=False)
+    export_history(target, tmp_path / "again.jsonl", progress=False)
+    one, two = (sorted(path.read_text().split("\n")[1:]) for path in (file, tmp_path / "again.jsonl"))
+    assert one == two
+
+
+def test_whatever_is_stored_comes_back() -> None:
+    """300 random batches of every message type: what a store takes comes back equal through a file."""
+
+    @settings(SETTINGS, max_examples=300)
+    @given(st.lists(messages, min_size=1, max_size=3))
+    def check(batch: list[BaseMessage]) -> None:
+        source, target, text = fresh(), fresh(), io.StringIO()
+        try:
+            source(str(uuid4()), "u1").add_messages(batch)
+        except HistoryWriteError:
+            return
+        export_history(source, text, progress=False)
+        text.seek(0)
+        assert import_history(target, text, progress=False).skipped == []
+        assert everything(target) == everything(source)
+
+    check()
+
+
+def test_twice_is_once(store: Any, file: Path) -> None:
+    """Importing again, or after the source was migrated, adds nothing."""
+    target = fresh()
+    for _ in range(2):
+        import_history(target, file, progress=False)
+    migrate(store, target, progress=False)
+    assert everything(target) == everything(store)
+
+
+def test_one_user(store: Any, file: Path, tmp_path: Path) -> None:
+    """`user_id` filters, on the way out and on the way in."""
+    report = export_history(store, tmp_path / "u1.jsonl", user_id="u1", progress=False)
+    assert (report.sessions, report.turns) == (1, 4)
+    assert {json.loads(line).get("user_id") for line in (tmp_path / "u1.jsonl").read_text().split("\n")[1:-2]} == {"u1"}
+    target = fresh()
+    import_history(target, file, user_id="u1", progress=False)
+    assert everything(target) == [turn for turn in everything(store) if turn[0] == "u1"]
+
+
+def test_dry_run_writes_nothing(file: Path, tmp_path: Path) -> None:
+    """A dry run counts the same and creates no file."""
+    target = SQLiteChatMessageHistory.factory(tmp_path / "new.db")
+    report = import_history(target, file, dry_run=True, progress=False)
+    assert (report.sessions, report.turns, report.dry_run) == (4, 7, True)
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_cut_anywhere(store: Any, file: Path) -> None:
+    """Of a file cut at any byte every whole turn arrives, the cut is named, and the whole file completes it."""
+    whole = file.read_bytes()
+    header = whole.index(b"\n") + 1
+    stored = everything(store)
+    for size in range(header, len(whole) - 1, 97):
+        file.write_bytes(whole[:size])
+        target = fresh()
+        report = import_history(target, file, progress=False)
+        assert report.turns == max(whole[:size].count(b"\n") - 1, 0)
+        assert "cut off" in report.skipped[-1]
+        assert report.skipped[-1].startswith(f"line {len(whole[:size].splitlines())}:")
+        file.write_bytes(whole)
+        import_history(target, file, progress=False)
+        assert everything(target) == stored
+
+
+DAMAGE: dict[str, Any] = {
+    "no JSON": "{broken",
+    "no object": "[1, 2]",
+    "nested": "[" * 100_000,
+    "no session": {"user_id": None, "op": "turn:x", "messages": [], "v": 1},
+    "an operator": {"user_id": {"$ne": ""}, "session_id": "s", "op": "turn:x", "messages": [], "v": 1},
+    "no op": {"user_id": None, "session_id": "s", "messages": [{"role": "human", "content": "x"}], "v": 1},
+    "no messages": {"user_id": None, "session_id": "s", "op": "turn:x", "messages": "text", "v": 1},
+    "no type": {"user_id": None, "session_id": "s", "op": "turn:x", "messages": [{"role": "os.system"}], "v": 1},
+    "newer": {"user_id": None, "session_id": "s", "op": "turn:x", "messages": [], "v": 99},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_damaged_lines_are_named(store: Any, file: Path, damage: Any) -> None:
+    """A damaged line in the middle is named by its number; everything else arrives."""
+    lines = file.read_text().split("\n")
+    lines.insert(3, damage if isinstance(damage, str) else json.dumps(damage))
+    file.write_text("\n".join(lines))
+    target = fresh()
+    report = import_history(target, file, progress=False)
+    assert len(report.skipped) == 1
+    assert report.skipped[0].startswith("line 4")
+    assert everything(target) == everything(store)
+
+
+def test_damaged_messages_leave_the_others(file: Path) -> None:
+    """One damaged message costs itself, not its turn; dates and counts that are none are made anew."""
+    line = {
+        "user_id": "u7", "session_id": "s7", "op": "turn:t7", "created_at": "yesterday", "expires_at": 5,
+        "messages": [{"role": "human", "content": "q"}, {"role": "human"}, {"role": "ai", "content": "a"}],
+        "tokens": ["many"], "token_counter": "approximate", "v": 1,
+    }  # fmt: skip
+    file.write_text(file.read_text().replace('{"memkit": "end"', json.dumps(line) + '\n{"memkit": "end"'))
+    target = fresh()
+    report = import_history(target, file, progress=False)
+    assert len(report.skipped) == 1
+    assert report.skipped[0].startswith("line 9 message 1: not a valid human message")
+    (turn,) = target("s7", "u7").iter_turns()
+    assert [m.text for m in turn.messages] == ["q", "a"]
+    assert turn.created_at is not None
+    assert turn.tokens == [5, 6]
+
+
+def test_bytes_that_are_no_text(store: Any, file: Path) -> None:
+    """A line that is not UTF-8 is named, and costs no other."""
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"nobody's", b"nobody\xff\xfes", 1))
+    target = fresh()
+    report = import_history(target, file, progress=False)
+    assert len(report.skipped) == 1
+    assert "damaged (UnicodeEncodeError)" in report.skipped[0]
+    assert everything(target) == [turn for turn in everything(store) if turn[0] != ""]
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("", "first line"),
+        ("{}", "first line"),
+        ("{broken", "first line"),
+        ('{"memkit": "export", "v": 2}', "newer memkit"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, first: str, said: str) -> None:
+    """A file without our header, or of a newer version, is refused before anything is written."""
+    (tmp_path / "x").write_text(first)
+    target = fresh()
+    with pytest.raises(ConfigurationError, match=said):
+        import_history(target, tmp_path / "x", progress=False)
+    assert everything(target) == []
+
+
+def test_conflicts_are_named(file: Path) -> None:
+    """A turn that is there with other content is named and left alone; the others are stored all the same."""
+    target = fresh()
+    target("s1", "u1").append_turn(exchange("not the same"), turn_id="t1")
+    report = import_history(target, file, progress=False)
+    assert len(report.skipped) == 1
+    assert "turn:t1" in report.skipped[0]
+    assert report.turns == 6
+    assert [m.text for m in target("s1", "u1").messages][:2] == ["not the same", "re: not the same"]
+
+
+def test_expiry_is_kept(tmp_path: Path) -> None:
+    """A turn that was to expire expires on the same day, unless the target has a rule of its own; expired ones stay."""
+    now = [datetime.now(UTC)]
+    source = fresh(ttl=3600, now=lambda: now[0])
+    source("s1").add_messages(exchange("soon gone"))
+    export_history(source, tmp_path / "x", progress=False)
+    plain, own = fresh(now=lambda: now[0]), fresh(ttl=60, now=lambda: now[0])
+    for target in (plain, own):
+        import_history(target, tmp_path / "x", progress=False)
+    assert [t.expires_at - now[0] for f in (plain, own) for t in f("s1").iter_turns()] == [
+        timedelta(hours=1),
+        timedelta(minutes=1),
+    ]
+    now[0] += timedelta(hours=2)
+    assert plain("s1").messages == []
+    assert export_history(plain, tmp_path / "y", progress=False).turns == 0
+
+
+def test_other_counter_counts_again(store: Any, file: Path) -> None:
+    """Token counts of another counter are not trusted: messages are counted with the target's own."""
+    target = fresh(token_counter=lambda found: 7 * len(found))
+    import_history(target, file, progress=False)
+    moved = fresh(token_counter=lambda found: 7 * len(found))
+    migrate(store, moved, progress=False)
+    for factory in (target, moved):
+        assert {n for turn in everything(factory) for n in turn[7]} == {7}
+
+
+def test_damaged_rows_of_the_store(store: Any, tmp_path: Path) -> None:
+    """What the store itself cannot read is named in the report of the export; the rest is written."""
+    with store._store._database.connection() as connection:
+        connection.execute("UPDATE turns SET messages = '{broken' WHERE op = 'turn:t1'")
+    report = export_history(store, tmp_path / "x", progress=False)
+    assert report.turns == 6
+    assert report.skipped == ["session 's1', turn 1: no list of messages"]
+    assert import_history(fresh(), tmp_path / "x", progress=False).turns == 6
+
+
+def test_file_is_the_owners_and_whole(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others cannot read the file; one that breaks off leaves the one before in its place and nothing else."""
+    path = tmp_path / "all.jsonl"
+    export_history(store, path, progress=False)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    before = path.read_bytes()
+
+    def broken(turns: int) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("langchain_memkit.migrate.files.end_line", broken)
+    with pytest.raises(KeyboardInterrupt):
+        export_history(store, path, progress=False)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["all.jsonl"]
+
+
+def test_unusable_paths(store: Any, tmp_path: Path) -> None:
+    """A folder that is not there is an error of ours on both ways, with the path in it."""
+    with pytest.raises(HistoryWriteError, match=r"cannot write .*nowhere"):
+        export_history(store, tmp_path / "nowhere" / "x", progress=False)
+    with pytest.raises(HistoryReadError, match=r"cannot read .*nowhere"):
+        import_history(store, tmp_path / "nowhere" / "x", progress=False)
+
+
+def test_into_a_device(store: Any) -> None:
+    """What is no plain file, as a pipe or a terminal, is written in place."""
+    assert export_history(store, "/dev/null", progress=False).turns == 7
+    assert Path("/dev/null").is_char_device()
+
+
+async def test_async_twins(store: Any, tmp_path: Path) -> None:
+    """The async twins do the same beside the event loop."""
+    target = fresh()
+    assert (await aexport_history(store, tmp_path / "x", user_id="u2")).turns == 2
+    assert (await aimport_history(target, tmp_path / "x", user_id="u2", progress=False)).turns == 2
+    assert everything(target) == [turn for turn in everything(store) if turn[0] == "u2"]
+
+
+def test_migration_keeps_hidden_turns_hidden(store: Any) -> None:
+    """`migrate` moves soft-deleted turns as such: they are not shown, and can be restored."""
+    target = fresh()
+    migrate(store, target, progress=False)
+    assert everything(target) == everything(store)
+    assert target("only hidden", "u2").messages == []
+    migrate(store, target, user_id="u3", progress=False)
+    assert target("only hidden", "u3").messages == []
+
+
+def test_more_than_a_page(tmp_path: Path) -> None:
+    """Sessions of more turns than a page or a batch arrive whole and in order."""
+    source, target = fresh(), fresh()
+    said = [m for i in range(1_201) for m in (HumanMessage(f"q{i}"), AIMessage(f"a{i}"))]
+    for begin in range(0, len(said), 2):
+        source("s1").append_turn(said[begin : begin + 2])
+    export_history(source, tmp_path / "x", progress=False)
+    import_history(target, tmp_path / "x", progress=False)
+    assert target("s1").messages == source("s1").messages
+    assert [t.seq for t in target("s1").iter_turns()] == list(range(1, 1_202))
