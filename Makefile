@@ -104,12 +104,14 @@ notebooks: $(DEV) ## runs every notebook from top to bottom
 	@$(say) "notebooks"
 	@$(PYTEST) --nbmake --nbmake-timeout=300 notebooks
 
-bench: $(DEV) ## memkit beside its peers on a real MongoDB, 16 minutes, token counters, entities, titles, recall, follow-ups; make bench ARGS=--quick for a look
+bench: $(DEV) ## memkit beside its peers on a real MongoDB, 20 minutes, moves, token counters, entities, titles, recall, follow-ups; make bench ARGS=--quick for a look
 	@$(PY) tools/parts.py openssl11
 	@$(say) "benchmarks/history.py"
 	@$(PY) -m benchmarks.history $(ARGS)
 	@$(say) "benchmarks/context.py"
 	@$(PY) -m benchmarks.context $(ARGS)
+	@$(say) "benchmarks/moving.py"
+	@$(PY) -m benchmarks.moving $(ARGS)
 	@$(say) "benchmarks/tokens.py"
 	@$(PY) -m benchmarks.tokens $(ARGS)
 	@$(say) "benchmarks/entities.py"

@@ -204,7 +204,7 @@ def show(result: dict[str, Any]) -> None:
 def main() -> None:
     """Runs it."""
     parser = argparse.ArgumentParser(description="100,000 messages moved in, out and between stores.")
-    parser.add_argument("--quick", action="store_true", help="2,000 messages; nothing is written by default")
+    parser.add_argument("--quick", action="store_true", help="400 messages; nothing is written by default")
     parser.add_argument("--output", type=Path, help=f"JSON file; default of a full run: {RESULTS.name}")
     options = parser.parse_args()
     place = environment(quick=options.quick)
@@ -212,7 +212,7 @@ def main() -> None:
     place["versions"] |= {
         name: version(name) for name in ("langchain-community", "langgraph-checkpoint-sqlite", "SQLAlchemy")
     }
-    result = {**place, **measure(2_000 if options.quick else 100_000)}
+    result = {**place, **measure(400 if options.quick else 100_000)}
     place["versions"]["mongod"] = result.pop("mongod")
     show(result)
     output = options.output or (None if options.quick else RESULTS)

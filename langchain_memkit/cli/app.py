@@ -1,92 +1,21 @@
-"""The commands and their options, and how each way to end becomes an exit code."""
+"""The commands and their options."""
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
-import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from langchain_memkit.cli import doctor as doctoring
 from langchain_memkit.cli import move
 from langchain_memkit.cli import purge as purging
+from langchain_memkit.cli.ending import FROM_URI, TO_URI, URI, Guarded
 from langchain_memkit.cli.environment import package_version
 from langchain_memkit.cli.places import Format, Place, place_of
-from langchain_memkit.cli.printing import NotesHandler, Output, show_warning
-from langchain_memkit.errors import ConfigurationError, MemkitError, MissingExtraError
 
 __all__ = ["app", "run"]
-
-URI, FROM_URI, TO_URI = "MEMKIT_URI", "MEMKIT_FROM_URI", "MEMKIT_TO_URI"
-DONE, SKIPPED, USAGE, STORE = 0, 1, 2, 3
-INTERRUPTED = 130
-GO_ON = "interrupted: run the same command again to go on; what is done is not done twice"
-
-
-class Guarded(TyperGroup):
-    """Commands whose every way to end is one line without credentials, and an exit code."""
-
-    def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Runs a command; exits with its code, or returns it if not standalone."""
-        words = list(sys.argv[1:] if args is None else args)
-        output = Output([*words, *(os.environ.get(name, "") for name in (URI, FROM_URI, TO_URI))])
-        handler, logger = NotesHandler(output), logging.getLogger("langchain_memkit")
-        logger.addHandler(handler)
-        try:
-            with warnings.catch_warnings():
-                warnings.showwarning = show_warning(output)
-                extra |= {"prog_name": "memkit", "obj": output, "standalone_mode": False}
-                code = super().main(words, *rest, **extra)
-        except Exception as error:  # noqa: BLE001  # a traceback would show more than it should
-            code = _ended(output, error)
-        finally:
-            logger.removeHandler(handler)
-        code = code if isinstance(code, int) else DONE
-        if standalone_mode:
-            sys.exit(code)
-        return code
-
-    def invoke(self, ctx: Any) -> Any:
-        """Runs the chosen command; Ctrl-C is an end like any other."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            ctx.obj.fault(GO_ON)
-            return INTERRUPTED
-
-
-def _ended(output: Output, error: Exception) -> int:
-    """Says what went wrong, in one line; returns the exit code."""
-    output.trace(error)
-    if hasattr(error, "format_message"):  # what typer says of words it does not know
-        output.fault(f"{error.format_message()} (memkit --help)")
-        return USAGE
-    if isinstance(error, typer.Abort):
-        output.fault(GO_ON)
-        return INTERRUPTED
-    if isinstance(error, BrokenPipeError):  # whoever reads our output has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
-    if isinstance(error, (ConfigurationError, MissingExtraError)):
-        output.fault(error)
-        return USAGE
-    if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)):
-        output.fault(f"{error.filename}: {error.strerror}")
-        return USAGE
-    if isinstance(error, (MemkitError, OSError)):
-        output.fault(f"{error} Run the same command again to go on.")
-        return STORE
-    if isinstance(error, (TypeError, ValueError)) and not output.debug:
-        output.fault(error)
-        return USAGE
-    output.fault(f"{type(error).__name__}: {error} (--debug shows where)")
-    return STORE
-
 
 app = typer.Typer(
     cls=Guarded,

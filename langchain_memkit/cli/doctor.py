@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 from langchain_memkit.backends.sqlite import inspection as files
@@ -40,10 +40,7 @@ def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool)
     """
     checks = list(check_environment())
     for place in places:
-        if fix:
-            with suppress(ConfigurationError, HistoryReadError, MissingExtraError):  # what follows says it
-                _fix(output, place)
-        checks += _looked_at(place)
+        checks += _looked_at(output, place, fix)
     if as_json:
         output.raw(json.dumps([check._asdict() for check in checks], indent=2))
     else:
@@ -54,10 +51,12 @@ def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool)
     return int(any(check.status == "fail" for check in checks))
 
 
-def _looked_at(place: Place) -> list[Check]:
+def _looked_at(output: Output, place: Place, fix: bool) -> list[Check]:
     """All of a place; what cannot be read is a line like any other."""
     checks: list[Check] = []
     try:
+        if fix:
+            _fix(output, place)
         for check in _database(place) if place.is_mongodb else _file(place):
             checks.append(check)  # noqa: PERF402  # what came before an error counts
     except (ConfigurationError, MissingExtraError) as error:
@@ -138,7 +137,7 @@ def _mb(size: int) -> str:
 def _database(place: Place) -> Iterator[Check]:
     server = require_mongodb()
     facts = server.inspect_server(place.where)
-    numbers = tuple(int(part) for part in facts.version.split(".")[:2])
+    numbers = tuple(int(part) for part in re.findall(r"\d+", facts.version)[:2])
     old = "" if numbers >= OLDEST_SERVER else "memkit needs partial unique indexes: MongoDB 5.0 or newer"
     yield Check(f"{place.label}: version", "warn" if old else "ok", facts.version, old)
     yield _topology(place.label, facts)
@@ -177,7 +176,7 @@ def _topology(label: str, facts: Any) -> Check:
 def _collection(place: Place, name: str) -> Iterator[Check]:
     facts = require_mongodb().inspect_collection(place.where, place.database, name, place.keys, place.user_id_key)
     holds = ", ".join(sorted(facts.kinds))
-    yield Check(facts.name, "ok", f"{facts.count:,} documents: {holds}")
+    yield Check(facts.name, "ok", f"{facts.size:,} documents: {holds}")
     if facts.unowned_rows:
         many = "at least " if facts.unowned_rows >= LARGE_COLLECTION else ""
         found = f"{many}{facts.unowned_rows:,}, read in place by histories without a user"
@@ -189,7 +188,7 @@ def _collection(place: Place, name: str) -> Iterator[Check]:
             yield Check(f"{facts.name}: index {index}", "ok", "present")
     for fault in facts.faults:
         needed = "turns" in facts.kinds and fault.model.document.get("unique")
-        large = facts.count > LARGE_COLLECTION
+        large = facts.size > LARGE_COLLECTION
         found = f"{fault.state}{', and without it turns could be lost or doubled' if needed else ''}"
         found += ", and the collection is too large for it to be built at first use" if large else ""
         yield Check(
@@ -215,7 +214,7 @@ def _fix(output: Output, place: Place) -> None:
                 dropped = [fault.present_as for fault in facts.faults if fault.present_as]
                 drop = f"dropping {', '.join(dropped)}, " if dropped else ""
                 built = ", ".join(fault.name for fault in facts.faults)
-                output.note(f"{facts.name}: {drop}building {built} over {facts.count:,} documents ...")
+                output.note(f"{facts.name}: {drop}building {built} over {facts.size:,} documents ...")
                 server.build_indexes(place.where, place.database, name, facts.faults)
     elif not (place.is_sql_url or place.path.is_dir()) and files.is_sqlite(place.path):
         faults = [f for f in files.inspect_file(place.path).faults if f.state == "missing"]

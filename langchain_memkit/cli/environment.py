@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 
-from langchain_memkit.backends.sqlite.inspection import SQLITE_VERSION
+from langchain_memkit.backends.sqlite.inspection import library_version
 from langchain_memkit.errors import ConfigurationError, SpacyModelMissing
 
 __all__ = ["Check", "check_environment", "package_version"]
@@ -38,7 +38,7 @@ def package_version(name: str = PACKAGE) -> str | None:
 def check_environment() -> Iterator[Check]:
     """Everything that needs no server and no file."""
     yield Check("Python", "ok", f"{platform.python_version()} ({sys.executable})")
-    yield Check("SQLite", "ok", SQLITE_VERSION)
+    yield Check("SQLite", "ok", library_version())
     yield Check(PACKAGE, "ok", package_version() or "run from a source tree that is not installed")
     yield Check("langchain-core", "ok", package_version("langchain-core") or "?")
     yield from _extras()

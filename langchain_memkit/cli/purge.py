@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import typer
 from langchain_core.embeddings import Embeddings
@@ -22,6 +22,7 @@ __all__ = ["purge"]
 
 # what the keys of a user begin with, behind the user
 SHELVES = {"summary/": "summaries", "entities/": "entities", "key_value/": "key-values"}
+LAYOUTS: tuple[Literal["turns", "qa"], ...] = ("turns", "qa")
 BOOKKEEPING = ("entities/session/", "key_value/version")
 
 
@@ -30,7 +31,7 @@ class Part(NamedTuple):
 
     where: str
     store: Any
-    count: Callable[[str], Mapping[str, int]]
+    found: Callable[[str], Mapping[str, int]]
 
 
 class NoEmbeddings(Embeddings):
@@ -102,7 +103,7 @@ def _ask(output: Output, user_id: str) -> None:
 
 def _counts(parts: Sequence[Part], user_id: str) -> dict[tuple[str, str], int]:
     """How many of each kind are where."""
-    return {(what, part.where): n for part in parts for what, n in part.count(user_id).items()}
+    return {(what, part.where): n for part in parts for what, n in part.found(user_id).items()}
 
 
 def _show(
@@ -137,7 +138,7 @@ def _in_file(place: Place) -> list[Part]:
         parts.append(_keys(where, SQLiteKeyValueStore(place.path)))
     if "vectors" in tables:
         vectors = langchain_memkit.SQLiteVectorStore(place.path, NoEmbeddings())
-        parts.append(Part(where, vectors, lambda user: {"vectors": inspection.count_records(place.path, user)}))
+        parts.append(_vectors(where, vectors, partial(inspection.count_records, place.path)))
     return parts
 
 
@@ -150,17 +151,16 @@ def _in_database(place: Place, output: Output) -> list[Part]:
     for name, found in kinds.items():
         where, names = f"{place.label}, {place.database}.{name}", (place.database, name)
         session_id_key, history_key = place.keys
-        keys = {"session_id_key": session_id_key, "history_key": history_key, "user_id_key": place.user_id_key}
-        for kind, layout in (("turns", "turns"), ("qa", "qa")):
-            if kind in found:
+        keys: Any = {"session_id_key": session_id_key, "history_key": history_key, "user_id_key": place.user_id_key}
+        for layout in LAYOUTS:
+            if layout in found:
                 make = langchain_memkit.MongoDBChatMessageHistory.factory
                 parts.append(_histories(where, make(place.where, *names, layout=layout, **keys)))
         if "key_value" in found:
             parts.append(_keys(where, langchain_memkit.MongoDBKeyValueStore(place.where, *names)))
         if "vectors" in found:
             vectors = langchain_memkit.MongoDBVectorStore(place.where, NoEmbeddings(), *names)
-            count = partial(server.count_records, place.where, *names)
-            parts.append(Part(where, vectors, lambda user, count=count: {"vectors": count(user)}))
+            parts.append(_vectors(where, vectors, partial(server.count_records, place.where, *names)))
         if "langchain-mongodb" in found:
             output.note(f"{where}: rows of langchain-mongodb carry no user and stay: clear their sessions yourself")
     return parts
@@ -172,6 +172,10 @@ def _histories(where: str, factory: HistoryFactory[Any]) -> Part:
         return {"sessions": len(sessions), "turns": sum(session.turns for session in sessions)}
 
     return Part(where, factory, count)
+
+
+def _vectors(where: str, store: Any, count: Callable[[str], int]) -> Part:
+    return Part(where, store, lambda user_id: {"vectors": count(user_id)})
 
 
 def _keys(where: str, store: Any) -> Part:

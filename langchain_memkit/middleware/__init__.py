@@ -17,6 +17,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
+from langgraph.prebuilt.tool_node import ToolInvocationError
 from langgraph.runtime import Runtime
 from langgraph.types import Command
 
@@ -36,8 +37,7 @@ from langchain_memkit.runnables.session import checked_function
 
 __all__ = ["MessageHistoryMiddleware"]
 
-# where LangGraph tells a node of its checkpointer, and lets it read the state
-CHECKPOINTER, READ = "__pregel_checkpointer", "__pregel_read"
+CHECKPOINTER = "__pregel_checkpointer"  # where LangGraph tells a node of its checkpointer
 
 
 class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
@@ -112,7 +112,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
                 except ContextOverflowError as error:
                     response = handler(drive(self._smaller(run, request, config, error), run_step))
         except BaseException as error:
-            drive(self._broken(run, request.state, config, error), run_step)
+            drive(self._broken(run, config, error), run_step)
             raise
         return _answered(run, response)
 
@@ -129,7 +129,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
                 except ContextOverflowError as error:
                     response = await handler(await adrive(self._smaller(run, request, config, error), arun_step))
         except BaseException as error:
-            flow = self._broken(run, request.state, config, error)
+            flow = self._broken(run, config, error)
             await shielded(lambda: adrive(flow, arun_step))
             raise
         return _answered(run, response)
@@ -144,7 +144,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
             with run.calling():
                 result = handler(request)
         except BaseException as error:
-            drive(self._broken(run, request.state, config, error), run_step)
+            drive(self._broken(run, config, error), run_step)
             raise
         run.add(_messages_of(result))
         return result
@@ -159,7 +159,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
             with run.calling():
                 result = await handler(request)
         except BaseException as error:
-            flow = self._broken(run, request.state, config, error)
+            flow = self._broken(run, config, error)
             await shielded(lambda: adrive(flow, arun_step))
             raise
         run.add(_messages_of(result))
@@ -182,7 +182,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
             raise ConfigurationError(NO_USER)
         busy = self._runs.is_busy(state.get("memkit_turn"), place_of_run(ids))
         run = yield from self._door.begin(state, ids, config, busy=busy)
-        handle = self._runs.begin(run)
+        handle = self._runs.begin(run, runtime.stream_writer)
         if (config.get("configurable") or {}).get(CHECKPOINTER) is None:
             watch(handle, self._policy, config)
         return {"memkit_turn": run.mark, "memkit_run": handle, **_emptied(state)}
@@ -190,17 +190,17 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
     def _run_of(self, state: Any, runtime: Any, config: RunnableConfig) -> Flow[Run]:
         """The run of a state, taken up again if another invocation began it."""
         ids = configured(config, runtime.context)
-        read = (config.get("configurable") or {}).get(READ)
-        run = self._runs.find(state, place_of_run(ids), read)
+        invocation = runtime.stream_writer
+        run = self._runs.find(state, place_of_run(ids), invocation)
         if run is None:
             run = yield from self._door.resume(state, ids, config)
-            self._runs.resume(state, run)
+            self._runs.resume(state, run, invocation)
         else:
             run.observe(state["messages"])
         return run
 
     def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> Flow[ModelRequest[Any]]:
-        messages = yield from shown(run, self._policy, request.messages, config)
+        messages: list[Any] = yield from shown(run, self._policy, request.messages, config)
         return request.override(messages=messages)
 
     def _smaller(
@@ -210,11 +210,12 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
         yield from self._policy.overflowed(run.context, config, error)
         return (yield from self._shown(run, request, config))
 
-    def _broken(self, run: Run, state: Any, config: RunnableConfig, error: BaseException) -> Flow[None]:
+    def _broken(self, run: Run, config: RunnableConfig, error: BaseException) -> Flow[None]:
         """A call raised, was interrupted on purpose, or is cancelled."""
-        self._runs.end(state, run)
         if isinstance(error, GraphBubbleUp):
             run.take_failure()
+        elif isinstance(error, ToolInvocationError):
+            return  # the model is told that its arguments are wrong
         elif isinstance(error, Exception):
             yield from failed(run, self._policy, config)
         else:
@@ -224,7 +225,6 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
         config = get_config()
         run = yield from self._run_of(state, runtime, config)
         mark = yield from finish(run, self._policy, state, config)
-        self._runs.end(state, run)
         return {"memkit_turn": mark, "memkit_run": None, **_emptied(state)}
 
 

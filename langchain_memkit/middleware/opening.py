@@ -11,8 +11,9 @@ from uuid import uuid4
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, together
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, TurnContext, check_id
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.turns import batch_op, turn_starts
 from langchain_memkit.middleware.run import Run
 from langchain_memkit.middleware.state import Mark, divide, index_of, is_said, moment
@@ -77,18 +78,17 @@ class Door:
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
         bound = yield from self._bound(configurable)
         start, first = divide(messages, before, settled=busy)
-        known: set[str] = yield from _stored(bound, messages[start:])
-        view = yield from self._viewed(bound, messages[first:], config)
-        if before is not None and bound.native and before["epoch"] not in (0, view.epoch):
-            # cleared meanwhile: what the state had then must not come back
+        known, view = yield from self._read(bound, messages[start:], messages[first:], config)
+        if before is not None and bound.native and _is_cleared(before, view):
+            # what the state had then must not come back
             start, first = divide(messages, before, settled=True)
             before = None
         mark = _mark(messages, first, turn_id, view, before, config)
-        run = Run(*bound, mark, view, {m.id for m in messages[:first] if m.id}, known | _ids_in(bound, view))
+        run = Run(*bound, mark, view, {m.id for m in messages[:first] if m.id}, known)
         if before is not None and mark["skip"] != before["skip"]:
             run.known = set()  # the branch is stored whole, beginning with its question
         elif not busy and (yield from self._adopt(run, messages[start:first], before, config)):
-            run.view = yield from self._viewed(bound, messages[first:], config)
+            run.view = yield self._view(bound, messages[first:], config)
         run.observe(messages)
         return run
 
@@ -100,9 +100,7 @@ class Door:
         messages: list[BaseMessage] = list(state["messages"])
         bound = yield from self._bound(configurable)
         first = index_of(messages, mark["first"])
-        known: set[str] = yield from _stored(bound, messages)
-        view = yield from self._viewed(bound, messages[max(first, 0) :], config)
-        known |= _ids_in(bound, view)
+        known, view = yield from self._read(bound, messages, messages[max(first, 0) :], config)
         older = {m.id for m in messages[:first] if m.id} if first >= 0 else set(known)
         run = Run(*bound, mark, view, older, known)
         run.recover(state.get("memkit_removed") or [])
@@ -115,13 +113,41 @@ class Door:
 
     def _bound(self, configurable: dict[str, Any]) -> Flow[Bound]:
         history = yield session_history(self.get_session_history, None, configurable)
+        outer = configurable.get("message_history")
+        if outer is not None and _ids(outer) == _ids(history):
+            msg = (
+                "the agent runs inside create_runnable_with_message_history over the same conversation, so each turn "
+                "would be stored twice. Leave out one of the two, or give the agent a session_id of its own."
+            )
+            raise ConfigurationError(msg)
         memories = yield from self.policy.memories.bind(None, configurable, history)
         native = hasattr(history, "append_turn") and hasattr(history, "view")
         return Bound(place_of_run(configurable), history, native, memories)
 
-    def _viewed(self, bound: Bound, asked: Sequence[BaseMessage], config: RunnableConfig) -> Flow[HistoryView]:
+    def _read(
+        self, bound: Bound, given: Sequence[BaseMessage], asked: Sequence[BaseMessage], config: RunnableConfig
+    ) -> Flow[tuple[set[str], HistoryView]]:
+        """Which of the given messages are stored (one indexed query), and the past; on an event loop both at once."""
+        ids = [m.id for m in given if m.id]
+        view = self._view(bound, asked, config)
+        if not bound.native:
+            found: HistoryView = yield view
+            return {m.id for m in found.messages if m.id}, found
+        history = bound.history
+        results = yield together([Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids)), view])
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        known, found = results
+        return known, found
+
+    def _view(self, bound: Bound, asked: Sequence[BaseMessage], config: RunnableConfig) -> Step:
         inside = in_turn(config, bound.history, TurnContext(asked))
-        return (yield from load(bound.history, self.policy.preprocessor, inside, native=bound.native))
+
+        def flow() -> Flow[HistoryView]:
+            return load(bound.history, self.policy.preprocessor, inside, native=bound.native)
+
+        return Step(lambda: drive(flow(), run_step), lambda: adrive(flow(), arun_step))
 
     def _adopt(self, run: Run, messages: list[BaseMessage], before: Mark | None, config: RunnableConfig) -> Flow[bool]:
         """Stores what the state holds and the transcript does not, a turn each; the same again changes nothing."""
@@ -135,18 +161,13 @@ class Door:
         return bool(left)
 
 
-def _stored(bound: Bound, messages: Sequence[BaseMessage]) -> Flow[set[str]]:
-    """Which of the messages the transcript has: one indexed query."""
-    ids = [m.id for m in messages if m.id]
-    if not (bound.native and ids):
-        return set()
-    history = bound.history
-    return (yield Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids)))  # type: ignore[no-any-return]  # any history
+def _ids(history: Any) -> tuple[Any, Any]:
+    return getattr(history, "user_id", None), getattr(history, "session_id", history)
 
 
-def _ids_in(bound: Bound, view: HistoryView) -> set[str]:
-    """For a history that cannot be asked: it was read as a whole."""
-    return set() if bound.native else {m.id for m in view.messages if m.id}
+def _is_cleared(before: Mark, view: HistoryView) -> bool:
+    """Whether the session was cleared since a run. One that began it and did not end cannot tell; then it was."""
+    return before["epoch"] != view.epoch and (before["epoch"] != 0 or not before["done"])
 
 
 def _mark(

@@ -25,16 +25,23 @@ class Partial(BaseCallbackHandler):
 
     def __init__(self) -> None:
         self._chunks: dict[UUID, list[BaseMessage]] = {}
+        self._text: dict[UUID, str] = {}
 
     def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """A call begins; what an earlier attempt said does not count."""
-        self._chunks = {run_id: []}
+        self._chunks, self._text = {run_id: []}, {}
 
-    def on_llm_new_token(self, token: str, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
+    def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
         """A piece of the answer."""
         piece = getattr(chunk, "message", None)
         if run_id in self._chunks:
-            self._chunks[run_id].append(piece if isinstance(piece, AIMessageChunk) else AIMessageChunk(token))
+            self._chunks[run_id].append(piece if isinstance(piece, AIMessageChunk) else AIMessageChunk(content=token))
+
+    def on_stream_event(self, event: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """A piece of the answer in LangChain's newer protocol; a model may send both."""
+        delta = event.get("delta") or {}
+        if delta.get("type") == "text-delta":
+            self._text[run_id] = self._text.get(run_id, "") + str(delta.get("text") or "")
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """A call ended: its answer is no partial one."""
@@ -42,8 +49,8 @@ class Partial(BaseCallbackHandler):
 
     def messages(self) -> list[BaseMessage]:
         """What was said so far, as one message."""
-        for chunks in self._chunks.values():
-            total: Any = None
+        for run_id, chunks in self._chunks.items():
+            total: Any = None if chunks else AIMessage(self._text.get(run_id, ""))
             for piece in chunks:
                 total = piece if total is None else total + piece
             if total is not None and (total.content or total.tool_calls):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, Self
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
@@ -20,9 +19,6 @@ from langchain_memkit.middleware.state import Mark, is_foreign_summary, is_said,
 from langchain_memkit.runnables.saving import OpenTurn
 
 __all__ = ["Handle", "Run", "Runs"]
-
-RUN = "memkit_run"
-RESUMED = 64  # runs that were taken up in their middle and are not finished, remembered so that they load once
 
 
 @dataclass(slots=True)
@@ -172,59 +168,72 @@ class Run:
 class Handle(dict[str, Any]):
     """A run in the agent's state. An empty dict, since a stream of updates shows it and may be turned into JSON."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, invocation: object) -> None:
         super().__init__()
         self.run = run
+        self.invocation = ref(invocation) if _is_of_one(invocation) else None
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]  # a run is itself, and may be referred to weakly
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Of a copied state, too, there is one run."""
+        return self
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[()]]:
+        """Elsewhere it means nothing."""
+        return dict, ()
 
 
 class Runs:
-    """Finds the run of a state."""
+    """Finds the run of a state.
+
+    A run is in the state from its beginning; but where it is taken up after an interrupt no state can be written, and
+    LangGraph before 1.2 gives tools a state without what is not checkpointed. Then it is known by its mark, and by the
+    stream writer of the runtime, of which there is one for each invocation.
+    """
 
     def __init__(self) -> None:
         self._live: WeakValueDictionary[str, Handle] = WeakValueDictionary()
-        self._resumed: OrderedDict[str, Handle] = OrderedDict()
+        self._resumed: WeakKeyDictionary[object, list[Handle]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def find(self, state: Any, place: str, read: Callable[[str], Any] | None) -> Run | None:
+    def find(self, state: Any, place: str, invocation: object) -> Run | None:
         """The run; None if nobody has begun or taken it up in this invocation.
 
         Args:
             state: Of the agent.
             place: Whose conversation; a copied thread must not find the run of another one.
-            read: Reads a channel: LangGraph before 1.2 gives tools a state without what is not checkpointed.
+            invocation: The runtime's stream writer.
         """
-        handle = state.get(RUN)
+        handle = state.get("memkit_run")
         if not isinstance(handle, Handle):
-            handle = self._resumed.get(_key(state.get("memkit_turn"), place))
-        if handle is None and read is not None:
-            found = read(RUN)
-            handle = found if isinstance(found, Handle) else None
-        return None if handle is None or handle.run.finished else handle.run
+            handle = self._live.get(_key(state.get("memkit_turn"), place))
+            if handle is None or handle.invocation is None or handle.invocation() is not invocation:
+                return None
+        return None if handle.run.finished else handle.run
 
     def is_busy(self, mark: Mark | None, place: str) -> bool:
         """Whether the run that left this mark is calling a model or a tool in this process right now."""
         handle = self._live.get(_key(mark, place))
         return handle is not None and handle.run.calls > 0
 
-    def begin(self, run: Run) -> Handle:
+    def begin(self, run: Run, invocation: object) -> Handle:
         """Makes what is put into the state."""
-        handle = self._live[_key(run.mark, run.place)] = Handle(run)
+        handle = self._live[_key(run.mark, run.place)] = Handle(run, invocation)
         return handle
 
-    def resume(self, state: Any, run: Run) -> None:
-        """Remembers a run that was taken up where no state can be written."""
-        key = _key(state.get("memkit_turn"), run.place)
-        with self._lock:
-            self._live[key] = self._resumed[key] = Handle(run)
-            while len(self._resumed) > RESUMED:
-                self._resumed.popitem(last=False)
+    def resume(self, state: Any, run: Run, invocation: object) -> None:
+        """Remembers a run that was taken up, as long as the invocation lasts."""
+        handle = Handle(run, invocation)
+        if handle.invocation is not None:
+            with self._lock:
+                self._live[_key(state.get("memkit_turn"), run.place)] = handle
+                self._resumed.setdefault(invocation, []).append(handle)
 
-    def end(self, state: Any, run: Run) -> None:
-        """Forgets one."""
-        with self._lock:
-            self._resumed.pop(_key(state.get("memkit_turn"), run.place), None)
+
+def _is_of_one(writer: object) -> bool:
+    """Whether a stream writer was made for one invocation: outside of a graph there is one for all."""
+    return "<locals>" in getattr(writer, "__qualname__", "")
 
 
 def _key(mark: Mark | None, place: str) -> str:

@@ -48,9 +48,19 @@ def langchain_sql_source(
         HistoryReadError: When it is read: the database fails.
 
     Example:
-        ```python
-        migrate(langchain_sql_source("chat.db"), SQLiteChatMessageHistory.factory("memkit.db"))
-        ```
+        >>> import sqlite3, tempfile
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> from langchain_memkit.migrate import migrate
+        >>> old = sqlite3.connect(f"{tempfile.mkdtemp()}/chat.db")
+        >>> file = old.execute("PRAGMA database_list").fetchone()[2]
+        >>> _ = old.execute("CREATE TABLE message_store (id INTEGER PRIMARY KEY, session_id TEXT, message TEXT)")
+        >>> row = '{"type": "human", "data": {"content": "hello"}}'
+        >>> _ = old.execute("INSERT INTO message_store (session_id, message) VALUES ('s1', ?)", (row,))
+        >>> old.commit()
+        >>> old.close()
+        >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+        >>> print(migrate(langchain_sql_source(file), histories, progress=False))
+        moved 1 messages in 1 turns of 1 sessions; 0 skipped
     """
     if isinstance(url_or_path, str) and "://" in url_or_path:
         match = SQLITE_URL.fullmatch(url_or_path)
@@ -73,9 +83,16 @@ def langchain_file_source(path: str | os.PathLike[str]) -> Source:
         ConfigurationError: There is no such file or folder.
 
     Example:
-        ```python
-        migrate(langchain_file_source("histories/"), SQLiteChatMessageHistory.factory("memkit.db"))
-        ```
+        >>> import tempfile
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> from langchain_memkit.migrate import migrate
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "s1.json").write_text('[{"type": "human", "data": {"content": "hello"}}]')
+        >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+        >>> print(migrate(langchain_file_source(folder), histories, progress=False))
+        moved 1 messages in 1 turns of 1 sessions; 0 skipped
+        >>> [message.content for message in histories("s1").messages]
+        ['hello']
     """
     found = Path(path)
     if not found.exists():
@@ -145,7 +162,7 @@ class RowSource:
     def _turns(self, rows: Iterable[tuple[Any, Any, Any]]) -> Iterator[Turn]:
         for _, row_id, text in rows:
             try:
-                data = json.loads(text)
+                data = json.loads(text) if isinstance(text, (str, bytes)) else text  # JSON columns come as dicts
             except (TypeError, ValueError, RecursionError) as error:
                 yield unreadable(f"row {row_id!r:.40}: no JSON ({type(error).__name__})")
             else:

@@ -66,9 +66,7 @@ class ThreadSource:
             messages.append(message)
             yield message_turn(message, ("graph", message.id or f"{i}:{message!r}", ""), when, f"message {i}", lost)
         if waiting := _unanswered(messages):
-            yield unreadable(
-                f"thread: {waiting} tool calls have no results yet; move it again when the run has gone on"
-            )
+            yield unreadable(f"thread: {waiting} tool calls have no results yet; move it again when they have")
 
     def _why_nothing(self, state: Any) -> str:
         versions = state.get("channel_versions") if isinstance(state, dict) else None

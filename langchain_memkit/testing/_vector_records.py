@@ -211,7 +211,10 @@ class RecordCases(Stores):
             assert not call(store, "write", "u1", "s1", begun.generation, [], [])
             assert len(call(store, "index", "u1")) == 0
             assert call(store, "get_by_ids", [record(1).id]) == []
+            again = call(store, "begin", "u1", "s1", since=begun.generation)
+            assert not call(store, "write", "u1", "s1", again.generation, [record(1)], [None])
             new = call(other, "begin", "u1", "s1")
+            assert new.generation == call(store, "begin", "u1", "s1", since=new.generation).generation
             assert new.generation != begun.generation
             assert new.last is None
             assert call(other, "write", "u1", "s1", new.generation, [record(1, "anew")], [None])

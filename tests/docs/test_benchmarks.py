@@ -346,3 +346,38 @@ def test_the_committed_followups_result_is_of_a_full_run() -> None:
     barred = [ratio for ratio in result["ratios"] if "bar" in ratio]
     assert {ratio["bar"] for ratio in barred} >= {">= 0.62", ">= 0.75", ">= 0.70", ">= 0.85", ">= -0.01", ">= 0.95"}
     assert all(ratio["holds"] for ratio in barred)
+
+
+def check_moving(result: dict[str, Any], messages: int) -> None:
+    """Every move was made by memkit and by the drivers alone, of all messages."""
+    moves = {
+        "export",
+        "import",
+        "SQLite to SQLite",
+        "SQLite to MongoDB",
+        "langchain-mongodb's rows to turns",
+        "turns to langchain-mongodb's rows",
+        "langchain-community's SQL to SQLite",
+        "LangGraph's checkpoints to SQLite",
+    }
+    assert {(row["move"], row["system"]) for row in result["rows"]} == set(product(moves, ("memkit", "floor")))
+    assert {row["messages"] for row in result["rows"]} == {messages}
+    assert all(0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] for row in result["rows"])
+    assert {ratio["move"] for ratio in result["ratios"] if ratio.get("bar") == "<= 60"} == moves
+
+
+def test_the_moving_benchmark_has_every_row(tmp_path: Path) -> None:
+    """A quick run moves a few messages every way, beside the drivers alone."""
+    file = tmp_path / "moving.json"
+    command = [sys.executable, "-m", "benchmarks.moving", "--quick", "--output", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    check_moving(json.loads(file.read_text()), 400)
+
+
+def test_the_committed_moving_result_is_of_a_full_run() -> None:
+    """benchmarks/results/moving.json is of 100,000 messages, and every move keeps its bar of a minute."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "moving.json").read_text())
+    assert result["quick"] is False
+    check_moving(result, 100_000)
+    assert all(ratio["holds"] for ratio in result["ratios"] if "bar" in ratio)

@@ -37,6 +37,13 @@ from langchain_memkit import MongoDBChatMessageHistory, RunnableWithMessageHisto
 chat = RunnableWithMessageHistory(prompt | model, lambda session_id: MongoDBChatMessageHistory(uri, session_id),
                                   input_messages_key="input", history_messages_key="chat_history")
 """,
+    """\
+# 3. an agent on the same store, with the same config
+histories = MongoDBChatMessageHistory.factory(uri)
+agent = create_agent(model, tools, middleware=[MessageHistoryMiddleware(histories, \
+preprocessor=create_history_preprocessor(model, max_tokens=8000))])
+agent.invoke({"messages": [("user", "hi")]}, {"configurable": {"session_id": "s1", "user_id": "u1"}})
+""",
 ]
 
 
@@ -69,9 +76,11 @@ def test_snippets_stand_in_the_readme() -> None:
 
 
 def test_snippets_remember(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standalone: Any) -> None:
-    """Snippets 1 and 2 run unchanged, and the conversation is remembered in both stores."""
+    """The snippets run unchanged, and the conversation is remembered: in both stores, and by the agent."""
     monkeypatch.chdir(tmp_path)
-    first, second = SNIPPETS
+    with MongoClient(standalone.uri) as client:
+        client.drop_database("chat_history")
+    first, second, third = SNIPPETS
     namespace: dict[str, Any] = {"model": testing.FakeChatModel(), "uri": standalone.uri}
     exec("from langchain_memkit import *\nfrom langchain_core.prompts import *\n" + first, namespace)
     config = {"configurable": {"session_id": "s1"}}
@@ -80,6 +89,9 @@ def test_snippets_remember(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stan
     exec(prompt + second, namespace)
     namespace["chat"].invoke({"input": "My name is Dory."}, config)
     assert namespace["chat"].invoke({"input": "What is my name?"}, config).text == "You told me: My name is Dory."
+    exec("from langchain.agents import create_agent\ntools = []\n" + third, namespace)
+    with namespace["histories"] as histories:
+        assert [m.text for m in histories("s1", user_id="u1").messages] == ["hi", "Noted."]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

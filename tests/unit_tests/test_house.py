@@ -77,7 +77,8 @@ DRIVERS = {
     "sqlalchemy": ("backends/community.py",),
     "langchain_classic": ("classic.py",),
 }
-HARD = {"langchain_core", "pydantic", "typing_extensions", "langchain_memkit"}  # pydantic comes with langchain-core
+# packaging and pydantic come with langchain-core
+HARD = {"langchain_core", "packaging", "pydantic", "typing_extensions", "langchain_memkit"}
 
 
 def modules() -> list[Path]:
@@ -246,6 +247,25 @@ def test_lives_without_what_core_2_removes() -> None:
         "You told me: My name is Nemo.",
         "['Human: a', 'AI: b', 'Human: c']",
     ]
+
+
+AN_AGENT = """
+    from langchain.agents import create_agent
+    from langchain_memkit import MessageHistoryMiddleware
+
+    agent = create_agent(FakeChatModel(), [], middleware=[MessageHistoryMiddleware(histories)])
+    print(agent.invoke({"messages": [("user", "What is my name?")]}, config)["messages"][-1].text)
+    output = asyncio.run(agent.ainvoke({"messages": [("user", "What is my name?")]}, config))
+    print(output["messages"][-1].text)
+    print(len(histories("s1", "u1").messages))
+"""
+
+
+def test_agents_live_without_what_core_2_removes() -> None:
+    """An agent goes on with the chain's conversation where langchain-core has neither class."""
+    done = run(WITHOUT_CORES_CLASSES.replace("    {more}", AN_AGENT))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[3:] == ["You told me: My name is Nemo."] * 2 + ["10"]
 
 
 def test_missing_extra_says_which() -> None:

@@ -59,7 +59,7 @@ class CollectionFacts(NamedTuple):
 
     name: str
     kinds: frozenset[str]
-    count: int
+    size: int
     indexes: list[str]
     faults: list[Fault]
     unowned_rows: int  # of langchain-mongodb; at most MOST_COUNTED are counted
@@ -75,8 +75,6 @@ def inspect_server(uri: str, timeout: float = 5.0) -> ServerFacts:
     with _server(uri, timeout) as (client, hosts):
         hello = client.admin.command("hello")
         version = client.server_info()["version"]
-        # asks for a right that every user of a database has, and that nobody has who is not logged in
-        client.admin.command("connectionStatus")
         concern = _allowed(lambda: client.admin.command("getDefaultRWConcern").get("defaultWriteConcern"))
         status = _allowed(lambda: client.admin.command("replSetGetStatus")) if "setName" in hello else None
     topology = "replica set" if "setName" in hello else "sharded" if hello.get("msg") == "isdbgrid" else "standalone"
@@ -166,6 +164,7 @@ def _server(uri: str, timeout: float) -> Iterator[tuple[MongoClient[dict[str, An
     client = clients.sync()
     try:
         with pymongo.timeout(timeout):
+            client.admin.command("ping")  # which is not retried: a wrong password is said at once
             yield client, clients.hosts
     except PyMongoError as error:
         msg = f"cannot read from {clients.hosts} within {timeout:g} s: {text_of(error)}"

@@ -133,8 +133,8 @@ class VectorRecords(VectorWriter):
     ) -> Flow[Written | None]:
         """Stores rows and deletes others; None if the session is another one."""
         yield from self._ready()
+        token, last = Token.of(place[1] if place else ""), last_of(rows)
         if place is not None:
-            token, last = Token.of(place[1]), last_of(rows)
             place = (place[0], token.generation)
             newer = last is not None and last["position"] > token.position and len(rows) <= BATCH
             if token.stamp is not None and last is not None and newer and not (expected or delete):
@@ -158,7 +158,8 @@ class VectorRecords(VectorWriter):
                     break
         if place is not None:
             if not alive:
-                return (yield from self._gone(user_id, place[0], rows, token))
+                yield from self._gone(user_id, place[0], rows, token)
+                return None
             last = None if expected else last
             self._recent.wrote(user_id, place, step * steps, last, [row.digest for row in rows])
         if delete:
@@ -197,7 +198,8 @@ class VectorRecords(VectorWriter):
         # what was added is of use to whoever begins again
         alive = yield from self._sent(lambda c: c.bulk_write([stir(user_id, step, place)]), begun=True)
         if not alive.matched_count:
-            return (yield from self._gone(user_id, session_id, rows, token))
+            yield from self._gone(user_id, session_id, rows, token)
+            return None
         msg = f"session {session_id!r:.80} was changed by somebody else meanwhile. Others may be stored: begin again."
         raise HistoryConflictError(msg)
 

@@ -15,17 +15,16 @@ from langchain_memkit.backends.sqlite.database import MIGRATIONS, explained
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 
 __all__ = [
-    "SQLITE_VERSION",
     "Fault",
     "FileFacts",
     "build_missing",
     "count_records",
     "inspect_file",
     "is_sqlite",
+    "library_version",
     "tables_of",
 ]
 
-SQLITE_VERSION = sqlite3.sqlite_version
 MAGIC = b"SQLite format 3\x00"
 MOST_PROBLEMS = 10
 SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
@@ -52,6 +51,11 @@ class FileFacts(NamedTuple):
     unused: int
     log_size: int
     disk_free: int
+
+
+def library_version() -> str:
+    """The version of SQLite itself."""
+    return sqlite3.sqlite_version
 
 
 def is_sqlite(path: str | os.PathLike[str]) -> bool:

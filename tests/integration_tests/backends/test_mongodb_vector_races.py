@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -179,6 +182,61 @@ def test_many_other_sessions_after_a_forget(store: Any, collection: Any, monkeyp
     assert collection.count_documents(RECORDS) == 0
 
 
+def test_a_long_turn_after_a_forget(store: Any, other: Any) -> None:
+    """Many records of a turn that began after its session was forgotten elsewhere are begun again, not dropped."""
+    begin_warm(store)
+    other.forget("u1", "s1")
+    many = [record(n) for n in range(3, 603)]
+    warm = store.begin("u1", "s1", ["d"], [], ["q3"]).generation
+    with pytest.raises(HistoryConflictError, match="forgotten before"):
+        store.write("u1", "s1", warm, many, [None] * len(many))
+    again = store.begin("u1", "s1", ["d"], [], ["q3"], since=warm).generation
+    assert store.write("u1", "s1", again, many, [None] * len(many))
+    assert positions(other) == list(range(3, 603))
+
+
+class Noting(MongoDBVectorStore):
+    """Notes when a turn began."""
+
+    began: dict[str, float]
+
+    def begin(self, user_id: str, session_id: str, *arguments: Any, **options: Any) -> Any:
+        """Begins, and notes it the first time."""
+        found = super().begin(user_id, session_id, *arguments, **options)
+        self.began.setdefault(arguments[2][0], time.monotonic())
+        return found
+
+
+def test_forgets_among_saves(standalone: Any, database: str, other: Any) -> None:
+    """Whatever began before the last forget did is gone, whatever came after it was done is there."""
+    for n in range(12):
+        user, began, asked = f"u{n}", dict[str, float](), dict[str, float]()
+
+        def write(writer: int, user: str = user, began: Any = began, asked: Any = asked) -> None:
+            slow = Embedding()
+            store = Noting(standalone.uri, slow, database)
+            store.began = began
+            for i in range(6):
+                slow.action = lambda: time.sleep(random.uniform(0, 0.01))
+                name = f"q{writer}-{i}"
+                asked[name] = time.monotonic()
+                said = [HumanMessage(f"Question {i} of {writer}?", id=name), AIMessage(f"It is {i}.", id=f"a{name}")]
+                VectorMemory(store, "s1", user_id=user).save(said)
+
+        with ThreadPoolExecutor(2) as pool:
+            writing = [pool.submit(write, writer) for writer in range(2)]
+            for _ in range(2):
+                time.sleep(random.uniform(0, 0.04))
+                forgetting = time.monotonic()
+                other.forget(user, random.choice([None, "s1"]))
+                forgotten = time.monotonic()
+            for each in writing:
+                each.result()
+        there = {message for entry in other.index(user).entries for message in entry.messages}
+        assert [name for name, when in began.items() if when < forgetting and name in there] == []
+        assert [name for name, when in asked.items() if when > forgotten and name not in there] == []
+
+
 @pytest.mark.parametrize("how", ["warm", "looked at"])
 def test_a_second_try_is_of_the_same_turn(store: Any, other: Any, collection: Any, meddler: Meddler, how: str) -> None:
     """A turn that has to begin again, since somebody went on with its session, is refused after a forget, too."""
@@ -288,7 +346,8 @@ def test_a_round_that_is_gone_loses_no_answer(store: Any, other: Any, collection
     assert said(other) == [("q1", "a1"), ("r0", "b0")]
 
 
-def test_an_open_round_of_a_killed_writer(store: Any, other: Any, collection: Any) -> None:
+@pytest.mark.parametrize("mine", [{}, {"open": True}], ids=["finished", "open"])
+def test_an_open_round_of_a_killed_writer(store: Any, other: Any, collection: Any, mine: dict[str, Any]) -> None:
     """A look by another writer, who was killed then, has a warm session begun again."""
     warm = begin_warm(store)
     before = collection.find_one(SESSIONS)
@@ -298,7 +357,7 @@ def test_an_open_round_of_a_killed_writer(store: Any, other: Any, collection: An
     before["last"]["waits"] = True
     collection.replace_one({"_id": before["_id"]}, before)
     with pytest.raises(HistoryConflictError, match="begin again"):
-        store.write("u1", "s1", warm, [record(3)], [None])
+        store.write("u1", "s1", warm, [record(3, **mine)], [None])
     assert store.begin("u1", "s1", ["d"], [], ["q6"]).last == waiting
 
 

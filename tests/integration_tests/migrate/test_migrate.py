@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pymongo import MongoClient
 
 from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.migrate import amigrate, migrate
+from langchain_memkit.migrate import amigrate, export_history, migrate
 from langchain_memkit.testing.langchain_histories import exchange
 
 TALK = [
@@ -221,3 +222,36 @@ def test_more_than_one_batch(rows: Any, sqlite: Any, standalone: Any, database: 
     back = elsewhere(standalone, database, layout="langchain")
     assert migrate(sqlite, back, progress=False).messages == 5_000
     assert back("s1").messages == rows("s1").messages
+
+
+@pytest.mark.parametrize("layout", ["turns", "langchain", "qa"])
+def test_an_answer_that_came_since(rows: Any, standalone: Any, database: str, layout: Any) -> None:
+    """A question that was moved before its answer was there gets it by the next run, in every layout, once."""
+    target = elsewhere(standalone, database, layout=layout)
+    owner = "u1" if layout == "qa" else None
+    history = Peer(standalone.uri, "s1", database)
+    for message in (HumanMessage("q1"), AIMessage("a1"), AIMessage("and more"), HumanMessage("q2")):
+        history.add_message(message)
+        for _ in range(2):
+            assert migrate(rows, target, user_id=owner, progress=False).skipped == []
+    history.add_message(AIMessage("a2"))
+    migrate(rows, target, user_id=owner, progress=False)
+    assert [m.text for m in target("s1", owner).messages] == ["q1", "a1", "and more", "q2", "a2"]
+    history.close()
+
+
+def test_sessions_that_a_layout_cannot_open(native: Any, rows: Any, sqlite: Any) -> None:
+    """Sessions of a user seen through a layout that has none are named, on the way out as well, and stop nothing."""
+    native("s1", "u1").add_messages(exchange("mine"))
+    native("s2").add_messages(exchange("nobody's"))
+    for report in (migrate(rows, sqlite, progress=False), export_history(rows, os.devnull, progress=False)):
+        assert report.messages == 2
+        assert len(report.skipped) == 1
+        assert "carry no user" in report.skipped[0]
+
+
+def test_a_target_that_refuses_everything_is_an_error(rows: Any, peer: Any, standalone: Any, database: str) -> None:
+    """A target without its indexes is not a line for each turn but the error that says what to do."""
+    target = elsewhere(standalone, database, create_index=False)
+    with pytest.raises(ConfigurationError, match="unique indexes"):
+        migrate(rows, target, progress=False)

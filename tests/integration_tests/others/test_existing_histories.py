@@ -451,7 +451,7 @@ async def test_a_plain_engine_beside_the_chain(tmp_path: Path) -> None:
     memory = ChatHistoryMemory(history)
     await memory.asave([HumanMessage("My name is Nemo."), AIMessage("Hello.")])
     assert [m.text for m in await memory.aload()] == ["My name is Nemo.", "Hello."]
-    assert [m.text for m in await arun_step(read_past(history, "?", everything=True))] == ["My name is Nemo.", "Hello."]
+    assert [m.text for m in await arun_step(read_past(history, "?"))] == ["My name is Nemo.", "Hello."]
     (stretch,) = await arun_step(stretches_of(history))
     assert len(stretch.messages) == 2
     await memory.aclear()

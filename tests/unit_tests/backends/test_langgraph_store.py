@@ -170,6 +170,16 @@ def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(ours.yield_keys()) == []
 
 
+def test_what_comes_meanwhile() -> None:
+    """A listing of everything goes on beyond the user where a page ended, and finds what came meanwhile."""
+    ours = LangGraphKeyValueStore(InMemoryStore())
+    ours.mset([(f"u1/{i:04}", {}) for i in range(1000)])
+    keys = ours.yield_keys()
+    first = next(keys)
+    ours.mset([("u2/late", {})])
+    assert (first, list(keys)[-1]) == ("u1/0000", "u2/late")
+
+
 @pytest.mark.parametrize("value", [{}, {"v": 1}, {"v": 1, "json": 5}, {"v": 1, "json": "{"}, {"v": 2, "json": "{}"}])
 def test_damaged(value: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """A damaged item is logged, read as None, and left as it is."""

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_text_splitters import RecursiveCharacterTextSplitter
 
 from langchain_memkit import SQLiteChatMessageHistory, SQLiteVectorStore, VectorMemory, purge_user
 from langchain_memkit.errors import ConfigurationError
@@ -115,6 +116,25 @@ def test_a_long_question_is_embedded_whole_once_it_is_answered(store: Any) -> No
     memory.save([ToolMessage("ok", tool_call_id="c", id="t1"), a(1)])
     assert len(stored(store)) > 3
     assert all(embedded and not waits for _, waits, embedded in stored(store))
+
+
+@pytest.mark.parametrize("lost", [{1}, {0}, {2, 3}, {0, 1, 2}])
+def test_a_long_round_of_which_a_part_is_gone(store: Any, lost: set[int]) -> None:
+    """A retry with ids brings what is missing, once and at its place; not where a text is cut in other pieces now."""
+    memory, turn = memory_of(store), [h(1, LONG), a(1)]
+    for said in ([h(0), a(0)], turn, [h(2), a(2)]):
+        memory.save(said)
+    whole = stored(store)
+    assert len(whole) > 5
+    pieces = RecursiveCharacterTextSplitter(chunk_size=300, chunk_overlap=0)
+    memory_of(store, text_splitter=pieces).save(turn)
+    assert stored(store) == whole
+    entries = sorted(store.index("u1").entries, key=lambda entry: entry.position)[1:-1]
+    store.delete([entry.id for i, entry in enumerate(entries) if i in lost])
+    assert len(stored(store)) == len(whole) - len(lost)
+    for again in (turn, [*turn, h(2), a(2)]):
+        memory.save(again)
+        assert stored(store) == whole
 
 
 def test_forgetting_a_message_of_a_long_round_forgets_the_round(store: Any) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import json
 import sqlite3
+import subprocess
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +27,8 @@ from langchain_core.messages import (
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.errors import ConfigurationError, HistoryReadError
-from langchain_memkit.migrate import langchain_file_source, langchain_sql_source, migrate
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
+from langchain_memkit.migrate import langchain_file_source, langchain_sql_source, langgraph_source, migrate
 
 with warnings.catch_warnings():  # it says that nobody looks after it any more
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -347,3 +349,31 @@ def test_something_else_is_no_source(target: Any, source: Any) -> None:
     """A source that is none is refused with the names of those that are."""
     with pytest.raises(ConfigurationError, match="langchain_sql_source"):
         migrate(source, target, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "use"),
+    [
+        ("sqlalchemy", "sql", lambda target: migrate(langchain_sql_source("mysql://h/d"), target, progress=False)),
+        ("ormsgpack", "langgraph", lambda target: langgraph_source("x.db")),
+        ("pymongo", "mongodb", lambda target: langgraph_source("mongodb://h")),
+    ],
+)
+def test_missing_extras_are_named(
+    target: Any, monkeypatch: pytest.MonkeyPatch, package: str, extra: str, use: Any
+) -> None:
+    """A source whose extra is not installed says what to install."""
+    for name in list(sys.modules):
+        if name == package or name.startswith((f"{package}.", "langchain_memkit.backends.")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"langchain-memkit\[{extra}\]"):
+        use(target)
+
+
+def test_importing_brings_no_driver() -> None:
+    """The package of moves loads drivers when they are used."""
+    drivers = "{'pymongo', 'sqlalchemy', 'ormsgpack', 'rich'}"
+    code = f"import sys, langchain_memkit.migrate; print({drivers} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "set()\n", done.stderr
