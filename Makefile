@@ -128,7 +128,9 @@ wheel: $(BASE) ## the wheel in an empty environment, with langchain-core only
 	@$(wheel_in_new_venv) \
 	$(say) "installing it bare"; $(call install,"$$tmp/venv","$$wheel") \
 	cd "$$tmp"; venv/bin/python -m pip check; \
-	$(say) "importing it"; venv/bin/python -I -W error -c "$$BARE_IMPORT"
+	$(say) "importing it"; venv/bin/python -I -W error -c "$$BARE_IMPORT"; \
+	$(say) "memkit says which extra it needs"; \
+	if venv/bin/memkit 2>said; then exit 1; fi; grep -F 'pip install "langchain-memkit[cli]"' said
 
 # A name that needs an extra must say which; everything else must load. Run without any extra installed.
 define BARE_IMPORT

@@ -54,7 +54,8 @@ class DatabaseTable:
         except (sql.exc.SQLAlchemyError, ImportError) as error:
             msg = f"SQLAlchemy does not take this URL ({type(error).__name__}); is its driver installed?"
             raise ConfigurationError(msg) from None  # its text may hold the URL
-        where = engine.url.render_as_string(hide_password=True)
+        # options may be secrets as well
+        where = engine.url.set(username=None, password=None, query={}).render_as_string()
         if engine.dialect.is_async:
             msg = f"{where} names an async driver; give the URL of a sync one, as in postgresql+psycopg://"
             raise ConfigurationError(msg)
@@ -73,7 +74,7 @@ class DatabaseTable:
                     options["postgresql_readonly"] = True
                 yield from connection.execution_options(**options).execute(query)
         except sql.exc.SQLAlchemyError as error:
-            msg = f"cannot read table {self._table!r} of {where}: {type(error).__name__}"
+            msg = f"cannot read table {self._table!r} of {where}: {type(error).__name__} (see the cause of this error)"
             raise HistoryReadError(msg) from error
         finally:
             engine.dispose()

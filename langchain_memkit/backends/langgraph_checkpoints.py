@@ -28,7 +28,7 @@ except ImportError as error:
 NUMPY, SNAPSHOT = 6, 7  # codes of LangGraph's msgpack; up to 5 stand for (module, name, arguments, ...)
 MAX_DEPTH = 50
 TYPES = {cls.__name__: kind for kind, cls in MESSAGE_TYPES.items()}
-MESSAGE_MODULES = ("langchain_core.messages", "langchain.schema.messages")
+MESSAGE_MODULES = ("langchain_core.messages.", "langchain.schema.messages.")
 
 
 class Foreign(NamedTuple):
@@ -115,7 +115,7 @@ def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
         MessageDecodeError: It is no message of langchain-core.
     """
     module, _, name = value.name.rpartition(".") if isinstance(value, Foreign) else ("", "", "")
-    known = module.startswith(MESSAGE_MODULES) and name in TYPES
+    known = f"{module}.".startswith(MESSAGE_MODULES) and name in TYPES
     if not known or not isinstance(value.data, Mapping):
         what = value.name if isinstance(value, Foreign) else f"a {type(value).__name__}"
         msg = f"{what:.100} is not a message of langchain-core"

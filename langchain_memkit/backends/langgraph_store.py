@@ -14,6 +14,7 @@ from langchain_memkit.backends._key_value.data import KeyRange, Stored
 from langchain_memkit.backends._key_value.verbs import KeyValueStore
 from langchain_memkit.base import check_text
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
+from langchain_memkit.messages.codec import FORMAT_VERSION
 
 __all__ = ["LangGraphKeyValueStore"]
 
@@ -104,7 +105,13 @@ class _Items:
     def set(self, values: dict[str, Any]) -> Flow[None]:
         # ttl=None: never, whatever the store's default
         yield from self._put(
-            PutOp(self._place(key), key, {"v": 1, "json": json.dumps(value, ensure_ascii=False)}, index=False, ttl=None)
+            PutOp(
+                self._place(key),
+                key,
+                {"v": FORMAT_VERSION, "json": json.dumps(value, ensure_ascii=False)},
+                index=False,
+                ttl=None,
+            )
             for key, value in values.items()
         )
 

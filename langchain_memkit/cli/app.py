@@ -75,9 +75,11 @@ FromFormat = Annotated[
 ToFormat = Annotated[
     move.Written, typer.Option("--to-format", help="What to keep them as.", metavar="|".join(move.Written))
 ]
-From = Annotated[str | None, _text("--from", "A file, folder or URI to read.", metavar="WHERE", envvar=[FROM_URI, URI])]
-To = Annotated[str | None, _text("--to", "A file or URI to write.", metavar="WHERE", envvar=[TO_URI, URI])]
-In = Annotated[list[str] | None, _text("--in", "A file or URI; give it again for more.", metavar="WHERE")]
+From = Annotated[
+    str | None, _text("--from", f"A file, folder or URI to read; else {FROM_URI} or {URI}.", metavar="WHERE")
+]
+To = Annotated[str | None, _text("--to", f"A file or URI to write; else {TO_URI} or {URI}.", metavar="WHERE")]
+In = Annotated[list[str] | None, _text("--in", f"A file or URI; give it again for more; else {URI}.", metavar="WHERE")]
 OnlyUser = Annotated[str | None, _text("--user", "Only this user's conversations.")]
 Owner = Annotated[str | None, _text("--user", "Give everything to this user.")]
 
@@ -119,8 +121,12 @@ def migrate(
     """
     names: Any = {"keys": (session_id_key, history_key), "user_id_key": user_id_key}
     columns: Any = {"table": table, "session_id_column": session_id_column}
-    begin = place_of(source, "--from", database=from_database, collection=from_collection, **columns, **names)
-    end = place_of(target, "--to", database=to_database, collection=to_collection, exists=False, **names)
+    begin = place_of(
+        _given(source, FROM_URI), "--from", database=from_database, collection=from_collection, **columns, **names
+    )
+    end = place_of(
+        _given(target, TO_URI), "--to", database=to_database, collection=to_collection, exists=False, **names
+    )
     progress = not no_progress
     return move.migrate(ctx.obj, begin, end, from_format, to_format, user, dry_run=dry_run, progress=progress)
 
@@ -145,7 +151,7 @@ def export_(
 ) -> int:
     """Write conversations to a file."""
     names: Any = {"keys": (session_id_key, history_key), "user_id_key": user_id_key}
-    place = place_of(source, "--from", database=database, collection=collection, **names)
+    place = place_of(_given(source, FROM_URI), "--from", database=database, collection=collection, **names)
     return move.export(ctx.obj, file, place, from_format, user, progress=not no_progress)
 
 
@@ -167,7 +173,7 @@ def import_(
 
     Run it twice, or again after it broke off: each turn is there once.
     """
-    place = place_of(target, "--to", database=database, collection=collection, exists=False)
+    place = place_of(_given(target, TO_URI), "--to", database=database, collection=collection, exists=False)
     return move.import_(ctx.obj, file, place, to_format, user, dry_run=dry_run, progress=not no_progress)
 
 
@@ -197,7 +203,9 @@ def purge(
 @app.command()
 def doctor(
     ctx: typer.Context,
-    places: Annotated[list[str] | None, typer.Argument(metavar="[WHERE]...", help="Files and URIs.")] = None,
+    places: Annotated[
+        list[str] | None, typer.Argument(metavar="[WHERE]...", help=f"Files and URIs; else {URI}.")
+    ] = None,
     database: Database = None,
     collection: Annotated[
         str | None, _text("--collection", "MongoDB: only this one; else all of the database.")
@@ -213,10 +221,15 @@ def doctor(
 
     One line for everything that was looked at, and what to do where it is not well.
     """
-    given = places or ([os.environ[URI]] if os.environ.get(URI) else [])
     keys = (session_id_key, history_key)
-    found = _places(given, "WHERE", database, collection, user_id_key, keys=keys) if given else []
+    some = places or _given(None)  # neither: this machine only
+    found = _places(places, "WHERE", database, collection, user_id_key, keys=keys) if some else []
     return doctoring.doctor(ctx.obj, found, fix=fix, as_json=as_json)
+
+
+def _given(where: str | None, *names: str) -> str | None:
+    """What was said, else what stands in the environment."""
+    return where or next((os.environ[name] for name in (*names, URI) if os.environ.get(name)), None)
 
 
 def _places(
@@ -224,7 +237,7 @@ def _places(
 ) -> list[Place]:
     """Files and servers; a database is named for the servers among them."""
     found = []
-    for where in given or [os.environ.get(URI, "")]:
+    for where in given or [_given(None) or ""]:
         of_server: Any = {"database": database, "collection": collection}
         is_file = "://" not in where and len(given or ()) > 1
         found.append(place_of(where, option, **({} if is_file else of_server), user_id_key=user_id_key, **names))

@@ -42,7 +42,8 @@ def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool)
     for place in places:
         checks += _looked_at(output, place, fix)
     if as_json:
-        output.raw(json.dumps([check._asdict() for check in checks], indent=2))
+        plain = [{name: output.scrubbed(text) for name, text in check._asdict().items()} for check in checks]
+        output.raw(json.dumps(plain, indent=2))
     else:
         for check in checks:
             output.line(f"{check.status:<5} {check.subject}: {check.found}")
@@ -64,7 +65,7 @@ def _looked_at(output: Output, place: Place, fix: bool) -> list[Check]:
     except HistoryReadError as error:
         advice = "is the server running, are host, user and password right, does a firewall stand in between?"
         advice = advice if place.is_mongodb else "is it a file of SQLite, and may this user read it?"
-        checks.append(Check(place.label, "fail", str(error), advice))
+        checks.append(Check(place.label, "fail", output.brief(error), advice))
     return checks
 
 

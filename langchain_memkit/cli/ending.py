@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from langchain_memkit.cli.printing import NotesHandler, Output, show_warning
 from langchain_memkit.errors import ConfigurationError, MemkitError, MissingExtraError
 
-__all__ = ["FROM_URI", "GO_ON", "TO_URI", "URI", "Guarded"]
+__all__ = ["Guarded"]
 
 URI, FROM_URI, TO_URI = "MEMKIT_URI", "MEMKIT_FROM_URI", "MEMKIT_TO_URI"
 DONE, USAGE, STORE, INTERRUPTED = 0, 2, 3, 130
@@ -67,13 +67,13 @@ def _ended(output: Output, error: Exception) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     if isinstance(error, (ConfigurationError, MissingExtraError)):
-        output.fault(error)
+        output.fault(output.brief(error))
         return USAGE
     if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)):
         output.fault(f"{error.filename}: {error.strerror}")
         return USAGE
     if isinstance(error, (MemkitError, OSError)):
-        output.fault(f"{error} Run the same command again to go on.")
+        output.fault(f"{output.brief(error).rstrip('.')}. Run the same command again to go on.")
         return STORE
     if isinstance(error, (TypeError, ValueError)) and not output.debug:
         output.fault(error)

@@ -183,14 +183,13 @@ def _in_database(place: Place, wanted: Format | None, option: str) -> tuple[Form
         kinds = {place.collection: kinds.get(place.collection, frozenset())}
     formats = {name: _format_of(found) for name, found in kinds.items()}
     fitting = {name: f for name, f in formats.items() if f is not None and wanted in (None, f)}
-    if wanted in (Format.MEMKIT, Format.LANGCHAIN_MONGODB) and not fitting:
-        return wanted, COLLECTION
     if len(fitting) == 1:
         ((name, found),) = fitting.items()
         return found, name
     where = f"{place.label}, {place.collection or f'database {place.database}'}"
     if not fitting:
-        msg = f"{where}, holds no conversations that memkit knows. Is that the right --{option.strip('-')}-database?"
+        what = "conversations that memkit knows" if wanted is None else f"conversations kept as {wanted}"
+        msg = f"{where}, holds no {what}. Is that the right --{option.strip('-')}-database?"
         raise ConfigurationError(msg)
     listed = ", ".join(f"{name} ({f})" for name, f in fitting.items())
     msg = f"{where}, holds {listed}: say which is meant with {option}-collection"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -20,6 +21,10 @@ __all__ = ["Output", "escaped", "secrets_in"]
 HIDDEN = "***"
 TELLING = re.compile("password|passwd|pwd|token|secret|properties|credential", re.IGNORECASE)
 USERINFO = re.compile(r"//[^/?#\s]*@")
+DETAILS = re.compile(
+    r" \(configured timeouts: [^)]*\)|, full error: \{[^}]*\}"
+    r"|, (?:Timeout: [\d.]+s, )?Topology Description: .*?(?=\. (?:Nothing|It may|Some) |$)"
+)
 MARKS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -47,7 +52,13 @@ def secrets_in(words: Iterable[str]) -> list[str]:
         parts = re.split("[/@?#]", password)  # what a parser makes of one that was not quoted
         found |= {text for raw in (password, *parts, *values) for text in (raw, unquote(raw), unquote_plus(raw))}
         found.add(userinfo)
+    # texts of others show them as Python or JSON would write them
+    found |= {shown for text in found for shown in _spelled(text)}
     return sorted(filter(None, found), key=lambda text: (-len(text), text))
+
+
+def _spelled(text: str) -> tuple[str, ...]:
+    return repr(text)[1:-1], repr('"' + text)[2:-1], json.dumps(text)[1:-1], escaped(text)
 
 
 def escaped(text: str) -> str:
@@ -104,6 +115,10 @@ class Output:
         if self._secret is not None:
             text = self._secret.sub(HIDDEN, text)
         return USERINFO.sub("//", text)
+
+    def brief(self, error: BaseException) -> str:
+        """An error without what the driver adds for those who debug it; `--debug` shows that."""
+        return DETAILS.sub("", str(error))
 
     @property
     def _results(self) -> Console:
@@ -167,8 +182,9 @@ class NotesHandler(logging.Handler):
         self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line for a record."""
-        self._output.note(f"{record.levelname.lower()}: {record.getMessage()}")
+        """One line for a record, unless it is of what a report lists in the end."""
+        if "unreadable in session" not in str(record.msg):
+            self._output.note(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 def show_warning(output: Output) -> Any:

@@ -23,7 +23,7 @@ __all__ = ["purge"]
 # what the keys of a user begin with, behind the user
 SHELVES = {"summary/": "summaries", "entities/": "entities", "key_value/": "key-values"}
 LAYOUTS: tuple[Literal["turns", "qa"], ...] = ("turns", "qa")
-BOOKKEEPING = ("entities/session/", "key_value/version")
+BOOKKEEPING = ("entities/session/", "entities/version/", "key_value/version")
 
 
 class Part(NamedTuple):

@@ -172,7 +172,8 @@ def decode_legacy_message(data: Any) -> BaseMessage:
         raise MessageDecodeError(msg)
     fields = {str(k): v for k, v in data["data"].items() if k != "type"}
     cls = MESSAGE_TYPES.get(data["type"]) if isinstance(data.get("type"), str) else None
-    known = {k: v for k, v in fields.items() if cls is None or k in cls.model_fields}
+    names = fields if cls is None else cls.model_fields  # asked once: it is computed each time
+    known = {k: v for k, v in fields.items() if k in names}
     # older cores wrote fields that are gone now (`example`); null stood for "none" in fields that are lists today
     known = {k: v for k, v in known.items() if v is not None or k in ("name", "id", "artifact", "usage_metadata")}
     extra = {k: v for k, v in fields.items() if k not in known and k != "example" and v is not None}

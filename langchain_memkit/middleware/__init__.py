@@ -41,7 +41,35 @@ CHECKPOINTER = "__pregel_checkpointer"  # where LangGraph tells a node of its ch
 
 
 class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
-    """Stores each run of an agent as one turn of a conversation, and shows the model what it needs of that.
+    """Gives an agent of `langchain.agents.create_agent` a durable conversation, the same that chains have.
+
+    Each run is one turn: question, tool calls, results and answer are stored as one atomic row when the run ends, as
+    the other middleware left them. The model is shown the transcript through the preprocessor, what memories recall,
+    and the run's own messages; the agent's state keeps all of its messages. With and without a checkpointer;
+    docs/agents.md says what is stored when a run fails, waits for a person, is stopped, or goes on from an older
+    checkpoint. Put it first in the list of middleware, so that it comes last when the run ends.
+
+    The config names the session as `session_id` (else `thread_id`); the owner is `user_id` of the runtime context, else
+    of the config.
+
+    Args:
+        get_session_history: As in `create_runnable_with_message_history`; the following as well.
+        preprocessor: Messages in, messages out, applied to the past; the run's own messages share its budget. If they
+            alone outgrow it, the oldest whole tool groups are left out of the view, never the question.
+        memories: What else the model is reminded of; asked once in a run, before its first call.
+        before_save: Takes the messages of the turn and returns those to store.
+        on_save_error: `"raise"` (a `HistoryWriteError` whose `.output` is the state's answer), `"log"`, or a callable.
+        on_model_error: A model or tool raised: `"discard"` stores nothing, `"save_input"` keeps the question.
+        on_abort: The run was cancelled or closed: `"save_partial"` stores what had been said, marked
+            `response_metadata["memkit_status"] = "aborted"`; `"discard"` stores nothing.
+        on_dropped_turn: The session was cleared while the turn ran: `"report"`, `"raise"`, or a callable.
+        on_context_overflow: The model was given more than its context holds: `"retry"` once with 70%, or `"raise"`.
+        on_load_error: A memory cannot be loaded: `"report"`, `"raise"`, or a callable.
+        tools: Gives the model `remember`, `recall` and `forget`, for the user who is served; notes are kept in the
+            first `KeyValueMemory.factory(store)` among `memories`.
+
+    Raises:
+        ConfigurationError: The options do not fit together.
 
     Example:
         >>> from langchain.agents import create_agent
@@ -112,7 +140,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
                 except ContextOverflowError as error:
                     response = handler(drive(self._smaller(run, request, config, error), run_step))
         except BaseException as error:
-            drive(self._broken(run, config, error), run_step)
+            drive(self._broken(request, config, error), run_step)
             raise
         return _answered(run, response)
 
@@ -129,7 +157,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
                 except ContextOverflowError as error:
                     response = await handler(await adrive(self._smaller(run, request, config, error), arun_step))
         except BaseException as error:
-            flow = self._broken(run, config, error)
+            flow = self._broken(request, config, error)
             await shielded(lambda: adrive(flow, arun_step))
             raise
         return _answered(run, response)
@@ -139,12 +167,12 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
     ) -> ToolMessage | Command[Any]:
         """Takes note of what a tool returns."""
         config = get_config()
-        run = drive(self._run_of(request.state, request.runtime, config), run_step)
+        run = drive(self._run_of(request.state, request.runtime, config, whole=False), run_step)
         try:
             with run.calling():
                 result = handler(request)
         except BaseException as error:
-            drive(self._broken(run, config, error), run_step)
+            drive(self._broken(request, config, error), run_step)
             raise
         run.add(_messages_of(result))
         return result
@@ -154,12 +182,12 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
     ) -> ToolMessage | Command[Any]:
         """Async twin of `wrap_tool_call`."""
         config = get_config()
-        run = await adrive(self._run_of(request.state, request.runtime, config), arun_step)
+        run = await adrive(self._run_of(request.state, request.runtime, config, whole=False), arun_step)
         try:
             with run.calling():
                 result = await handler(request)
         except BaseException as error:
-            flow = self._broken(run, config, error)
+            flow = self._broken(request, config, error)
             await shielded(lambda: adrive(flow, arun_step))
             raise
         run.add(_messages_of(result))
@@ -187,16 +215,16 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
             watch(handle, self._policy, config)
         return {"memkit_turn": run.mark, "memkit_run": handle, **_emptied(state)}
 
-    def _run_of(self, state: Any, runtime: Any, config: RunnableConfig) -> Flow[Run]:
-        """The run of a state, taken up again if another invocation began it."""
-        ids = configured(config, runtime.context)
-        invocation = runtime.stream_writer
-        run = self._runs.find(state, place_of_run(ids), invocation)
-        if run is None:
-            run = yield from self._door.resume(state, ids, config)
-            self._runs.resume(state, run, invocation)
-        else:
-            run.observe(state["messages"])
+    def _run_of(self, state: Any, runtime: Any, config: RunnableConfig, *, whole: bool = True) -> Flow[Run]:
+        """The run of a state, taken up again if another invocation began it; read for, if it has to be `whole`."""
+        ids, invocation = configured(config, runtime.context), runtime.stream_writer
+        run = self._runs.take_up(state, place_of_run(ids), invocation)
+        if run is None:  # it did not pass `before_agent`
+            run = yield from self._door.begin(state, ids, config)
+            self._runs.add(state, run, invocation)
+        run.observe(state["messages"])
+        if whole and run.history is None:
+            yield from self._door.complete(run, state, ids, config)
         return run
 
     def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> Flow[ModelRequest[Any]]:
@@ -210,12 +238,16 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
         yield from self._policy.overflowed(run.context, config, error)
         return (yield from self._shown(run, request, config))
 
-    def _broken(self, run: Run, config: RunnableConfig, error: BaseException) -> Flow[None]:
+    def _broken(
+        self, request: ModelRequest[Any] | ToolCallRequest, config: RunnableConfig, error: BaseException
+    ) -> Flow[None]:
         """A call raised, was interrupted on purpose, or is cancelled."""
-        if isinstance(error, GraphBubbleUp):
-            run.take_failure()
-        elif isinstance(error, ToolInvocationError):
+        if isinstance(error, ToolInvocationError):
             return  # the model is told that its arguments are wrong
+        interrupted = isinstance(error, GraphBubbleUp)
+        run = yield from self._run_of(request.state, request.runtime, config, whole=not interrupted)
+        if interrupted:
+            run.take_failure()
         elif isinstance(error, Exception):
             yield from failed(run, self._policy, config)
         else:
@@ -229,7 +261,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
 
 
 def _emptied(state: Any) -> dict[str, Any]:
-    return {"memkit_removed": []} if state.get("memkit_removed") else {}
+    return {"memkit_seen": []} if state.get("memkit_seen") else {}
 
 
 def _answered(run: Run, response: ModelResponse[Any]) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
@@ -238,7 +270,7 @@ def _answered(run: Run, response: ModelResponse[Any]) -> ModelResponse[Any] | Ex
     if not run.unsettled:
         return response
     run.unsettled = False
-    return ExtendedModelResponse(response, Command(update={"memkit_removed": run.removed}))
+    return ExtendedModelResponse(response, Command(update={"memkit_seen": run.seen}))
 
 
 def _messages_of(result: ToolMessage | Command[Any]) -> list[BaseMessage]:

@@ -7,6 +7,7 @@ import atexit
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -23,6 +24,9 @@ from langchain_memkit.runnables.saving import Policy
 __all__ = ["failed", "finish", "stopped", "watch", "worker"]
 
 logger = logging.getLogger("langchain_memkit")
+
+NOT_STORED = "an abandoned run was not stored: %s"
+PATIENCE = 0.05  # seconds after which it is looked whether an event loop still runs
 
 
 def finish(run: Run, policy: Policy, state: Mapping[str, Any], config: RunnableConfig) -> Flow[Mark]:
@@ -49,17 +53,13 @@ def failed(run: Run, policy: Policy, config: RunnableConfig) -> Flow[None]:
         yield from policy.model_failed(run.turn(asked, config))
 
 
-def stopped(run: Run, policy: Policy, config: RunnableConfig, *, raw: bool = True) -> Flow[None]:
-    """The run was cancelled or abandoned: what had been said is kept, as `on_abort` says, once.
+def stopped(run: Run, policy: Policy, config: RunnableConfig) -> Flow[None]:
+    """The run was cancelled in a call: what had been said is kept, as `on_abort` says, once."""
+    if not run.finished and run.take_failure():
+        yield from _keep(run, policy, config, raw=True)
 
-    Args:
-        run: The run.
-        policy: Its options.
-        config: Of the call that was stopped.
-        raw: Whether to keep what no other middleware has looked at yet.
-    """
-    if run.finished or not run.take_failure():
-        return
+
+def _keep(run: Run, policy: Policy, config: RunnableConfig, *, raw: bool) -> Flow[None]:
     asked, said = run.said(raw=raw)
     yield from policy.save_partial(run.turn(asked, config), lambda: said, {"messages": [*asked, *said]})
     run.known |= {m.id for m in (*asked, *said) if m.id}
@@ -70,36 +70,48 @@ def watch(handle: Handle, policy: Policy, config: RunnableConfig) -> None:
 
     Python says so when it collects the run, at any place in any thread, so that nothing may wait there.
     """
+    if policy.on_abort == "discard":
+        return
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         loop = None
-        worker.start()
+    worker.start()  # it cannot be begun there
     # the rest of the config leads to the graph's channels, which hold the run
     told: RunnableConfig = {"callbacks": config.get("callbacks"), "metadata": config.get("metadata") or {}}
     finalize(handle, _dropped, handle.run, policy, told, loop).atexit = False
 
 
 def _dropped(run: Run, policy: Policy, config: RunnableConfig, loop: asyncio.AbstractEventLoop | None) -> None:
-    if run.finished or run.failing or policy.on_abort == "discard":
+    if run.finished or run.failing:
         return
+    run.failing = True
     # what no other middleware has looked at stays out: perhaps one of them has just refused it
-    flow = partial(stopped, run, policy, config, raw=False)
+    worker.put(partial(_save, partial(_keep, run, policy, config, raw=False), loop))
+
+
+def _save(flow: Callable[[], Flow[None]], loop: asyncio.AbstractEventLoop | None) -> None:
+    """On the run's event loop; if that ends before the work is done, here: doing it twice stores it once."""
+    done = threading.Event()
     if loop is not None and loop.is_running():
-        loop.call_soon_threadsafe(_as_task, flow)
-    else:
-        worker.put(lambda: drive(flow(), run_step))
+        with suppress(RuntimeError):  # closed meanwhile
+            loop.call_soon_threadsafe(_begin, flow, done)
+        while loop.is_running() and not done.wait(PATIENCE):
+            pass
+    if not done.is_set():
+        drive(flow(), run_step)
 
 
 _tasks: set[asyncio.Task[None]] = set()
 
 
-def _as_task(flow: Callable[[], Flow[None]]) -> None:
+def _begin(flow: Callable[[], Flow[None]], done: threading.Event) -> None:
     async def save() -> None:
         try:
             await adrive(flow(), arun_step)
-        except Exception as error:  # noqa: BLE001  # logged by the policy; nobody is left to receive it
-            logger.error("an abandoned run was not stored: %s", error)
+        except Exception as error:  # noqa: BLE001  # nobody is left to receive it
+            logger.error(NOT_STORED, error)
+        done.set()
 
     task = asyncio.ensure_future(save())
     _tasks.add(task)
@@ -140,7 +152,7 @@ class Worker:
             try:
                 work()
             except Exception as error:  # noqa: BLE001  # nobody is left to receive it
-                logger.error("an abandoned run was not stored: %s", error)
+                logger.error(NOT_STORED, error)
 
 
 worker = Worker()

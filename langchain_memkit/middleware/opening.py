@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, together
-from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, TurnContext, check_id
+from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, Turn, TurnContext, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.turns import batch_op, turn_starts
 from langchain_memkit.middleware.run import Run
@@ -48,7 +48,6 @@ def in_turn(config: RunnableConfig, history: Any, context: TurnContext) -> Runna
 class Bound(NamedTuple):
     """A conversation and the memories beside it."""
 
-    place: str
     history: Any
     native: bool
     memories: list[Memory]
@@ -78,13 +77,17 @@ class Door:
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
         bound = yield from self._bound(configurable)
         start, first = divide(messages, before, settled=busy)
-        known, view = yield from self._read(bound, messages[start:], messages[first:], config)
+        ids = [m.id for m in messages[start:] if m.id]
+        known, view = yield from self._read(bound, ids, messages[first:], config)
         if before is not None and bound.native and _is_cleared(before, view):
             # what the state had then must not come back
             start, first = divide(messages, before, settled=True)
             before = None
+        if before is not None and not before["done"]:  # what is stored of the run before is the past
+            while first + 1 < len(messages) and messages[first].id in known:
+                first += 1
         mark = _mark(messages, first, turn_id, view, before, config)
-        run = Run(*bound, mark, view, {m.id for m in messages[:first] if m.id}, known)
+        run = Run(place_of_run(configurable), mark, {m.id for m in messages[:first] if m.id}, known, *bound, view)
         if before is not None and mark["skip"] != before["skip"]:
             run.known = set()  # the branch is stored whole, beginning with its question
         elif not busy and (yield from self._adopt(run, messages[start:first], before, config)):
@@ -92,24 +95,24 @@ class Door:
         run.observe(messages)
         return run
 
-    def resume(self, state: Mapping[str, Any], configurable: dict[str, Any], config: RunnableConfig) -> Flow[Run]:
-        """A run that another invocation, perhaps in another process, began."""
-        mark: Mark | None = state.get("memkit_turn")
-        if mark is None or mark["done"]:  # it did not pass `before_agent`
-            return (yield from self.begin(state, configurable, config))
+    def complete(
+        self, run: Run, state: Mapping[str, Any], configurable: dict[str, Any], config: RunnableConfig
+    ) -> Flow[None]:
+        """Reads what a run needs that was taken up in its middle."""
         messages: list[BaseMessage] = list(state["messages"])
         bound = yield from self._bound(configurable)
-        first = index_of(messages, mark["first"])
-        known, view = yield from self._read(bound, messages, messages[max(first, 0) :], config)
-        older = {m.id for m in messages[:first] if m.id} if first >= 0 else set(known)
-        run = Run(*bound, mark, view, older, known)
-        run.recover(state.get("memkit_removed") or [])
-        done = next((t.seq for t in getattr(view.messages, "turns", ()) if t.op == batch_op([], mark["turn_id"])), None)
+        first, mark = index_of(messages, run.mark["first"]), run.mark
+        ids = {m.id for m in (*run.seen, *messages) if m.id}
+        known, view = yield from self._read(bound, sorted(ids), messages[max(first, 0) :], config)
+        if first < 0:
+            run.older |= known
+        turns: Sequence[Turn] = getattr(view.messages, "turns", ())
+        done = next((turn.seq for turn in turns if turn.op == batch_op([], mark["turn_id"])), None)
         if done:  # the turn was finished once, and is run again from its middle: a branch of its own
-            run.known = set()
+            known = set()
             run.mark = {**mark, "seq": view.seq, "skip": [*mark["skip"], [done, view.seq]]}
-        run.observe(messages)
-        return run
+        run.known, run.view, run.native, run.memories = known, view, bound.native, bound.memories
+        run.history = bound.history
 
     def _bound(self, configurable: dict[str, Any]) -> Flow[Bound]:
         history = yield session_history(self.get_session_history, None, configurable)
@@ -122,13 +125,12 @@ class Door:
             raise ConfigurationError(msg)
         memories = yield from self.policy.memories.bind(None, configurable, history)
         native = hasattr(history, "append_turn") and hasattr(history, "view")
-        return Bound(place_of_run(configurable), history, native, memories)
+        return Bound(history, native, memories)
 
     def _read(
-        self, bound: Bound, given: Sequence[BaseMessage], asked: Sequence[BaseMessage], config: RunnableConfig
+        self, bound: Bound, ids: Sequence[str], asked: Sequence[BaseMessage], config: RunnableConfig
     ) -> Flow[tuple[set[str], HistoryView]]:
-        """Which of the given messages are stored (one indexed query), and the past; on an event loop both at once."""
-        ids = [m.id for m in given if m.id]
+        """Which of these messages are stored (one indexed query), and the past; on an event loop both at once."""
         view = self._view(bound, asked, config)
         if not bound.native:
             found: HistoryView = yield view

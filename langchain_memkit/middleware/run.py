@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_memkit.base import HistoryView, Memory, TurnContext
 from langchain_memkit.messages.notes import compose_notes
 from langchain_memkit.middleware.partial import Partial, gathering
-from langchain_memkit.middleware.state import Mark, is_foreign_summary, is_said, moment
+from langchain_memkit.middleware.state import Mark, index_of, is_foreign_summary, is_said, moment
 from langchain_memkit.runnables.saving import OpenTurn
 
 __all__ = ["Handle", "Run", "Runs"]
@@ -27,13 +27,13 @@ class Run:
 
     Attributes:
         place: Whose conversation.
-        history: Where the turn is stored.
-        native: Whether that is one of ours.
-        memories: Beside it.
         mark: What the state is told of the turn.
-        view: The history as it was read.
         older: Ids of the state's messages that came before the run.
         known: Ids of those of the run that are stored already.
+        history: Where the turn is stored; None while nothing was read.
+        native: Whether that is one of ours.
+        memories: Beside it.
+        view: The history as it was read.
         loaded: What the memories recalled; None while they were not asked.
         context: What preprocessors are told.
         failing: A model or tool has raised, or the run is interrupted: what is cancelled now was not abandoned.
@@ -43,13 +43,13 @@ class Run:
     """
 
     place: str
-    history: Any
-    native: bool
-    memories: list[Memory]
     mark: Mark
-    view: HistoryView
     older: set[str]
-    known: set[str]
+    known: set[str] = field(default_factory=set)
+    history: Any = None
+    native: bool = False
+    memories: list[Memory] = field(default_factory=list)
+    view: HistoryView = field(default_factory=lambda: HistoryView([]))
     loaded: list[BaseMessage] | None = None
     context: TurnContext = field(default_factory=TurnContext)
     failing: bool = False
@@ -63,37 +63,43 @@ class Run:
     _pending: list[BaseMessage] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def recover(self, removed: Sequence[BaseMessage]) -> None:
-        """Takes over what was summarized away before this run was taken up."""
-        self._seen = {m.id or f"#-{i}": m for i, m in enumerate(removed)}
-        self._removed = set(self._seen)
+    @classmethod
+    def taken_up(cls, place: str, mark: Mark, state: Mapping[str, Any]) -> Self:
+        """A run that another invocation, perhaps in another process, began; nothing is read for it yet."""
+        messages = state["messages"]
+        before = messages[: max(index_of(messages, mark["first"]), 0)]
+        run = cls(place, mark, {m.id for m in before if m.id})
+        run._seen = {m.id or "": m for m in state.get("memkit_seen") or []}
+        run._removed = run._seen.keys() - {m.id for m in messages}
+        run.observe(messages)
+        return run
 
     @property
-    def removed(self) -> list[BaseMessage]:
-        """The run's messages that a summary took from the state, oldest first."""
+    def seen(self) -> list[BaseMessage]:
+        """What the run was seen to say, with what was taken from the state."""
         with self._lock:
-            return [m for name, m in self._seen.items() if name in self._removed]
+            return list(self._seen.values())
 
     def own(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Those of the state's messages that belong to the run."""
         return [m for m in messages if m.id not in self.older and is_said(m)]
 
     def observe(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Looks at the state; returns all of the run's messages, those that were summarized away among them.
+        """Looks at the state; returns all of the run's messages, those that were taken from it among them.
 
-        A message that goes when a summary comes was summarized, and belongs to the turn. One that goes otherwise was
-        removed on purpose.
+        A message that goes when a summary comes, or while later ones stay, was summarized or trimmed, and belongs to
+        the turn. What is taken from the end was taken back.
         """
         current = {m.id or f"#{i}": m for i, m in enumerate(self.own(messages))}
         summaries = {m.id or "" for m in messages if is_foreign_summary(m)}
         with self._lock:
-            if self._summaries is not None and summaries - self._summaries:
-                gone = self._seen.keys() - current.keys() - self._removed
-                self._removed |= gone
-                self.unsettled = self.unsettled or bool(gone)
-            self._summaries = summaries
-            kept = {name: m for name, m in self._seen.items() if name in self._removed and name not in current}
-            self._seen = kept | current
+            order = [*self._seen, *(m.id or "" for m in self._pending)]
+            last = next((i for i in reversed(range(len(order))) if order[i] in current), 0)
+            summarized = self._summaries is not None and bool(summaries - self._summaries)
+            gone = (self._seen.keys() if summarized else set(order[:last])) - current.keys() - self._removed
+            self._removed |= gone
+            self._summaries, self.unsettled = summaries, self.unsettled or bool(gone)
+            self._seen = _merged(self._seen, current, self._removed)
             answered = {m.tool_call_id for m in current.values() if isinstance(m, ToolMessage)}
             self._pending = [
                 m for m in self._pending if m.id not in current and getattr(m, "tool_call_id", None) not in answered
@@ -165,6 +171,21 @@ class Run:
         return compose_notes(self.loaded or [], shown)
 
 
+def _merged(seen: dict[str, BaseMessage], current: dict[str, BaseMessage], removed: set[str]) -> dict[str, BaseMessage]:
+    """The messages that are there now, and those that were taken away, in the places that they had."""
+    place = {name: i for i, name in enumerate(seen)}
+    left = [name for name in seen if name in removed and name not in current]
+    known = sum(name in seen for name in current)
+    merged: dict[str, BaseMessage] = {}
+    for name, message in current.items():
+        here = place.get(name, -1) if known else len(seen)  # what is new stands behind all that was there before
+        known -= name in seen
+        while left and place[left[0]] < here:
+            merged[left[0]] = seen[left.pop(0)]
+        merged[name] = message
+    return merged | {name: seen[name] for name in left}
+
+
 class Handle(dict[str, Any]):
     """A run in the agent's state. An empty dict, since a stream of updates shows it and may be turned into JSON."""
 
@@ -217,18 +238,31 @@ class Runs:
         handle = self._live.get(_key(mark, place))
         return handle is not None and handle.run.calls > 0
 
+    def take_up(self, state: Any, place: str, invocation: object) -> Run | None:
+        """As `find`; else the state's run, if one was begun, taken up as long as this invocation lasts."""
+        mark: Mark | None = state.get("memkit_turn")
+        with self._lock:
+            run = self.find(state, place, invocation)
+            if run is None and mark is not None and not mark["done"]:
+                run = Run.taken_up(place, mark, state)
+                self._keep(mark, run, invocation)
+            return run
+
     def begin(self, run: Run, invocation: object) -> Handle:
         """Makes what is put into the state."""
         handle = self._live[_key(run.mark, run.place)] = Handle(run, invocation)
         return handle
 
-    def resume(self, state: Any, run: Run, invocation: object) -> None:
-        """Remembers a run that was taken up, as long as the invocation lasts."""
+    def add(self, state: Any, run: Run, invocation: object) -> None:
+        """Remembers a run for which no state can be written, as long as this invocation lasts."""
+        with self._lock:
+            self._keep(state.get("memkit_turn"), run, invocation)
+
+    def _keep(self, mark: Mark | None, run: Run, invocation: object) -> None:
         handle = Handle(run, invocation)
         if handle.invocation is not None:
-            with self._lock:
-                self._live[_key(state.get("memkit_turn"), run.place)] = handle
-                self._resumed.setdefault(invocation, []).append(handle)
+            self._live[_key(mark, run.place)] = handle
+            self._resumed.setdefault(invocation, []).append(handle)
 
 
 def _is_of_one(writer: object) -> bool:

@@ -48,12 +48,12 @@ class Mark(TypedDict):
 class HistoryState(AgentState[Any]):
     """The agent's state with what the middleware keeps in it, which is neither input nor output.
 
-    The turn; the run, which is not checkpointed; and what a summary has taken from the state in the middle of the run.
+    The turn; the run, which is not checkpointed; and, once a part of it was taken from the state, all that it said.
     """
 
     memkit_turn: NotRequired[Annotated[Mark, PrivateStateAttr]]
     memkit_run: NotRequired[Annotated[Any, UntrackedValue, PrivateStateAttr]]
-    memkit_removed: NotRequired[Annotated[list[AnyMessage], PrivateStateAttr]]
+    memkit_seen: NotRequired[Annotated[list[AnyMessage], PrivateStateAttr]]
 
 
 def divide(messages: Sequence[BaseMessage], mark: Mark | None, *, settled: bool = False) -> tuple[int, int]:

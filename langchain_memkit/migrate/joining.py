@@ -22,7 +22,7 @@ def whole_turns(turns: Iterable[Turn]) -> Iterator[Turn]:
         if len(keep) < len(rows):
             yield _joined(rows[: len(rows) - len(keep)])
             rows = keep
-        if turn.seq == 0 and len(turn.messages) == 1 and not turn.op.startswith("qa:") and not turn.is_deleted:
+        if turn.seq == 0 and len(turn.messages) == 1 and not turn.op.startswith("qa:"):
             rows.append(turn)
         else:
             yield turn

@@ -77,6 +77,9 @@ class KeyValueMemory(Memory):
         if entries is not None and store is not None:
             msg = "give entries or a store, not both: memory.add(entries) puts them into the store, once"
             raise ConfigurationError(msg)
+        if store is not None and not isinstance(store, BaseStore):
+            msg = f"store must be a BaseStore of langchain_core.stores, not {kind_given(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
+            raise ConfigurationError(msg)
         if matcher is not None and not callable(matcher):
             msg = f"matcher must be callable: (text, titles), not {type(matcher).__name__}"  # type: ignore[unreachable]  # callers without types
             raise ConfigurationError(msg)

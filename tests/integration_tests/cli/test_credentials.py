@@ -103,6 +103,8 @@ def test_never_when_the_server_is_down(memkit: Memkit, words: Callable[..., list
     assert done.exit_code in (1, 3)
     assert "127.0.0.1:1" in done.output
     assert "Traceback" not in done.output
+    assert "Topology Description" not in done.output
+    assert "refused" in done.output
     nothing_secret(done.output)
 
 

@@ -52,6 +52,15 @@ def test_from_langchain_mongodb_and_back(
     reader.close()
 
 
+def test_damaged_rows_are_told_once(memkit: Memkit, peer: Any, standalone: Any, database: str) -> None:
+    """A row that cannot be read stands in the report with its reason, once; the others are moved."""
+    peer.collection.insert_one({"SessionId": "s1", "History": "{broken"})
+    done = memkit("migrate", "--from", standalone.uri, "--from-database", database, "--to", "new.db")
+    assert done.exit_code == 1
+    assert done.output.count("JSONDecodeError") == 1
+    assert len(SQLiteChatMessageHistory("new.db", "s1").messages) == 4
+
+
 def test_to_a_user_in_place(memkit: Memkit, peer: Any, standalone: Any, database: str) -> None:
     """In one collection the rows that belong to nobody go to a user, and what others own stays theirs."""
     with MongoDBChatMessageHistory.factory(standalone.uri, database) as histories:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import sqlite3
 import warnings
@@ -226,6 +227,28 @@ def abandoned(kind: Kind) -> str:
     return "yes" if part.response_metadata.get("memkit_status") == "aborted" else "no"
 
 
+def cancelled(kind: Kind) -> str:
+    """A task that is cancelled while it streams keeps its part, marked."""
+    kind.chat().invoke("My name is Nemo.", CONFIG)
+
+    async def listen(heard: asyncio.Event) -> None:
+        async for _ in kind.chat(FakeChatModel(delay=0.05)).astream("What is my name?", CONFIG):
+            heard.set()
+
+    async def leave() -> None:
+        heard = asyncio.Event()
+        task = asyncio.create_task(listen(heard))
+        await heard.wait()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    part = kind.stored()[-1]
+    assert (part.text, len(kind.stored())) == ("You ", 4)
+    return "yes" if part.response_metadata.get("memkit_status") == "aborted" else "no"
+
+
 def _failure(chat: RunnableWithMessageHistory, question: str) -> HistoryWriteError | None:
     try:
         chat.invoke(question, CONFIG)
@@ -387,9 +410,9 @@ def read_of_it(kind: Kind) -> str:
 
 
 COLUMNS = [
-    invoke, stream, batch, ainvoke, astream, second_object, model_raises, abandoned, failing_write, whole_turns,
-    preprocessor, sessions_apart, users_apart, tool_messages, exact_values, ids_kept, ids_given, sent_again, retried,
-    cleared, memories, read_of_it,
+    invoke, stream, batch, ainvoke, astream, second_object, model_raises, abandoned, cancelled, failing_write,
+    whole_turns, preprocessor, sessions_apart, users_apart, tool_messages, exact_values, ids_kept, ids_given,
+    sent_again, retried, cleared, memories, read_of_it,
 ]  # fmt: skip
 
 FOREIGN = {

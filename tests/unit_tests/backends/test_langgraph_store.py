@@ -222,6 +222,7 @@ def test_bad_stores() -> None:
         LangGraphKeyValueStore(CoreStore())  # type: ignore[arg-type]  # the test
     raw: Any = InMemoryStore()
     for refused in (
+        lambda: KeyValueMemory(store=raw),
         lambda: KeyValueMemory.factory(raw),
         lambda: EntityMemory.factory(str.split, raw),
         lambda: create_history_preprocessor(lambda _: "", max_tokens=100, store=raw),

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import re
+import json
+from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_memkit.cli.printing import Output, escaped, secrets_in
+from langchain_memkit.cli.printing import Output, secrets_in
 
-PASSWORDS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=4, max_size=20).filter(str.strip)
+PASSWORDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=4, max_size=20).filter(str.strip)
+SPELLINGS = (lambda text: quote(text, safe=""), quote_plus, lambda text: text)
 
 
-@given(PASSWORDS, st.sampled_from([quote, lambda p, safe="": quote_plus(p), lambda p, safe="": p]))
-def test_passwords_never_pass(password: str, quoting: object) -> None:
+@given(PASSWORDS, st.sampled_from(SPELLINGS))
+def test_passwords_never_pass(password: str, spelling: Callable[[str], str]) -> None:
     """A password is hidden in every spelling, in and out of its URI, also if the user forgot to quote it."""
-    spelled = quoting(password, safe="")  # type: ignore[operator]  # one of three functions
-    uri = f"mongodb://nemo-the-fish:{spelled}@db.example:27017/chat?retryWrites=true"
-    output = Output([uri, "--yes"])
-    shown = output.safe(f"cannot read {uri}: ({password}) ({spelled}) of nemo-the-fish:{spelled}")
-    rest = re.sub(r"cannot read|db\.example:27017/chat\?retryWrites=true|of|mongodb|[:/() *]", "", shown)
-    assert not any(escaped(word) in shown for word in {password, spelled} if escaped(word) not in rest + "mongodb://")
-    assert "nemo-the-fish:" not in shown
+    output = Output([f"mongodb://nemo-the-fish:{spelling(password)}@db.example:27017/chat", "--yes"])
+    for shown in (password, spelling(password), repr(password)[1:-1], json.dumps(password)[1:-1]):
+        assert output.safe(f"\n{shown}\n") in ("\\n***\\n", output.safe("\n***\n"))
+    assert "nemo-the-fish:" not in output.safe(f"nemo-the-fish:{spelling(password)}")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:
 def test_plain_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
     """In a pipe lines are not wrapped, tables have no frames, and nothing is coloured."""
     output = Output()
-    output.line("word " * 100)
+    output.line("words" * 100)
     output.table(["status", "what"], [("fail", "x" * 300), ("ok", "")])
     lines = capsys.readouterr().out.splitlines()
     assert [len(line) for line in lines] == [500, 12, 308, 2]

@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 from langchain_core.messages import HumanMessage
 
-from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore
+from langchain_memkit import (
+    EntityMemory,
+    KeyValueMemory,
+    SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
+    create_history_preprocessor,
+    create_runnable_with_message_history,
+)
 from langchain_memkit.backends.sqlite.inspection import count_records
 from langchain_memkit.errors import StaleTurnError
+from langchain_memkit.testing import FakeChatModel
 
 Memkit = Callable[..., Any]
 FOUND = {
@@ -42,6 +50,28 @@ def test_everything_of_one_user_goes(memkit: Memkit, full: Path) -> None:
     assert left(full, "u2") == [2, 5, 2]
     again = memkit("purge", "--user", "u1", "--in", full, "--yes")
     assert (again.exit_code, {n for numbers in rows(again.stdout).values() for n in numbers}) == (0, {0})
+
+
+def test_what_the_memories_themselves_keep(memkit: Memkit, tmp_path: Path) -> None:
+    """Rows of the real summarizer, entity memory and key-value memory are counted under their names, and go."""
+    path = tmp_path / "full.db"
+    keys = SQLiteKeyValueStore(path)
+    fits = create_history_preprocessor(lambda prompt: "Nemo sails.", max_tokens=300, store=keys)
+    entities = EntityMemory.factory(lambda text: [], keys, names=["Nemo"])
+    diary = KeyValueMemory.factory(keys)
+    diary("s1", "u1").add({"My Diary": "Dear diary"})
+    histories = SQLiteChatMessageHistory.factory(path)
+    chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=fits, memories=[entities])
+    for day in range(30):
+        chat.invoke(f"Nemo has nothing to tell of day {day}.", {"configurable": {"session_id": "s1", "user_id": "u1"}})
+    found = {what: n for what, (n,) in rows(memkit("purge", "--user", "u1", "--in", path, "--dry-run").stdout).items()}
+    facts = sum("/entities/fact/" in key for key in keys.yield_keys())
+    assert (found["sessions"], found["turns"], found["key-values"], found["entities"]) == (1, 30, 1, facts)
+    assert found["summaries"] >= 1 <= facts
+    assert "other keys" not in found
+    done = memkit("purge", "--user", "u1", "--in", path, "--yes")
+    assert done.exit_code == 0
+    assert list(keys.yield_keys()) == []
 
 
 def test_deleted_text_leaves_the_file(memkit: Memkit, full: Path) -> None:

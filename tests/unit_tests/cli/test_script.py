@@ -56,6 +56,25 @@ def test_without_the_extra(name: str) -> None:
     assert done.stderr == 'memkit: the command line needs an extra: pip install "langchain-memkit[cli]"\n'
 
 
+ONLY_THE_EXTRA = """
+import sys
+for name in "pymongo bson numpy Stemmer spacy sqlalchemy ormsgpack rapidfuzz langgraph langchain".split():
+    sys.modules[name] = None  # as if it were not installed
+from langchain_memkit.cli import main
+print(main(["migrate", "--from", "full.db", "--to", "new.db"]), main(["doctor", "new.db"]))
+print(main(["migrate", "--from", "mongodb://h", "--to", "new.db"]), main(["doctor", "mongodb://h"]))
+"""
+
+
+def test_with_no_other_extra(full: Path) -> None:
+    """With this extra alone files are moved and checked; a server is answered with the extra that it needs."""
+    command = [sys.executable, "-c", ONLY_THE_EXTRA]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=full.parent)
+    codes = [line for line in done.stdout.splitlines() if line in ("0 0", "2 1")]
+    assert codes == ["0 0", "2 1"], done.stdout + done.stderr
+    assert (done.stdout + done.stderr).count('pip install "langchain-memkit[mongodb]"') == 2
+
+
 def test_other_import_errors_are_not_disguised() -> None:
     """Something else that cannot be imported is not called a missing extra."""
     done = subprocess.run(
@@ -109,26 +128,40 @@ def test_broken_off_and_gone_on(tmp_path: Path, number: int) -> None:
     assert len(SQLiteChatMessageHistory(target, "s7").messages) == 1_000
 
 
-def test_on_a_terminal(full: Path) -> None:
-    """On a terminal a question is asked and answered there, and the table is drawn."""
+def on_a_terminal(*words: object, answer: bytes = b"") -> tuple[int, bytes]:
+    """The exit code, and what a terminal was sent; the answer is typed when it asks."""
     parent, child = pty.openpty()
-    command = [str(SCRIPT), "purge", "--user", "u1", "--in", str(full)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    command = [str(SCRIPT), *map(str, words)]
     with subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment) as process:
         os.close(child)
         shown = b""
-        while b"[y/N]" not in shown:
-            shown += os.read(parent, 4096)
-        os.write(parent, b"y\n")
         try:
             while chunk := os.read(parent, 4096):
                 shown += chunk
+                if answer and b"[y/N]" in shown:
+                    os.write(parent, answer)
+                    answer = b""
         except OSError:  # how Linux says that the other side was closed
             pass
     os.close(parent)
-    assert process.returncode == 0
-    assert b"deleted" in shown
+    return process.returncode, shown
+
+
+def test_a_question_on_a_terminal(full: Path) -> None:
+    """On a terminal the question is asked and answered there, and the table is drawn."""
+    code, shown = on_a_terminal("purge", "--user", "u1", "--in", full, answer=b"y\n")
+    assert code == 0
     assert b"Delete all of this for good, of user 'u1'?" in shown
+    assert b"deleted" in shown
+
+
+def test_a_bar_on_a_terminal(full: Path, tmp_path: Path) -> None:
+    """On a terminal a bar moves, unless it is not wanted."""
+    code, shown = on_a_terminal("migrate", "--from", full, "--to", tmp_path / "a.db")
+    assert (code, b"migrating" in shown) == (0, True)
+    code, shown = on_a_terminal("migrate", "--from", full, "--to", tmp_path / "b.db", "--no-progress")
+    assert (code, b"migrating" in shown) == (0, False)
 
 
 def test_whoever_reads_less(full: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from agentkit import CONFIG, Scripted, asking, calling, look_up, rows
 from langchain.agents import create_agent
+from langchain.agents.middleware import PIIDetectionError, PIIMiddleware
+from langchain_core.language_models.chat_models import generate_from_stream
 from langgraph.checkpoint.memory import InMemorySaver
 
 from langchain_memkit import MessageHistoryMiddleware
@@ -157,6 +159,71 @@ def test_keyboard(histories: Any, history: Any, checkpointer: Any) -> None:
     assert rows(history) == [["q", "look_up", "a is a word"]]
 
 
+def test_keyboard_between_words(histories: Any, history: Any, checkpointer: Any) -> None:
+    """Ctrl-C in the middle of a streamed answer keeps its words."""
+
+    def stop(i: int) -> None:
+        if i == 3:
+            raise KeyboardInterrupt
+
+    class Streaming(Scripted):
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            return generate_from_stream(self._stream(messages, stop, run_manager))
+
+    agent = create_agent(
+        Streaming(script=[ANSWER], on_word=stop),
+        [],
+        middleware=[MessageHistoryMiddleware(histories)],
+        checkpointer=checkpointer,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        agent.invoke(asking("q"), CONFIG)
+    assert rows(history) == [["q", "one two three "]]
+
+
+def test_closed_sync_within_a_call(histories: Any, history: Any, checkpointer: Any) -> None:
+    """Python runs the call to its end, and nobody else has looked at what it said: that is not stored."""
+    agent = create_agent(
+        Scripted(script=[ANSWER, "b"], delay=0.01),
+        [],
+        middleware=[MessageHistoryMiddleware(histories)],
+        checkpointer=checkpointer,
+    )
+    chunks = agent.stream(asking("q"), CONFIG, stream_mode="messages")
+    next(chunks)
+    chunks.close()
+    del chunks
+    gc.collect()
+    worker.wait()
+    assert rows(history) == []
+    agent.invoke(asking("q2"), CONFIG)
+    assert [row[-1] for row in rows(history)] == ["b"]
+
+
+def test_refused_answer_is_not_stored(histories: Any, history: Any, run: Any) -> None:
+    """What another middleware refuses after the model is nowhere in the transcript, however the run ends."""
+    guard = PIIMiddleware("email", strategy="block", apply_to_output=True)
+    agent = create_agent(
+        Scripted(script=["it is a@b.org"]), [], middleware=[MessageHistoryMiddleware(histories), guard]
+    )
+    with pytest.raises(PIIDetectionError):
+        run(agent, asking("q"), CONFIG)
+    gc.collect()
+    worker.wait()
+    assert rows(history) == []
+
+
+def test_asked_again_after_an_abort(histories: Any, history: Any, checkpointer: Any) -> None:
+    """The next question is shown after what the stopped run had said, and only it is stored."""
+    model = Scripted(script=[calling(("look_up", {"word": "a"})), KeyboardInterrupt(), "done"])
+    agent = create_agent(model, [look_up], middleware=[MessageHistoryMiddleware(histories)], checkpointer=checkpointer)
+    with pytest.raises(KeyboardInterrupt):
+        agent.invoke(asking("q"), CONFIG)
+    agent.invoke(asking("and?"), CONFIG)
+    assert model.shown == ["q", "", "a is a word", "and?"]
+    assert rows(history) == [["q", "look_up", "a is a word"], ["and?", "done"]]
+
+
 def test_resumed_after_an_abort(histories: Any, history: Any) -> None:
     """A stopped run that is taken up again adds what it says now; its question is stored once, and shown once."""
     model = Scripted(script=[calling(("look_up", {"word": "a"})), KeyboardInterrupt(), "done"])
@@ -206,7 +273,23 @@ def test_closed_between_steps(histories: Any, history: Any, checkpointer: Any, m
         assert rows(history) == [["q", "look_up", "a is a word", "look_up", "b is a word", "done"]]
 
 
-async def test_closed_after_its_loop(histories: Any, history: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_left_with_its_loop(histories: Any, history: Any) -> None:
+    """An async run that is left when its event loop ends is stored from a thread."""
+    script = [calling(("look_up", {"word": "a"})), calling(("look_up", {"word": "b"})), "done"]
+    agent = create_agent(Scripted(script=script), [look_up], middleware=[MessageHistoryMiddleware(histories)])
+
+    async def leave() -> None:
+        async for chunk in agent.astream(asking("q"), CONFIG, stream_mode="values"):
+            if "b is a word" in str(chunk):
+                break
+
+    asyncio.run(leave())
+    gc.collect()
+    worker.wait()
+    assert [row[:3] for row in rows(history)] == [["q", "look_up", "a is a word"]]
+
+
+async def test_fails_when_nobody_is_left(histories: Any, history: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A save that fails when nobody is left is logged."""
 
     def refuse(messages: Any) -> Any:

@@ -195,6 +195,49 @@ def test_guards(histories: Any, history: Any, checkpointer: Any, run: Any, when:
     assert rows(history) == [["bad", said], ["bad", said]]
 
 
+class Trimming(AgentMiddleware[Any, Any, Any]):
+    """LangChain's recipe for a state that stays short: the first message and the newest."""
+
+    def before_model(self, state: Any, runtime: Any) -> Any:
+        """Before each call."""
+        first, *rest = state["messages"]
+        if len(rest) < 4:
+            return None
+        return {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), first, *rest[-2:]]}
+
+
+def test_trimmed_state(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
+    """What an app trims from its state in the middle of a run is stored with the turn, in its place."""
+    calls = [calling(("look_up", {"word": str(i)})) for i in range(4)]
+    agent = create_agent(
+        Scripted(script=[*calls, "done"]),
+        [look_up],
+        middleware=[MessageHistoryMiddleware(histories), Trimming()],
+        checkpointer=checkpointer,
+    )
+    output = run(agent, asking("q"), CONFIG)
+    assert len(output["messages"]) < 6
+    assert rows(history) == [["q", *(t for i in range(4) for t in ("look_up", f"{i} is a word")), "done"]]
+
+
+class Signing(AgentMiddleware[Any, Any, Any]):
+    """Changes the answer when the run ends."""
+
+    def after_agent(self, state: Any, runtime: Any) -> Any:
+        """After the run."""
+        last = state["messages"][-1]
+        return {"messages": [AIMessage(f"{last.text}, yours", id=last.id)]}
+
+
+def test_first_in_the_list_comes_last(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
+    """First in the list, it stores what others make of the answer when the run ends."""
+    agent = create_agent(
+        Scripted(), [], middleware=[MessageHistoryMiddleware(histories), Signing()], checkpointer=checkpointer
+    )
+    run(agent, asking("q"), CONFIG)
+    assert rows(history) == [["q", "ok 1, yours"]]
+
+
 def test_forgets_on_purpose(histories: Any, history: Any, run: Any) -> None:
     """An app that empties the state keeps its transcript, and goes on with it."""
     model = Scripted()

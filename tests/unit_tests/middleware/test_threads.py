@@ -16,7 +16,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
 
 from langchain_memkit import MessageHistoryMiddleware, SQLiteChatMessageHistory
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, StaleTurnError
@@ -121,58 +121,37 @@ def test_other_turns_while_it_waits(histories: Any, history: Any, run: Any) -> N
     assert [row[0] for row in rows(history)] == ["elsewhere", "q1"]
 
 
-def at(checkpoint: Any) -> Any:
-    """The config of a checkpoint, which names the thread alone, with whose it is."""
-    return {"configurable": {**CONFIG["configurable"], **checkpoint["configurable"]}}
+def test_tool_that_asks(histories: Any, history: Any, run: Any) -> None:
+    """A tool that interrupts the run itself, beside another one: one turn, with what the person said."""
+
+    def ask(question: str) -> str:
+        """Asks a person."""
+        return f"they say {interrupt(question)}"
+
+    model = Scripted(script=[calling(("look_up", {"word": "a"}), ("ask", {"question": "?"})), "done"])
+    agent = create_agent(
+        model, [look_up, ask], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver()
+    )
+    assert run(agent, asking("q"), CONFIG)["__interrupt__"]
+    assert rows(history) == []
+    run(agent, Command(resume="yes"), CONFIG)
+    assert rows(history) == [["q", "look_up+ask", "a is a word", "they say yes", "done"]]
 
 
-def test_forked(histories: Any, history: Any, run: Any) -> None:
-    """A thread that goes on from an older checkpoint: its branch is appended, and the model sees that branch alone."""
-    model = Scripted()
-    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
-    for i in range(3):
-        run(agent, asking(f"q{i}"), CONFIG)
-    past = next(s for s in agent.get_state_history(CONFIG) if len(s.values["messages"]) == 2 and not s.next)
-    run(agent, asking("other"), at(past.config))
-    assert model.shown == ["q0", "ok 1", "other"]
-    run(agent, asking("and then"), CONFIG)
-    assert model.shown == ["q0", "ok 1", "other", "ok 4", "and then"]
-    assert rows(history) == [
-        ["q0", "ok 1"],
-        ["q1", "ok 2"],
-        ["q2", "ok 3"],
-        ["other", "ok 4"],
-        ["and then", "ok 5"],
-    ]
+def test_taken_up_reads_once(histories: Any, history: Any, run: Any) -> None:
+    """A run that goes on with several tools at once reads the conversation once, when the model needs it."""
+    reads: list[str] = []
 
+    def counted(session_id: str, user_id: str) -> Any:
+        reads.append(session_id)
+        return histories(session_id, user_id)
 
-@pytest.mark.parametrize("node", ["model", "MessageHistoryMiddleware.before_agent"])
-def test_replayed(histories: Any, history: Any, run: Any, node: str) -> None:
-    """A finished turn that is run again, from its beginning or its middle, is recorded as a branch of its own."""
-    model = Scripted()
-    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
-    for i in range(3):
-        run(agent, asking(f"q{i}"), CONFIG)
-    past = next(s for s in agent.get_state_history(CONFIG) if s.next == (node,) and len(s.values["messages"]) == 3)
-    run(agent, None, at(past.config))
-    assert model.shown == ["q0", "ok 1", "q1"]
-    assert rows(history)[3:] == [["q1", "ok 4"]]
-    run(agent, asking("and then"), CONFIG)
-    assert model.shown == ["q0", "ok 1", "q1", "ok 4", "and then"]
-
-
-def test_edited_state(histories: Any, history: Any, run: Any) -> None:
-    """A question that is changed by `update_state` at an older checkpoint is stored as it was asked then."""
-    model = Scripted()
-    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
-    for i in range(2):
-        run(agent, asking(f"q{i}"), CONFIG)
-    past = next(s for s in agent.get_state_history(CONFIG) if s.next == ("model",))
-    question = past.values["messages"][-1]
-    fork = agent.update_state(past.config, {"messages": [HumanMessage("q1 better", id=question.id)]})
-    run(agent, None, at(fork))
-    assert model.shown == ["q0", "ok 1", "q1 better"]
-    assert rows(history) == [["q0", "ok 1"], ["q1", "ok 2"], ["q1 better", "ok 3"]]
+    words = [("look_up", {"word": str(i)}) for i in range(4)]
+    agent = approving(counted, Scripted(script=[calling(*words), "done"]))
+    run(agent, asking("q"), CONFIG)
+    run(agent, Command(resume={"decisions": [{"type": "approve"}] * 4}), CONFIG)
+    assert len(reads) == 2
+    assert [len(row) for row in rows(history)] == [7]
 
 
 def test_written_state(histories: Any, history: Any, run: Any) -> None:

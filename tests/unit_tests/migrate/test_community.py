@@ -27,6 +27,7 @@ from langchain_core.messages import (
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from langchain_memkit import SQLiteChatMessageHistory
+from langchain_memkit.backends.sqlite.foreign import MessageTable
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
 from langchain_memkit.migrate import langchain_file_source, langchain_sql_source, langgraph_source, migrate
 
@@ -135,14 +136,30 @@ def test_what_came_since_is_added(store: Path, target: Any, more: list[BaseMessa
 def test_row_ids_used_again(store: Path, target: Any) -> None:
     """SQLite hands out the ids of deleted rows again: what is said after a clear is another conversation."""
     migrate(langchain_sql_source(store), target, progress=False)
-    for session in ("s1", "s2"):
-        old = peer(store, session)
+    peers = [peer(store, session) for session in ("s1", "s2")]
+    for old in peers:
         old.clear()
-        old.add_messages([SystemMessage("Be brief."), HumanMessage("from the beginning")])
+    for old in peers:
+        old.add_messages([SystemMessage("Be long."), HumanMessage("from the beginning")])
         old.engine.dispose()
     report = migrate(langchain_sql_source(store), target, progress=False)
     assert report.skipped == []
-    assert [m.text for m in target("s2").messages] == ["another", "Be brief.", "from the beginning"]
+    assert [m.text for m in target("s2").messages] == ["another", "Be long.", "from the beginning"]
+    assert [m.text for m in target("s1").messages][-2:] == ["Be long.", "from the beginning"]
+
+
+def test_another_turn_in_the_same_row(store: Path, target: Any) -> None:
+    """Begun again with the very line that stood in that row before, a turn is named as a conflict, and nothing mixed."""
+    migrate(langchain_sql_source(store), target, progress=False)
+    for session in ("s2", "s1"):
+        peer(store, session).clear()
+    old = peer(store)
+    old.add_messages([TALK[0], HumanMessage("something else")])
+    old.engine.dispose()
+    report = migrate(langchain_sql_source(store), target, progress=False)
+    assert [m.text for m in target("s1").messages] == [m.text for m in TALK]
+    assert len(report.skipped) == 1
+    assert "with other messages" in report.skipped[0]
 
 
 @pytest.mark.parametrize("through", ["sqlite:///{}", "sqlite+pysqlite:///{}"])
@@ -195,8 +212,9 @@ def test_wrong_names_are_named(store: Path, target: Any, through: str, arguments
         ("nowhere.db", ConfigurationError, "there is no file"),
         ("sqlite+pysqlite:////no/such/folder/x.db", HistoryReadError, "OperationalError"),
         ("sqlite+aiosqlite:///x.db?timeout=5", ConfigurationError, "names an async driver"),
-        ("oracle+nothing://me:geheim@localhost/db", ConfigurationError, "driver"),
-        ("no url://me:geheim@localhost", ConfigurationError, "URL"),
+        ("sqlite+aiosqlite:///file:x.db?uri=true&wer=geheim", ConfigurationError, "names an async driver"),
+        ("oracle+nothing://wer:geheim@localhost/db", ConfigurationError, "driver"),
+        ("no url://wer:geheim@localhost", ConfigurationError, "URL"),
     ],
 )
 def test_unreachable_databases(target: Any, url: str, error: type[Exception], said: str) -> None:
@@ -204,6 +222,7 @@ def test_unreachable_databases(target: Any, url: str, error: type[Exception], sa
     with pytest.raises(error, match=said) as raised:
         migrate(langchain_sql_source(url), target, progress=False)
     assert "geheim" not in str(raised.value)
+    assert "wer" not in str(raised.value)
 
 
 def test_not_a_database(tmp_path: Path, target: Any) -> None:
@@ -232,13 +251,21 @@ def test_damaged_rows_are_reported(store: Path, target: Any, through: str) -> No
 
 def test_into_the_same_file(store: Path) -> None:
     """The tables of both packages stand side by side in one file."""
-    target = SQLiteChatMessageHistory.factory(store)
-    migrate(langchain_sql_source(store), target, progress=False)
-    assert unnamed(target("s1").messages) == TALK
-    old = peer(store)
+    old = peer(store, "s3")
+    old.add_messages(TALK)  # which is still being read while s1 is written
+    with SQLiteChatMessageHistory.factory(store, timeout=0.5) as target:
+        migrate(langchain_sql_source(store), target, progress=False)
+        assert [unnamed(target(session).messages) for session in ("s1", "s3")] == [TALK, TALK]
     assert old.messages == TALK
     old.engine.dispose()
-    target.close()
+
+
+def test_opened_for_reading_only(store: Path) -> None:
+    """The file of the other package cannot be changed through the connection that reads it."""
+    table = MessageTable(store, "message_store", "session_id")
+    with pytest.raises(HistoryReadError, match="readonly"), table._opened() as connection:
+        connection.execute("DELETE FROM message_store")
+    assert table.count() == 8
 
 
 def test_dry_run_leaves_no_file(store: Path, target: Any, tmp_path: Path) -> None:

@@ -29,6 +29,11 @@ def fresh(**options: Any) -> Any:
     return SQLiteChatMessageHistory.factory(":memory:", **options)
 
 
+def sevens(found: list[BaseMessage]) -> int:
+    """A counter by name, whose stored counts are trusted."""
+    return 7 * len(found)
+
+
 def everything(factory: Any) -> list[Any]:
     """All that is stored of every turn, hidden ones included."""
     found = []
@@ -256,9 +261,8 @@ def test_expiry_is_kept(tmp_path: Path) -> None:
 
 def test_other_counter_counts_again(store: Any, file: Path) -> None:
     """Token counts of another counter are not trusted: messages are counted with the target's own."""
-    target = fresh(token_counter=lambda found: 7 * len(found))
+    target, moved = fresh(token_counter=sevens), fresh(token_counter=sevens)
     import_history(target, file, progress=False)
-    moved = fresh(token_counter=lambda found: 7 * len(found))
     migrate(store, moved, progress=False)
     for factory in (target, moved):
         assert {n for turn in everything(factory) for n in turn[7]} == {7}
