@@ -167,7 +167,7 @@ with sqlalchemy.create_engine("sqlite:///old.db").begin() as connection:
     connection.execute(sqlalchemy.text("CREATE TABLE message_store (id INTEGER, session_id TEXT, message TEXT)"))
     connection.execute(sqlalchemy.text("INSERT INTO message_store VALUES (1, 's1', :m)"), {"m": message})
 histories = SQLiteChatMessageHistory.factory("new.db")
-migrate(langchain_sql_source("sqlite:///old.db"), histories, progress=False)
+migrate(langchain_sql_source("sqlite+pysqlite:///old.db"), histories, progress=False)
 assert [m.text for m in histories("s1").messages] == ["My name is Nemo."]
 """,
     "cli": """

@@ -17,7 +17,6 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
-from langgraph.prebuilt.tool_node import ToolInvocationError
 from langgraph.runtime import Runtime
 from langgraph.types import Command
 
@@ -140,9 +139,9 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
                 except ContextOverflowError as error:
                     response = handler(drive(self._smaller(run, request, config, error), run_step))
         except BaseException as error:
-            drive(self._broken(request, config, error), run_step)
+            drive(self._broken(run, request, config, error), run_step)
             raise
-        return _answered(run, response)
+        return _answered(run, response, config)
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -157,10 +156,10 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
                 except ContextOverflowError as error:
                     response = await handler(await adrive(self._smaller(run, request, config, error), arun_step))
         except BaseException as error:
-            flow = self._broken(request, config, error)
+            flow = self._broken(run, request, config, error)
             await shielded(lambda: adrive(flow, arun_step))
             raise
-        return _answered(run, response)
+        return _answered(run, response, config)
 
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
@@ -172,7 +171,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
             with run.calling():
                 result = handler(request)
         except BaseException as error:
-            drive(self._broken(request, config, error), run_step)
+            drive(self._broken(run, request, config, error), run_step)
             raise
         run.add(_messages_of(result))
         return result
@@ -187,7 +186,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
             with run.calling():
                 result = await handler(request)
         except BaseException as error:
-            flow = self._broken(request, config, error)
+            flow = self._broken(run, request, config, error)
             await shielded(lambda: adrive(flow, arun_step))
             raise
         run.add(_messages_of(result))
@@ -211,7 +210,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
         busy = self._runs.is_busy(state.get("memkit_turn"), place_of_run(ids))
         run = yield from self._door.begin(state, ids, config, busy=busy)
         handle = self._runs.begin(run, runtime.stream_writer)
-        if (config.get("configurable") or {}).get(CHECKPOINTER) is None:
+        if not _is_checkpointed(config):
             watch(handle, self._policy, config)
         return {"memkit_turn": run.mark, "memkit_run": handle, **_emptied(state)}
 
@@ -223,9 +222,13 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
             run = yield from self._door.begin(state, ids, config)
             self._runs.add(state, run, invocation)
         run.observe(state["messages"])
-        if whole and run.history is None:
-            yield from self._door.complete(run, state, ids, config)
+        if whole:
+            yield from self._completed(run, state, runtime, config)
         return run
+
+    def _completed(self, run: Run, state: Any, runtime: Any, config: RunnableConfig) -> Flow[None]:
+        if run.history is None:
+            yield from self._door.complete(run, state, configured(config, runtime.context), config)
 
     def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> Flow[ModelRequest[Any]]:
         messages: list[Any] = yield from shown(run, self._policy, request.messages, config)
@@ -239,16 +242,14 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
         return (yield from self._shown(run, request, config))
 
     def _broken(
-        self, request: ModelRequest[Any] | ToolCallRequest, config: RunnableConfig, error: BaseException
+        self, run: Run, request: ModelRequest[Any] | ToolCallRequest, config: RunnableConfig, error: BaseException
     ) -> Flow[None]:
         """A call raised, was interrupted on purpose, or is cancelled."""
-        if isinstance(error, ToolInvocationError):
-            return  # the model is told that its arguments are wrong
-        interrupted = isinstance(error, GraphBubbleUp)
-        run = yield from self._run_of(request.state, request.runtime, config, whole=not interrupted)
-        if interrupted:
+        if isinstance(error, GraphBubbleUp):
             run.take_failure()
-        elif isinstance(error, Exception):
+            return
+        yield from self._completed(run, request.state, request.runtime, config)
+        if isinstance(error, Exception):
             yield from failed(run, self._policy, config)
         else:
             yield from stopped(run, self._policy, config)
@@ -256,7 +257,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
     def _end(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
         config = get_config()
         run = yield from self._run_of(state, runtime, config)
-        mark = yield from finish(run, self._policy, state, config)
+        mark = yield from finish(run, self._policy, state, config, self._runs.asked_elsewhere(run))
         return {"memkit_turn": mark, "memkit_run": None, **_emptied(state)}
 
 
@@ -264,19 +265,25 @@ def _emptied(state: Any) -> dict[str, Any]:
     return {"memkit_seen": []} if state.get("memkit_seen") else {}
 
 
-def _answered(run: Run, response: ModelResponse[Any]) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
-    """Takes note of an answer. What a summary has removed goes into the state, in case that another process goes on."""
+def _is_checkpointed(config: RunnableConfig) -> bool:
+    return (config.get("configurable") or {}).get(CHECKPOINTER) is not None
+
+
+def _answered(
+    run: Run, response: ModelResponse[Any], config: RunnableConfig
+) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
+    """Takes note of an answer. Once something was taken from the state, it is told what was said, for who resumes."""
     run.add(response.result)
-    if not run.unsettled:
+    if not (run.unsettled and _is_checkpointed(config)):
         return response
     run.unsettled = False
     return ExtendedModelResponse(response, Command(update={"memkit_seen": run.seen}))
 
 
-def _messages_of(result: ToolMessage | Command[Any]) -> list[BaseMessage]:
-    """The messages in what a tool returned."""
-    if isinstance(result, BaseMessage):
-        return [result]
-    update = result.update if isinstance(result.update, dict) else {}
-    found = update.get("messages") or []
-    return [m for m in found if isinstance(m, ToolMessage)] if isinstance(found, list) else []
+def _messages_of(result: Any) -> list[BaseMessage]:
+    """The results of a call in what a tool returned: a message, a command, or several of these."""
+    if isinstance(result, Command):
+        result = result.update.get("messages") if isinstance(result.update, dict) else None
+    if isinstance(result, (list, tuple)):
+        return [message for part in result for message in _messages_of(part)]
+    return [result] if isinstance(result, ToolMessage) else []

@@ -6,9 +6,10 @@ import asyncio
 import atexit
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from queue import SimpleQueue
 from typing import Any
 from weakref import finalize
@@ -16,7 +17,8 @@ from weakref import finalize
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.middleware.run import Handle, Run
 from langchain_memkit.middleware.state import Mark
 from langchain_memkit.runnables.saving import Policy
@@ -29,16 +31,37 @@ NOT_STORED = "an abandoned run was not stored: %s"
 PATIENCE = 0.05  # seconds after which it is looked whether an event loop still runs
 
 
-def finish(run: Run, policy: Policy, state: Mapping[str, Any], config: RunnableConfig) -> Flow[Mark]:
-    """Stores the turn as the other middleware left it; returns what the state is told."""
+def finish(
+    run: Run, policy: Policy, state: Mapping[str, Any], config: RunnableConfig, elsewhere: Set[str] = frozenset()
+) -> Flow[Mark]:
+    """Stores the turn as the other middleware left it; returns what the state is told.
+
+    Args:
+        run: The run.
+        policy: Its options.
+        state: Of the agent.
+        config: Of the call.
+        elsewhere: Ids of messages that other runs store.
+    """
     messages: list[BaseMessage] = list(state["messages"])
-    new = run.unstored(run.observe(messages))
+    new = yield from _mine(run, run.unstored(run.observe(messages)), elsewhere)
     run.finished = True
     output = {key: state[key] for key in ("messages", "structured_response") if key in state}
     asked = new[: next((i for i, m in enumerate(new) if m.type not in ("human", "system")), len(new))]
     seq: int | None = yield from policy.save_messages(run.turn(asked, config), new, output) if new else _nothing()
     end = messages[-1].id if messages else None
     return {**run.mark, "done": True, "end": end, "seq": seq or run.mark["seq"]}
+
+
+def _mine(run: Run, new: list[BaseMessage], elsewhere: Set[str]) -> Flow[list[BaseMessage]]:
+    """Without questions of others that stood unanswered in the state, and were stored since."""
+    early = {m.id for m in list(takewhile(lambda m: m.type == "human", new))[:-1] if m.id}
+    if not early or run.mark["skip"]:  # a branch is stored whole
+        return new
+    told, history = set(elsewhere), run.history
+    if run.native and early - told:
+        told |= yield Step(lambda: history.stored_ids([*early]), lambda: history.astored_ids([*early]))
+    return [m for m in new if m.id not in early & told]
 
 
 def _nothing() -> Flow[None]:
@@ -107,6 +130,8 @@ _tasks: set[asyncio.Task[None]] = set()
 
 def _begin(flow: Callable[[], Flow[None]], done: threading.Event) -> None:
     async def save() -> None:
+        if getattr(asyncio.get_running_loop(), "_executor_shutdown_called", False):  # it is about to end
+            return
         try:
             await adrive(flow(), arun_step)
         except Exception as error:  # noqa: BLE001  # nobody is left to receive it
@@ -127,7 +152,7 @@ class Worker:
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def start(self) -> None:
         """Sees to it that the thread runs, in this process."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -120,6 +121,11 @@ class Run:
         first = next((i for i, m in enumerate(messages) if isinstance(m, AIMessage)), len(messages))
         return self.unstored(messages[:first]), self.unstored(messages[first:])
 
+    @property
+    def asked_ids(self) -> set[str]:
+        """Of the run's input."""
+        return {m.id for m in takewhile(lambda m: not isinstance(m, AIMessage), self.seen) if m.id}
+
     def unstored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Those that the transcript does not have."""
         return [m for m in messages if m.id not in self.known]
@@ -181,7 +187,8 @@ def _merged(seen: dict[str, BaseMessage], current: dict[str, BaseMessage], remov
         here = place.get(name, -1) if known else len(seen)  # what is new stands behind all that was there before
         known -= name in seen
         while left and place[left[0]] < here:
-            merged[left[0]] = seen[left.pop(0)]
+            taken = left.pop(0)
+            merged[taken] = seen[taken]
         merged[name] = message
     return merged | {name: seen[name] for name in left}
 
@@ -237,6 +244,14 @@ class Runs:
         """Whether the run that left this mark is calling a model or a tool in this process right now."""
         handle = self._live.get(_key(mark, place))
         return handle is not None and handle.run.calls > 0
+
+    def asked_elsewhere(self, run: Run) -> set[str]:
+        """Of a run's input what a run at the same time brought, and stores: it was in the state, unanswered."""
+        with self._lock:
+            others = [handle.run for handle in self._live.values()]
+        mine = run.asked_ids
+        same = (o.asked_ids for o in others if o is not run and o.place == run.place and not o.failing)
+        return {name for theirs in same if theirs < mine for name in theirs}
 
     def take_up(self, state: Any, place: str, invocation: object) -> Run | None:
         """As `find`; else the state's run, if one was begun, taken up as long as this invocation lasts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -112,7 +113,7 @@ def _export(conversation: Conversation, file: TextIO, report: MigrationReport, a
 def _written(path_or_file: PathOrFile) -> Iterator[TextIO]:
     """The file to write into: under another name until it is whole."""
     if not isinstance(path_or_file, (str, os.PathLike)):
-        yield path_or_file
+        yield _text_file(path_or_file, "write")
         return
     path = Path(path_or_file)
     in_place = path.exists() and not path.is_file()  # a pipe or a device
@@ -133,6 +134,15 @@ def _written(path_or_file: PathOrFile) -> Iterator[TextIO]:
     finally:
         if not in_place:
             part.unlink(missing_ok=True)  # what is left of an export that broke off
+
+
+def _text_file(file: Any, verb: str) -> TextIO:
+    """What was given, if it is a file of text."""
+    if not hasattr(file, verb) or isinstance(file, (io.RawIOBase, io.BufferedIOBase)):
+        msg = f"path_or_file must be a path or a file opened for text, not {type(file).__name__}"
+        raise ConfigurationError(msg)
+    found: TextIO = file
+    return found
 
 
 def _owners_alone(path: str, flags: int) -> int:
@@ -224,7 +234,7 @@ class Line(NamedTuple):
 def _read(path_or_file: PathOrFile) -> Iterator[tuple[TextIO, int | None]]:
     """The file to read from, and its size if that is known."""
     if not isinstance(path_or_file, (str, os.PathLike)):
-        yield path_or_file, None
+        yield _text_file(path_or_file, "__iter__"), None
         return
     path = Path(path_or_file)
     try:

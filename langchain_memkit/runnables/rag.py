@@ -103,7 +103,8 @@ def create_conversational_rag_chain(
         RagPrompt(prompt, input_messages_key),
         input_messages_key,
     )
-    return ConversationalRag(
+    chain: type[RunnableWithMessageHistory] = ConversationalRag  # with the constructor of its parent
+    return chain(
         answering,
         get_session_history,
         input_messages_key=input_messages_key,

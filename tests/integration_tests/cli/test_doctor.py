@@ -24,7 +24,7 @@ def test_topologies(memkit: Memkit, server: Any, database: str) -> None:
     assert code == 0
     label = ",".join(server.hosts)
     many = len(server.hosts) > 1
-    assert checks[f"{label}: version"]["found"].startswith("6.")
+    assert checks[f"{label}: version"]["found"][0].isdigit()
     assert checks[f"{label}: topology"]["found"] == ("replica set of 3" if many else "standalone")
     assert checks[f"{label}: write concern"]["found"].startswith("majority, with journal")
     assert checks[f"{label}, database {database}"]["status"] == "warn"

@@ -158,6 +158,13 @@ def test_export_and_import(memkit: Memkit, full: str, standalone: Any, database:
         assert len(histories.list_sessions("u2")) == 2
 
 
+def test_rows_of_the_peer_are_exported(memkit: Memkit, peer: Any, standalone: Any, database: str) -> None:
+    """Rows of langchain-mongodb need not be migrated before they are exported."""
+    assert memkit("export", "rows.jsonl", "--from", standalone.uri, "--database", database).exit_code == 0
+    assert memkit("import", "rows.jsonl", "--to", "new.db").exit_code == 0
+    assert texts(SQLiteChatMessageHistory("new.db", "s1")) == ["q0", "a0", "q1", "a1"]
+
+
 def test_into_a_replica_set(memkit: Memkit, peer: Any, standalone: Any, replica_set: Any, database: str) -> None:
     """From one server into another; the database may stand in the URI."""
     target = replica_set.uri.replace("/?", f"/{database}?")

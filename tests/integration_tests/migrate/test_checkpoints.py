@@ -26,6 +26,7 @@ from pymongo import MongoClient
 
 from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
+from langchain_memkit.middleware import MessageHistoryMiddleware
 from langchain_memkit.migrate import langgraph_source, migrate
 
 
@@ -318,3 +319,15 @@ def _empty(path: Path) -> Path:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("VACUUM")
     return path
+
+
+def test_a_moved_thread_goes_on_with_our_middleware(store: Store, target: Any) -> None:
+    """An agent that gets `MessageHistoryMiddleware` on a thread that was moved adopts nothing again, and goes on."""
+    before = create_agent(model("call", "a1"), [look], checkpointer=store.saver)
+    ask(before, "q1", config("t1", user_id="u1"))
+    migrate(store.source(), target, progress=False)
+    after = create_agent(model("a2"), [look], checkpointer=store.saver, middleware=[MessageHistoryMiddleware(target)])
+    said = ask(after, "q2", config("t1", user_id="u1"))
+    assert target("t1", "u1").messages == said
+    assert len(said) == 6
+    assert migrate(store.source(), target, progress=False).messages == 0

@@ -127,7 +127,7 @@ def test_rows_to_mongodb(rows: Any, mongo: Any, tmp_path: Path, standalone: Any,
     """Killed after a write that the server has: it is not written again."""
     killed(ROWS, standalone.uri, database, tmp_path, 5)
     target = mongo("memkit")
-    assert [] < [found for found in texts(target) if found] < WHOLE
+    assert 0 < sum(map(len, texts(target))) < sum(map(len, WHOLE))
     for _ in range(2):
         migrate(mongo("rows", layout="langchain"), target, progress=False)
         assert texts(target) == WHOLE

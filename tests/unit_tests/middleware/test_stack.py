@@ -18,7 +18,7 @@ from langchain.agents.middleware import (
 )
 from langchain.agents.middleware.context_editing import ClearToolUsesEdit
 from langchain.tools import InjectedToolCallId, tool
-from langchain_core.messages import AIMessage, RemoveMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command
@@ -218,6 +218,25 @@ def test_trimmed_state(histories: Any, history: Any, checkpointer: Any, run: Any
     output = run(agent, asking("q"), CONFIG)
     assert len(output["messages"]) < 6
     assert rows(history) == [["q", *(t for i in range(4) for t in ("look_up", f"{i} is a word")), "done"]]
+
+
+class Replacing(AgentMiddleware[Any, Any, Any]):
+    """Puts another question in the place of the user's."""
+
+    def before_model(self, state: Any, runtime: Any) -> Any:
+        """Before each call."""
+        last = state["messages"][-1]
+        return {"messages": [RemoveMessage(last.id), HumanMessage("clean")]} if last.text == "dirty" else None
+
+
+def test_replaced_question(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
+    """A question that was taken out for another one is not stored."""
+    agent = create_agent(
+        Scripted(), [], middleware=[MessageHistoryMiddleware(histories), Replacing()], checkpointer=checkpointer
+    )
+    for _ in range(2):
+        run(agent, asking("dirty"), CONFIG)
+    assert rows(history) == [["clean", "ok 1"], ["clean", "ok 2"]]
 
 
 class Signing(AgentMiddleware[Any, Any, Any]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +182,39 @@ def test_at_the_same_time(histories: Any, history: Any, asynchronous: bool) -> N
     agent.invoke(asking("last"), CONFIG)
     assert sorted(row[0] for row in rows(history)[:4]) == ["q0", "q1", "q2", "q3"]
     assert [row[0] for row in rows(history)[4:]] == ["last"]
+
+
+def test_overtaken(histories: Any, history: Any) -> None:
+    """A run that begins and ends while another one on its thread waits for the model leaves that one its question."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(messages: Any) -> str:
+        asked.set()
+        assert answer.wait(10)
+        return "slow"
+
+    model = Scripted(script=[slow, "quick"])
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(agent.invoke, asking("q0"), CONFIG)
+        assert asked.wait(10)
+        agent.invoke(asking("q1"), CONFIG)
+        answer.set()
+        first.result()
+    assert model.shown == ["q1"]
+    assert rows(history) == [["q1", "quick"], ["q0", "slow"]]
+
+
+def test_one_after_the_other_and_yet_at_the_same_time(histories: Any) -> None:
+    """A question that stands unanswered in the state, because its own run is not done yet, is stored once."""
+    agent = create_agent(Scripted(), [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    for thread in map(str, range(25)):
+        config = {"configurable": {"thread_id": thread, "user_id": "u1"}}
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda i: agent.invoke(asking(f"q{i}"), config), range(4)))  # noqa: B023  # it ends here
+        stored = histories(thread, user_id="u1").messages
+        assert sorted(m.text for m in stored if m.type == "human") == ["q0", "q1", "q2", "q3"]
+        assert len(stored) == 8
 
 
 @dataclass

@@ -149,7 +149,7 @@ def test_row_ids_used_again(store: Path, target: Any) -> None:
 
 
 def test_another_turn_in_the_same_row(store: Path, target: Any) -> None:
-    """Begun again with the very line that stood in that row before, a turn is named as a conflict, and nothing mixed."""
+    """Begun again with the very line that stood in that row before, a turn is a conflict: named, and nothing mixed."""
     migrate(langchain_sql_source(store), target, progress=False)
     for session in ("s2", "s1"):
         peer(store, session).clear()

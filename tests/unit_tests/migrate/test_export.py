@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import stat
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from langchain_memkit import SQLiteChatMessageHistory
+from langchain_memkit import migrate as module
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.migrate import aexport_history, aimport_history, export_history, import_history, migrate
 from langchain_memkit.testing.langchain_histories import exchange, one_of_each
@@ -303,6 +305,14 @@ def test_unusable_paths(store: Any, tmp_path: Path) -> None:
         import_history(store, tmp_path / "nowhere" / "x", progress=False)
 
 
+@pytest.mark.parametrize("file", [io.BytesIO(), None, 5])
+def test_no_files_of_text(store: Any, file: Any) -> None:
+    """What is neither a path nor a file of text is refused before anything is read or written."""
+    for move in (export_history, import_history):
+        with pytest.raises(ConfigurationError, match="opened for text"):
+            move(store, file, progress=False)
+
+
 def test_into_a_device(store: Any) -> None:
     """What is no plain file, as a pipe or a terminal, is written in place."""
     assert export_history(store, "/dev/null", progress=False).turns == 7
@@ -337,3 +347,11 @@ def test_more_than_a_page(tmp_path: Path) -> None:
     import_history(target, tmp_path / "x", progress=False)
     assert target("s1").messages == source("s1").messages
     assert [t.seq for t in target("s1").iter_turns()] == list(range(1, 1_202))
+
+
+@pytest.mark.parametrize("name", ["migrate", "export_history", "import_history"])
+def test_twins_take_the_same(name: str) -> None:
+    """Every verb has an async twin with the same arguments."""
+    sync, twin = (inspect.signature(getattr(module, found)) for found in (name, f"a{name}"))
+    assert list(sync.parameters.values()) == list(twin.parameters.values())
+    assert inspect.iscoroutinefunction(getattr(module, f"a{name}"))
