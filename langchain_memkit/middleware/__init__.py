@@ -207,8 +207,7 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
         ids = configured(config, runtime.context)
         if self._needs_user and ids.get("user_id") is None:
             raise ConfigurationError(NO_USER)
-        busy = self._runs.is_busy(state.get("memkit_turn"), place_of_run(ids))
-        run = yield from self._door.begin(state, ids, config, busy=busy)
+        run = yield from self._door.begin(state, ids, config, self._runs.under_way(place_of_run(ids)))
         handle = self._runs.begin(run, runtime.stream_writer)
         if not _is_checkpointed(config):
             watch(handle, self._policy, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -61,7 +61,11 @@ class Door:
     policy: Policy
 
     def begin(
-        self, state: Mapping[str, Any], configurable: dict[str, Any], config: RunnableConfig, *, busy: bool = False
+        self,
+        state: Mapping[str, Any],
+        configurable: dict[str, Any],
+        config: RunnableConfig,
+        others: Collection[str] = (),
     ) -> Flow[Run]:
         """A run with new input. What the state holds beside it and the transcript does not is stored first.
 
@@ -69,19 +73,19 @@ class Door:
             state: Of the agent.
             configurable: The ids of the call.
             config: Of the call.
-            busy: Whether the thread's run before this one has not ended yet: what it said it will store itself.
+            others: Ids of what runs say that are under way: they store it themselves.
         """
         messages: list[BaseMessage] = list(state["messages"])
         before: Mark | None = state.get("memkit_turn")
         turn_id = configurable.get("turn_id")
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
         bound = yield from self._bound(configurable)
-        start, first = divide(messages, before, settled=busy)
+        start, first = divide(messages, before, others)
         ids = [m.id for m in messages[start:] if m.id]
         known, view = yield from self._read(bound, ids, messages[first:], config)
         if before is not None and bound.native and _is_cleared(before, view):
             # what the state had then must not come back
-            start, first = divide(messages, before, settled=True)
+            start, first = divide(messages, before, others, settled=True)
             before = None
         if before is not None and not before["done"]:  # what is stored of the run before is the past
             while first + 1 < len(messages) and messages[first].id in known:
@@ -90,7 +94,7 @@ class Door:
         run = Run(place_of_run(configurable), mark, {m.id for m in messages[:first] if m.id}, known, *bound, view)
         if before is not None and mark["skip"] != before["skip"]:
             run.known = set()  # the branch is stored whole, beginning with its question
-        elif not busy and (yield from self._adopt(run, messages[start:first], before, config)):
+        elif (yield from self._adopt(run, messages[start:first], before, config)):
             run.view = yield self._view(bound, messages[first:], config)
         run.observe(messages)
         return run

@@ -81,6 +81,11 @@ class Run:
         with self._lock:
             return list(self._seen.values())
 
+    def names(self) -> set[str]:
+        """Ids of that, and of what is not in the state yet."""
+        with self._lock:
+            return {m.id for m in (*self._seen.values(), *self._pending) if m.id}
+
     def own(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Those of the state's messages that belong to the run."""
         return [m for m in messages if m.id not in self.older and is_said(m)]
@@ -240,18 +245,11 @@ class Runs:
                 return None
         return None if handle.run.finished else handle.run
 
-    def is_busy(self, mark: Mark | None, place: str) -> bool:
-        """Whether the run that left this mark is calling a model or a tool in this process right now."""
-        handle = self._live.get(_key(mark, place))
-        return handle is not None and handle.run.calls > 0
-
-    def asked_elsewhere(self, run: Run) -> set[str]:
-        """Of a run's input what a run at the same time brought, and stores: it was in the state, unanswered."""
+    def under_way(self, place: str) -> set[str]:
+        """Ids of what runs say that call a model or a tool for this conversation, in this process, right now."""
         with self._lock:
-            others = [handle.run for handle in self._live.values()]
-        mine = run.asked_ids
-        same = (o.asked_ids for o in others if o is not run and o.place == run.place and not o.failing)
-        return {name for theirs in same if theirs < mine for name in theirs}
+            runs = [handle.run for handle in self._live.values() if handle.run.place == place]
+        return {name for run in runs if run.calls for name in run.names()}
 
     def take_up(self, state: Any, place: str, invocation: object) -> Run | None:
         """As `find`; else the state's run, if one was begun, taken up as long as this invocation lasts."""
@@ -265,7 +263,9 @@ class Runs:
 
     def begin(self, run: Run, invocation: object) -> Handle:
         """Makes what is put into the state."""
-        handle = self._live[_key(run.mark, run.place)] = Handle(run, invocation)
+        handle = Handle(run, invocation)
+        with self._lock:
+            self._live[_key(run.mark, run.place)] = handle
         return handle
 
     def add(self, state: Any, run: Run, invocation: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -56,14 +56,16 @@ class HistoryState(AgentState[Any]):
     memkit_seen: NotRequired[Annotated[list[AnyMessage], PrivateStateAttr]]
 
 
-def divide(messages: Sequence[BaseMessage], mark: Mark | None, *, settled: bool = False) -> tuple[int, int]:
+def divide(
+    messages: Sequence[BaseMessage], mark: Mark | None, others: Collection[str] = (), *, settled: bool = False
+) -> tuple[int, int]:
     """Where what the transcript may not have begins, and where the run's own messages begin.
 
     Args:
         messages: Of the state, when a run begins.
         mark: What the run before it left.
-        settled: Whether what the state had then is not this run's business, though it was not stored: the session was
-            cleared since, or that run is still under way.
+        others: Ids of what runs say that are under way; it is theirs to store, as all that is before it.
+        settled: Whether what the state had then is nobody's business any more: the session was cleared since.
 
     Returns:
         Two positions, the first not behind the second. Questions that nobody answered belong to the run.
@@ -77,6 +79,8 @@ def divide(messages: Sequence[BaseMessage], mark: Mark | None, *, settled: bool 
     if mark is not None:
         settled = settled or mark["done"]
         start = max(index_of(messages, mark["end" if settled else "first"]) + settled, 0)
+    if others:
+        start = next((i + 1 for i in range(len(messages) - 1, start - 1, -1) if messages[i].id in others), start)
     starts = turn_starts(messages[start:])
     return start, start + (starts[-1] if starts else 0)
 
