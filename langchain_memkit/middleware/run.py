@@ -251,6 +251,14 @@ class Runs:
             runs = [handle.run for handle in self._live.values() if handle.run.place == place]
         return {name for run in runs if run.calls for name in run.names()}
 
+    def asked_elsewhere(self, run: Run) -> set[str]:
+        """Of a run's input what a run at the same time brought, and stores: it was in the state, unanswered."""
+        with self._lock:
+            others = [handle.run for handle in self._live.values()]
+        mine = run.asked_ids
+        same = (o.asked_ids for o in others if o is not run and o.place == run.place and not o.failing)
+        return {name for theirs in same if theirs < mine for name in theirs}
+
     def take_up(self, state: Any, place: str, invocation: object) -> Run | None:
         """As `find`; else the state's run, if one was begun, taken up as long as this invocation lasts."""
         mark: Mark | None = state.get("memkit_turn")
