@@ -50,6 +50,8 @@ def finish(
     asked = new[: next((i for i, m in enumerate(new) if m.type not in ("human", "system")), len(new))]
     seq: int | None = yield from policy.save_messages(run.turn(asked, config), new, output) if new else _nothing()
     end = messages[-1].id if messages else None
+    if run.replayed is not None and seq == run.replayed:  # it said the same, so there is no branch
+        run.mark = {**run.mark, "skip": run.mark["skip"][:-1]}
     return {**run.mark, "done": True, "end": end, "seq": seq or run.mark["seq"]}
 
 

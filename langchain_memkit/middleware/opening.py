@@ -112,8 +112,8 @@ class Door:
             run.older |= known
         turns: Sequence[Turn] = getattr(view.messages, "turns", ())
         done = next((turn.seq for turn in turns if turn.op == batch_op([], mark["turn_id"])), None)
-        if done:  # the turn was finished once, and is run again from its middle: a branch of its own
-            known = set()
+        if done:  # the turn was stored once: it is run again from its middle, or only its end is
+            known, run.replayed = set(), done
             run.mark = {**mark, "seq": view.seq, "skip": [*mark["skip"], [done, view.seq]]}
         run.known, run.view, run.native, run.memories = known, view, bound.native, bound.memories
         run.history = bound.history

@@ -40,6 +40,7 @@ class Run:
         failing: A model or tool has raised, or the run is interrupted: what is cancelled now was not abandoned.
         finished: The turn is saved.
         unsettled: A summary has removed messages of which the state was not told yet.
+        replayed: Position of the turn if it was stored once before.
         calls: How many calls of models and tools are under way.
     """
 
@@ -55,6 +56,7 @@ class Run:
     context: TurnContext = field(default_factory=TurnContext)
     failing: bool = False
     finished: bool = False
+    replayed: int | None = None
     calls: int = 0
     unsettled: bool = False
     partial: Partial = field(default_factory=Partial)

@@ -91,7 +91,9 @@ class CheckpointFile(_File):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path, "checkpoints", ("thread_id", "checkpoint_ns", "checkpoint_id", "type", "checkpoint", "metadata"))
+        super().__init__(
+            path, "checkpoints", ("thread_id", "checkpoint_ns", "checkpoint_id", "type", "checkpoint", "metadata")
+        )
 
     def count(self) -> int:
         """How many threads there are."""

@@ -10,9 +10,10 @@ from langchain.agents import create_agent
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
 
 from langchain_memkit import KeyValueMemory, Memory, MessageHistoryMiddleware, SQLiteKeyValueStore
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.errors import ConfigurationError, MemoryReadError, MemoryWriteError
 from langchain_memkit.messages.notes import is_note
 
 
@@ -69,6 +70,55 @@ def test_redacted_before_memories_are_asked(histories: Any, run: Any) -> None:
     run(agent, asking("I am a@b.org"), CONFIG)
     assert told.asked == ["I am [REDACTED_EMAIL]"]
     assert told.saved == [["I am [REDACTED_EMAIL]", "ok 1"]]
+
+
+@pytest.mark.parametrize("policy", ["report", "raise"])
+def test_memory_that_cannot_be_loaded(
+    histories: Any, history: Any, run: Any, policy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left out of the run and that is logged, or it raises."""
+
+    class Broken(Told):
+        def load(self, query: str = "") -> Any:
+            raise OSError("disk gone")
+
+    history_of = MessageHistoryMiddleware(histories, memories=[Broken()], on_load_error=policy)
+    agent = create_agent(Scripted(), [], middleware=[history_of])
+    if policy == "raise":
+        with pytest.raises(MemoryReadError, match="disk gone"):
+            run(agent, asking("q"), CONFIG)
+        return
+    run(agent, asking("q"), CONFIG)
+    assert rows(history) == [["q", "ok 1"]]
+    assert "left out of the turn" in caplog.text
+
+
+def test_memory_that_cannot_be_told(histories: Any, history: Any, run: Any) -> None:
+    """The turn is stored, and the error says so; taken up again, it is stored once and the memory is told."""
+    broken = [True]
+
+    class Broken(Told):
+        def save(self, messages: Any) -> None:
+            if broken:
+                raise OSError("disk gone")
+            super().save(messages)
+
+    told, model = Broken(), Scripted()
+    agent = create_agent(
+        model,
+        [],
+        middleware=[MessageHistoryMiddleware(histories, memories=[told])],
+        checkpointer=InMemorySaver(),
+    )
+    with pytest.raises(MemoryWriteError) as raised:
+        run(agent, asking("q"), CONFIG)
+    assert raised.value.output["messages"][-1].text == "ok 1"
+    broken.clear()
+    run(agent, None, CONFIG)
+    assert told.saved == [["q", "ok 1"]]
+    run(agent, asking("q2"), CONFIG)
+    assert rows(history) == [["q", "ok 1"], ["q2", "ok 2"]]
+    assert [m.text for m in model.calls[-1] if not is_note(m)] == ["q", "ok 1", "q2"]
 
 
 def noting(histories: Any, script: list[Any], **options: Any) -> tuple[Any, Any]:

@@ -9,18 +9,15 @@ import pytest
 from agentkit import CONFIG, Scripted, asking, calling, look_up, rows, texts
 from langchain.agents import create_agent
 from langchain.agents.middleware import (
-    AgentMiddleware,
     ContextEditingMiddleware,
     HumanInTheLoopMiddleware,
     PIIMiddleware,
     SummarizationMiddleware,
-    hook_config,
 )
 from langchain.agents.middleware.context_editing import ClearToolUsesEdit
 from langchain.tools import InjectedToolCallId, tool
-from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
+from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command
 from pydantic import BaseModel
 
@@ -152,120 +149,6 @@ def test_interrupted_and_left(histories: Any, history: Any, run: Any) -> None:
     assert rows(history) == [["send", "send"], ["never mind", "fine"]]
     assert model.shown == ["send", "may I?", "never mind"]
     assert not any(m.tool_calls for m in model.calls[-1] if isinstance(m, AIMessage))
-
-
-class Guard(AgentMiddleware[Any, Any, Any]):
-    """Ends a run before or after the model; both styles are one."""
-
-    def __init__(self, when: str) -> None:
-        super().__init__()
-        self.when = when
-
-    def _do(self, when: str, state: Any) -> Any:
-        if when != self.when or "bad" not in state["messages"][0].text:
-            return None
-        if when == "after_model":
-            return {"messages": [RemoveMessage(state["messages"][-1].id), AIMessage("removed")]}
-        return {"messages": [AIMessage("refused")], "jump_to": "end"}
-
-    @hook_config(can_jump_to=["end"])
-    def before_agent(self, state: Any, runtime: Any) -> Any:
-        """Before the run."""
-        return self._do("before_agent", state)
-
-    @hook_config(can_jump_to=["end"])
-    def before_model(self, state: Any, runtime: Any) -> Any:
-        """Before a call."""
-        return self._do("before_model", state)
-
-    def after_model(self, state: Any, runtime: Any) -> Any:
-        """After a call."""
-        return self._do("after_model", state)
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["guard first", "history first"])
-@pytest.mark.parametrize("when", ["before_agent", "before_model", "after_model"])
-def test_guards(histories: Any, history: Any, checkpointer: Any, run: Any, when: str, first: bool) -> None:
-    """A run that another middleware ends is a turn with what it said; what it took out is not stored."""
-    stack = [Guard(when), MessageHistoryMiddleware(histories)]
-    agent = create_agent(Scripted(), [], middleware=stack if first else stack[::-1], checkpointer=checkpointer)
-    for _ in range(2):
-        run(agent, asking("bad"), CONFIG)
-    said = "removed" if when == "after_model" else "refused"
-    assert rows(history) == [["bad", said], ["bad", said]]
-
-
-class Trimming(AgentMiddleware[Any, Any, Any]):
-    """LangChain's recipe for a state that stays short: the first message and the newest."""
-
-    def before_model(self, state: Any, runtime: Any) -> Any:
-        """Before each call."""
-        first, *rest = state["messages"]
-        if len(rest) < 4:
-            return None
-        return {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), first, *rest[-2:]]}
-
-
-def test_trimmed_state(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
-    """What an app trims from its state in the middle of a run is stored with the turn, in its place."""
-    calls = [calling(("look_up", {"word": str(i)})) for i in range(4)]
-    agent = create_agent(
-        Scripted(script=[*calls, "done"]),
-        [look_up],
-        middleware=[MessageHistoryMiddleware(histories), Trimming()],
-        checkpointer=checkpointer,
-    )
-    output = run(agent, asking("q"), CONFIG)
-    assert len(output["messages"]) < 6
-    assert rows(history) == [["q", *(t for i in range(4) for t in ("look_up", f"{i} is a word")), "done"]]
-
-
-class Replacing(AgentMiddleware[Any, Any, Any]):
-    """Puts another question in the place of the user's."""
-
-    def before_model(self, state: Any, runtime: Any) -> Any:
-        """Before each call."""
-        last = state["messages"][-1]
-        return {"messages": [RemoveMessage(last.id), HumanMessage("clean")]} if last.text == "dirty" else None
-
-
-def test_replaced_question(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
-    """A question that was taken out for another one is not stored."""
-    agent = create_agent(
-        Scripted(), [], middleware=[MessageHistoryMiddleware(histories), Replacing()], checkpointer=checkpointer
-    )
-    for _ in range(2):
-        run(agent, asking("dirty"), CONFIG)
-    assert rows(history) == [["clean", "ok 1"], ["clean", "ok 2"]]
-
-
-class Signing(AgentMiddleware[Any, Any, Any]):
-    """Changes the answer when the run ends."""
-
-    def after_agent(self, state: Any, runtime: Any) -> Any:
-        """After the run."""
-        last = state["messages"][-1]
-        return {"messages": [AIMessage(f"{last.text}, yours", id=last.id)]}
-
-
-def test_first_in_the_list_comes_last(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
-    """First in the list, it stores what others make of the answer when the run ends."""
-    agent = create_agent(
-        Scripted(), [], middleware=[MessageHistoryMiddleware(histories), Signing()], checkpointer=checkpointer
-    )
-    run(agent, asking("q"), CONFIG)
-    assert rows(history) == [["q", "ok 1, yours"]]
-
-
-def test_forgets_on_purpose(histories: Any, history: Any, run: Any) -> None:
-    """An app that empties the state keeps its transcript, and goes on with it."""
-    model = Scripted()
-    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
-    run(agent, asking("q1"), CONFIG)
-    agent.update_state(CONFIG, {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES)]})
-    run(agent, asking("q2"), CONFIG)
-    assert rows(history) == [["q1", "ok 1"], ["q2", "ok 2"]]
-    assert model.shown == ["q1", "ok 1", "q2"]
 
 
 def test_budget(histories: Any, history: Any, run: Any) -> None:

@@ -119,6 +119,18 @@ def test_cleared_thread_stays_cleared(histories: Any, history: Any, run: Any) ->
     assert rows(history) == [["hello", "c"], ["again", "d"]]
 
 
+def test_cleared_before_anything_was_stored(histories: Any, history: Any, run: Any) -> None:
+    """The question of a first run that failed does not come back either, once the session is cleared."""
+    model = Scripted(script=[OSError("down"), "a"])
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    with pytest.raises(OSError, match="down"):
+        run(agent, asking("secret"), CONFIG)
+    history.clear()
+    run(agent, asking("hello"), CONFIG)
+    assert model.shown == ["hello"]
+    assert rows(history) == [["hello", "a"]]
+
+
 def test_resent_input(histories: Any, history: Any, run: Any) -> None:
     """A client that sends the whole conversation each time, with ids, stores each message once."""
     model = Scripted()
