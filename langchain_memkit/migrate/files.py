@@ -27,7 +27,7 @@ from langchain_memkit.migrate.lines import (
     turn_of_line,
 )
 from langchain_memkit.migrate.report import MigrationReport
-from langchain_memkit.migrate.sources import Conversation, HistorySource
+from langchain_memkit.migrate.sources import Conversation, HistorySource, checked
 from langchain_memkit.migrate.writing import copy_turns
 
 __all__ = ["aexport_history", "aimport_history", "export_history", "import_history"]
@@ -71,7 +71,7 @@ def export_history(
         >>> [line[:21] for line in file.getvalue().splitlines()]
         ['{"memkit": "export", ', '{"user_id": "u1", "se', '{"memkit": "end", "tu']
     """
-    source = HistorySource(factory, None if user_id is None else check_id(user_id, "user_id"))
+    source = HistorySource(checked(factory), None if user_id is None else check_id(user_id, "user_id"))
     report = MigrationReport()
     with progress_bar(progress, "exporting", source.size()) as advance, _written(path_or_file) as file:
         file.write(header_line(utc_now()))
@@ -193,6 +193,7 @@ def import_history(
     if user_id is not None:
         check_id(user_id, "user_id")
     report = MigrationReport(dry_run=dry_run)
+    checked(factory)
     with _read(path_or_file) as (file, size), progress_bar(progress, "importing", size) as advance:
         lines = _lines(file, report, advance)
         wanted = (line for line in lines if user_id is None or line.scope.user_id == user_id)

@@ -16,7 +16,7 @@ from langchain_memkit.backends._history.rows import Enough, Scope
 from langchain_memkit.base import Turn, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.migrate.report import MigrationReport
-from langchain_memkit.migrate.sources import Conversation, Source, opened
+from langchain_memkit.migrate.sources import Conversation, Source, checked, opened
 from langchain_memkit.migrate.writing import copy_turns
 
 __all__ = ["amigrate", "migrate"]
@@ -67,6 +67,7 @@ def migrate(
     if user_id is not None:
         check_id(user_id, "user_id")
     report = MigrationReport(dry_run=dry_run)
+    checked(target, "target")
     way_back = isinstance(source, HistoryFactory) and _is_way_back(source._store, target._store, user_id)
     if not (dry_run or isinstance(source, HistoryFactory)):
         # opens it now: that switches a SQLite file to WAL, and no reader of the same file may be in the way

@@ -94,6 +94,14 @@ def message_turn(
     return Turn(0, 0, f"{ROW}{name[0]}:{digest}", when, [message], [], [f"{where}, {line}" for line in lost])
 
 
+def checked(factory: HistoryFactory[Any], name: str = "factory") -> HistoryFactory[Any]:
+    """The factory, if it is one of ours."""
+    if not isinstance(factory, HistoryFactory):
+        msg = f"{name} must be a factory of our histories, X.factory(...), not {type(factory).__name__}"  # type: ignore[unreachable]  # callers without types
+        raise ConfigurationError(msg)
+    return factory
+
+
 def _counter_of(factory: HistoryFactory[Any]) -> TokenCounter | None:
     """What a factory's histories count with; some layouts have no sessions without a user, others none with one."""
     try:

@@ -355,3 +355,18 @@ def test_twins_take_the_same(name: str) -> None:
     sync, twin = (inspect.signature(getattr(module, found)) for found in (name, f"a{name}"))
     assert list(sync.parameters.values()) == list(twin.parameters.values())
     assert inspect.iscoroutinefunction(getattr(module, f"a{name}"))
+
+
+def test_what_is_no_factory(tmp_path: Path) -> None:
+    """Arguments in the wrong order, or a path for a store, are named before anything is read or written."""
+    histories, path = fresh(), str(tmp_path / "chat.jsonl")
+    wrong: Any = path
+    for call in (
+        lambda: export_history(wrong, histories, progress=False),
+        lambda: import_history(wrong, histories, progress=False),
+        lambda: migrate(histories, wrong, progress=False),
+    ):
+        with pytest.raises(ConfigurationError, match="must be a factory"):
+            call()
+    histories.close()
+    assert not [*tmp_path.iterdir()]
