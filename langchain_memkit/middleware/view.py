@@ -35,7 +35,7 @@ def shown(run: Run, policy: Policy, given: Sequence[BaseMessage], config: Runnab
         config: Of the call.
     """
     summary = [m for m in given if is_foreign_summary(m)][-1:]
-    own = [m for m in given if m.id not in run.older and not is_foreign_summary(m)]
+    own = run.own(given)
     past = _past(run, given, {m.id for m in own if m.id}, summarized=bool(summary))
     context, chain = run.context, policy.preprocessor
     context.asked, context.past, context.notes = [*summary, *own], past, []

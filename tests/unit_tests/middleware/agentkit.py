@@ -95,6 +95,11 @@ def look_up(word: str) -> str:
     return f"{word} is a word"
 
 
+def send(to: str) -> str:
+    """Sends."""
+    return f"sent to {to}"
+
+
 def texts(messages: list[BaseMessage]) -> list[str]:
     """The text of each message."""
     return [message.text for message in messages]

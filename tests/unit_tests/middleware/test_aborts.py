@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 from agentkit import CONFIG, Scripted, asking, calling, look_up, rows
 from langchain.agents import create_agent
-from langchain.agents.middleware import ModelRetryMiddleware, PIIDetectionError, PIIMiddleware
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain.agents.middleware import AgentMiddleware, ModelRetryMiddleware
 from langchain_core.language_models.chat_models import generate_from_stream
+from langchain_core.messages import ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.pregel import Pregel
 
 from langchain_memkit import MessageHistoryMiddleware
 from langchain_memkit.messages.cuts import STATUS
@@ -150,6 +152,46 @@ def test_keyboard(histories: Any, history: Any, checkpointer: Any) -> None:
     assert rows(history) == [["q", "look_up", "a is a word"]]
 
 
+class Masking(AgentMiddleware[Any, Any, Any]):
+    """Puts another result in the place of a tool's."""
+
+    def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+        """Around a call."""
+        return ToolMessage("masked", tool_call_id=handler(request).tool_call_id)
+
+
+def test_masked_result(histories: Any, history: Any, checkpointer: Any) -> None:
+    """Of a stopped run, too, the result of a tool is stored as another middleware has made it."""
+    agent = create_agent(
+        Scripted(script=[calling(("look_up", {"word": "a"})), KeyboardInterrupt()]),
+        [look_up],
+        middleware=[Masking(), MessageHistoryMiddleware(histories)],
+        checkpointer=checkpointer,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        agent.invoke(asking("q"), CONFIG)
+    assert rows(history) == [["q", "look_up", "masked"]]
+
+
+def test_keyboard_in_a_tool(histories: Any, history: Any, checkpointer: Any) -> None:
+    """Ctrl-C in one of two tools keeps the other one's result."""
+
+    def stop() -> str:
+        """Is interrupted."""
+        time.sleep(0.1)
+        raise KeyboardInterrupt
+
+    agent = create_agent(
+        Scripted(script=[calling(("look_up", {"word": "a"}), ("stop", {}))]),
+        [look_up, stop],
+        middleware=[MessageHistoryMiddleware(histories)],
+        checkpointer=checkpointer,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        agent.invoke(asking("q"), CONFIG)
+    assert rows(history) == [["q", "look_up", "a is a word"]]
+
+
 def test_keyboard_between_words(histories: Any, history: Any, checkpointer: Any) -> None:
     """Ctrl-C in the middle of a streamed answer keeps its words."""
 
@@ -174,7 +216,7 @@ def test_keyboard_between_words(histories: Any, history: Any, checkpointer: Any)
 
 
 @pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
-@pytest.mark.skipif(not hasattr(BaseCallbackHandler, "on_stream_event"), reason="a newer langchain-core has it")
+@pytest.mark.skipif(not hasattr(Pregel, "stream_events"), reason="LangGraph has it from 1.2 on")
 def test_keyboard_in_the_newer_protocol(histories: Any, history: Any) -> None:
     """As for a stream of tokens: what came as events counts."""
 
@@ -220,19 +262,6 @@ def test_closed_sync_within_a_call(histories: Any, history: Any, checkpointer: A
     assert rows(history) == []
     agent.invoke(asking("q2"), CONFIG)
     assert [row[-1] for row in rows(history)] == ["b"]
-
-
-def test_refused_answer_is_not_stored(histories: Any, history: Any, run: Any) -> None:
-    """What another middleware refuses after the model is nowhere in the transcript, however the run ends."""
-    guard = PIIMiddleware("email", strategy="block", apply_to_output=True)
-    agent = create_agent(
-        Scripted(script=["it is a@b.org"]), [], middleware=[MessageHistoryMiddleware(histories), guard]
-    )
-    with pytest.raises(PIIDetectionError):
-        run(agent, asking("q"), CONFIG)
-    gc.collect()
-    worker.wait()
-    assert rows(history) == []
 
 
 def test_asked_again_after_an_abort(histories: Any, history: Any, checkpointer: Any) -> None:

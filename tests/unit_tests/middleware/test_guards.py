@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
-from agentkit import CONFIG, Scripted, asking, calling, look_up, rows
+from agentkit import CONFIG, Scripted, asking, calling, look_up, rows, send
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware, hook_config
+from langchain.agents.middleware import (
+    AgentMiddleware,
+    HumanInTheLoopMiddleware,
+    PIIDetectionError,
+    PIIMiddleware,
+    hook_config,
+)
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from langgraph.types import Command
 
 from langchain_memkit import MessageHistoryMiddleware
+from langchain_memkit.middleware.ending import worker
 
 
 class Guard(AgentMiddleware[Any, Any, Any]):
@@ -78,7 +87,28 @@ def test_trimmed_state(histories: Any, history: Any, checkpointer: Any, run: Any
     )
     output = run(agent, asking("q"), CONFIG)
     assert len(output["messages"]) < 6
+    if checkpointer:
+        assert not agent.get_state(CONFIG).values["memkit_seen"]
     assert rows(history) == [["q", *(t for i in range(4) for t in ("look_up", f"{i} is a word")), "done"]]
+
+
+def test_trimmed_and_failed(histories: Any, history: Any, run: Any) -> None:
+    """What a failed run was seen to say is not taken for a part of the next one, which another process may end."""
+    calls = [calling(("look_up", {"word": str(i)})) for i in range(3)]
+    wait = HumanInTheLoopMiddleware(interrupt_on={"send": True})
+    agent = create_agent(
+        Scripted(script=[*calls, OSError("down"), calling(("send", {"to": "all"})), "done"]),
+        [look_up, send],
+        middleware=[MessageHistoryMiddleware(histories), Trimming(), wait],
+        checkpointer=InMemorySaver(),
+    )
+    with pytest.raises(OSError, match="down"):
+        run(agent, asking("q"), CONFIG)
+    assert agent.get_state(CONFIG).values["memkit_seen"]
+    run(agent, asking("go"), CONFIG)
+    assert not agent.get_state(CONFIG).values["memkit_seen"]
+    run(agent, Command(resume={"decisions": [{"type": "approve"}]}), CONFIG)
+    assert rows(history)[-1] == ["go", "send", "sent to all", "done"]
 
 
 class Replacing(AgentMiddleware[Any, Any, Any]):
@@ -127,3 +157,16 @@ def test_forgets_on_purpose(histories: Any, history: Any, run: Any) -> None:
     run(agent, asking("q2"), CONFIG)
     assert rows(history) == [["q1", "ok 1"], ["q2", "ok 2"]]
     assert model.shown == ["q1", "ok 1", "q2"]
+
+
+def test_refused_answer_is_not_stored(histories: Any, history: Any, run: Any) -> None:
+    """What another middleware refuses after the model is nowhere in the transcript, however the run ends."""
+    guard = PIIMiddleware("email", strategy="block", apply_to_output=True)
+    agent = create_agent(
+        Scripted(script=["it is a@b.org"]), [], middleware=[MessageHistoryMiddleware(histories), guard]
+    )
+    with pytest.raises(PIIDetectionError):
+        run(agent, asking("q"), CONFIG)
+    gc.collect()
+    worker.wait()
+    assert rows(history) == []

@@ -178,6 +178,17 @@ def test_arguments_of_a_model(histories: Any, run: Any, call: Any, said: str) ->
     assert notes("s1", "u1").titles() == []
 
 
+def test_room_for_notes(histories: Any, run: Any) -> None:
+    """A user has room for 1,000 notes; a full one can still be replaced."""
+    script = [calling(("remember", {"title": title, "text": "x"})) for title in ("one more", "note 7")]
+    agent, notes = noting(histories, [*script, "done"])
+    notes("s1", "u1").add({f"note {i}": "y" for i in range(1000)})
+    refused, replaced = said_by_tools(run(agent, asking("q"), {"configurable": {"session_id": "s1", "user_id": "u1"}}))
+    assert "no room for more" in refused
+    assert replaced == "Remembered: note 7"
+    assert len(notes("s1", "u1").titles()) == 1000
+
+
 def test_tools_say_what_they_need(histories: Any, run: Any) -> None:
     """Without a place for a user's notes, or without a user, that is an error, at once."""
     for memories in ([], [KeyValueMemory({"Tea": "at five"})]):

@@ -6,7 +6,7 @@ import itertools
 from typing import Annotated, Any
 
 import pytest
-from agentkit import CONFIG, Scripted, asking, calling, look_up, rows, texts
+from agentkit import CONFIG, Scripted, asking, calling, look_up, rows, send, texts
 from langchain.agents import create_agent
 from langchain.agents.middleware import (
     ContextEditingMiddleware,
@@ -16,7 +16,7 @@ from langchain.agents.middleware import (
 )
 from langchain.agents.middleware.context_editing import ClearToolUsesEdit
 from langchain.tools import InjectedToolCallId, tool
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from pydantic import BaseModel
@@ -75,11 +75,6 @@ def test_all_of_them(histories: Any, history: Any, checkpointer: Any, run: Any, 
     assert len({m.id for m in history.messages}) == len(history.messages)
 
 
-def send(to: str) -> str:
-    """Sends."""
-    return f"sent to {to}"
-
-
 def test_summarized_away(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
     """What a summary removes from the state in the middle of a run is stored with the turn, in its place."""
     calls = [calling(("look_up", {"word": str(i)})) for i in range(4)]
@@ -113,6 +108,23 @@ def test_cut_of_a_summary_counts(histories: Any, history: Any, run: Any) -> None
     assert model.shown[1:] == ["ok 3", "by the way", "q3"]
     assert len(output["messages"]) == 4
     assert rows(history)[:3] == [["q0", "ok 1"], ["q1", "ok 2"], ["q2", "ok 3"]]
+
+
+def test_summary_that_keeps_nothing(histories: Any, history: Any, run: Any) -> None:
+    """Where a summary keeps the new question alone, the model sees besides what others said since the last run."""
+    model = Scripted()
+    agent = create_agent(
+        model,
+        [],
+        middleware=[summarizing(keep=1), MessageHistoryMiddleware(histories)],
+        checkpointer=InMemorySaver(),
+    )
+    for i in range(2):
+        run(agent, asking(f"q{i}"), CONFIG)
+    history.add_messages([HumanMessage("elsewhere")])
+    run(agent, asking("q2"), CONFIG)
+    assert model.shown[0].startswith("Here is a summary")
+    assert model.shown[1:] == ["elsewhere", "q2"]
 
 
 def test_edited_call(histories: Any, history: Any, run: Any) -> None:
