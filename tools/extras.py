@@ -143,11 +143,24 @@ memory.save_context({"input": "I'm Nemo."}, {"response": "Hello!"})
 assert memory.load_memory_variables({})["history"] == "Human: I'm Nemo.\\nAI: Hello!"
 """,
     "langgraph": """
+import sqlite3
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.store.memory import InMemoryStore
-from langchain_memkit import LangGraphKeyValueStore
+from langchain_memkit import LangGraphKeyValueStore, SQLiteChatMessageHistory
+from langchain_memkit.migrate import langgraph_source, migrate
 store = LangGraphKeyValueStore(InMemoryStore())
 store.mset([("u1/name", {"text": "Nemo"})])
 assert store.mget(["u1/name"]) == [{"text": "Nemo"}]
+state = {"channel_values": {"messages": [HumanMessage("My name is Nemo.", id="1")]}}
+columns = "thread_id, checkpoint_ns, checkpoint_id, type, checkpoint, metadata"
+with sqlite3.connect("graph.db") as connection:
+    connection.execute(f"CREATE TABLE checkpoints ({columns})")
+    row = ("t1", "", "1", *JsonPlusSerializer().dumps_typed(state), "{}")
+    connection.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?, ?)", row)
+histories = SQLiteChatMessageHistory.factory("new.db")
+migrate(langgraph_source("graph.db"), histories, progress=False)
+assert [m.text for m in histories("t1").messages] == ["My name is Nemo."]
 """,
     "agents": """
 from langchain.agents import create_agent
@@ -177,10 +190,12 @@ from langchain_core.messages import HumanMessage
 from langchain_memkit import SQLiteChatMessageHistory
 with SQLiteChatMessageHistory.factory("chat.db") as histories:
     histories("s1", "u1").add_messages([HumanMessage("My name is Nemo.")])
-command = [Path(sys.executable).with_name("memkit"), "export", "chat.jsonl", "--from", "chat.db"]
-done = subprocess.run(command, capture_output=True, text=True)
-assert done.returncode == 0, done
+memkit = Path(sys.executable).with_name("memkit")
+for words in ("export chat.jsonl --from chat.db", "import chat.jsonl --to new.db", "migrate --from new.db --to newer.db"):
+    done = subprocess.run([memkit, *words.split()], capture_output=True, text=True)
+    assert done.returncode == 0, done
 assert "My name is Nemo." in Path("chat.jsonl").read_text()
+assert [m.text for m in SQLiteChatMessageHistory("newer.db", "s1", user_id="u1").messages] == ["My name is Nemo."]
 """,
 }
 

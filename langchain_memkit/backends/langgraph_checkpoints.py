@@ -26,7 +26,8 @@ except ImportError as error:
     raise MissingExtraError(msg) from error
 
 NUMPY, SNAPSHOT = 6, 7  # codes of LangGraph's msgpack; up to 5 stand for (module, name, arguments, ...)
-MAX_DEPTH = 50
+MAX_DEPTH = 50  # of objects in objects
+MAX_LEVELS = 60  # of a message's field: no deeper one could be stored
 TYPES = {cls.__name__: kind for kind, cls in MESSAGE_TYPES.items()}
 MESSAGE_MODULES = ("langchain_core.messages.", "langchain.schema.messages.")
 
@@ -124,7 +125,7 @@ def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
     lost: list[str] = []
     for key, field in value.data.items():
         try:
-            fields[str(key)] = _plain(field)
+            fields[str(key)] = _plain(field, 0)
         except LookupError as error:
             if key == "content":
                 msg = f"its content holds {error.args[0]!s:.100}, which is not read"
@@ -142,18 +143,21 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
 """Everything that is built beside messages."""
 
 
-def _plain(value: Any) -> Any:
-    """A value with its objects built; a LookupError names the class of one that is not on the list."""
+def _plain(value: Any, depth: int) -> Any:
+    """A value with its objects built; a LookupError names what it holds that is not read."""
+    if depth > MAX_LEVELS:
+        msg = f"more than {MAX_LEVELS} levels"
+        raise LookupError(msg)
     if isinstance(value, Foreign):
         build = BUILDERS.get(value.name)
         if build is None:
             raise LookupError(value.name)
         try:
-            return build(_plain(value.data))
+            return build(_plain(value.data, depth + 1))
         except (TypeError, ValueError, AttributeError) as error:
             raise LookupError(value.name) from error
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_plain(item, depth + 1) for item in value]
     return value

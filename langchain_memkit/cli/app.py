@@ -23,7 +23,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
-    no_args_is_help=True,
     help=(
         "Moves, saves, deletes and checks conversations kept by langchain-memkit. "
         "WHERE is a SQLite file or mongodb://...; set MEMKIT_URI to keep a password out of the shell's history."

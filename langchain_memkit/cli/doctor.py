@@ -66,6 +66,8 @@ def _looked_at(output: Output, place: Place, fix: bool) -> list[Check]:
         advice = "is the server running, are host, user and password right, does a firewall stand in between?"
         advice = advice if place.is_mongodb else "is it a file of SQLite, and may this user read it?"
         checks.append(Check(place.label, "fail", output.brief(error), advice))
+    except OSError as error:
+        checks.append(Check(place.label, "fail", error.strerror or str(error), "may this user read it?"))
     return checks
 
 

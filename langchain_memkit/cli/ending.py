@@ -35,7 +35,7 @@ class Guarded(TyperGroup):
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning(output)
                 extra |= {"prog_name": "memkit", "obj": output, "standalone_mode": False}
-                code = super().main(words, *rest, **extra)
+                code = super().main(words or ["--help"], *rest, **extra)
         except Exception as error:  # noqa: BLE001  # a traceback would show more than it should
             code = _ended(output, error)
         finally:
@@ -52,6 +52,8 @@ class Guarded(TyperGroup):
         except KeyboardInterrupt:
             ctx.obj.fault(GO_ON)
             return INTERRUPTED
+        except BrokenPipeError as error:  # before typer makes a 1 of it
+            return _ended(ctx.obj, error)
 
 
 def _ended(output: Output, error: Exception) -> int:

@@ -82,7 +82,6 @@ def _spacy() -> Check:
         return Check("spaCy pipeline", "ok", repr(SpacyEntityExtractor()))
     except (SpacyModelMissing, ConfigurationError) as error:
         return Check("spaCy pipeline", "warn", "none that may be used", str(error))
-    except ImportError as error:
-        return Check(
-            "spaCy pipeline", "warn", f"spaCy cannot be imported: {error}", 'pip install "langchain-memkit[spacy]"'
-        )
+    except Exception as error:  # noqa: BLE001  # whatever is broken there, the other lines are printed
+        found = f"spaCy cannot be used: {type(error).__name__}: {error}"
+        return Check("spaCy pipeline", "warn", found, 'pip install "langchain-memkit[spacy]"')

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import langchain_memkit
 from langchain_memkit.backends._history.factory import HistoryFactory
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory
-from langchain_memkit.backends.sqlite.inspection import is_sqlite
+from langchain_memkit.backends.sqlite.inspection import is_foreign, is_sqlite
 from langchain_memkit.cli.places import COLLECTION, Format, Place, found_in
 from langchain_memkit.cli.printing import Output
+from langchain_memkit.cli.streams import STREAM, readable, writable
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.migrate import (
     MigrationReport,
@@ -32,7 +27,6 @@ from langchain_memkit.migrate.sources import HistorySource
 
 __all__ = ["Written", "export", "import_", "migrate"]
 
-STREAM = "-"
 LAYOUTS = {"memkit": "turns", "langchain-mongodb": "langchain", "qa": "qa"}
 SAME = "--from and --to are the same place: give --user, to hand what belongs to nobody to a user"
 
@@ -77,6 +71,8 @@ def migrate(
         HistoryWriteError: It cannot be written; calling again goes on.
     """
     kept_as, collection = found_in(begin, read_as, "--from")
+    if not _same_file(begin, end):  # who names a file twice means it
+        _refuse_foreign(end)
     source, target = _source(begin, kept_as, collection), _factory(end, LAYOUTS[written_as], end.collection)
     there = _named(end, end.collection or COLLECTION)
     output.note(f"from {_named(begin, collection)} ({kept_as}) to {there} ({written_as})")
@@ -97,12 +93,12 @@ def export(
         HistoryReadError: They cannot be read.
         HistoryWriteError: The file cannot be written.
     """
-    kept_as, collection = found_in(place, read_as, "--from")
+    kept_as, collection = found_in(place, read_as, "--from", of_server="--")
     source = _source(place, kept_as, collection)
     if not isinstance(source, HistoryFactory):
         msg = f"{place.label} holds {kept_as}: move it into a store of memkit first (memkit migrate), then export that"
         raise ConfigurationError(msg)
-    with closing(source), _writable(file) as target:
+    with closing(source), writable(file, place) as target:
         bar = _bar(output, progress) and file != STREAM
         report = export_history(source, target, user_id=user_id, progress=bar)
     return _report(output, report, "exported", beside=file == STREAM)
@@ -125,7 +121,8 @@ def import_(
         HistoryReadError: The file cannot be read.
         HistoryWriteError: The place cannot be written; calling again goes on.
     """
-    with closing(_factory(place, LAYOUTS[written_as], place.collection)) as target, _readable(file) as source:
+    _refuse_foreign(place)
+    with closing(_factory(place, LAYOUTS[written_as], place.collection)) as target, readable(file) as source:
         bar = _bar(output, progress)
         report = import_history(target, source, user_id=user_id, dry_run=dry_run, progress=bar)
     return _report(output, report, "imported")
@@ -149,7 +146,23 @@ def _source(place: Place, kept_as: Format, collection: str | None) -> Any:
     if kept_as is Format.LANGGRAPH:
         names = {"database_name": place.given_database, "collection_name": collection}
         return langgraph_source(place.where, **{k: v for k, v in names.items() if v})
+    _refuse_foreign(place)
     return _factory(place, "qa" if kept_as is Format.QA else "turns", collection)
+
+
+def _is_file(place: Place) -> bool:
+    return not (place.is_mongodb or place.is_sql_url) and place.path.is_file()
+
+
+def _same_file(begin: Place, end: Place) -> bool:
+    return _is_file(begin) and _is_file(end) and begin.path.samefile(end.path)
+
+
+def _refuse_foreign(place: Place) -> None:
+    """Opening a file as ours makes our tables in it: not in what belongs to another application."""
+    if _is_file(place) and is_sqlite(place.path) and is_foreign(place.path):
+        msg = f"{place.label} holds tables of something else and none of memkit: is the name right? Name a new file"
+        raise ConfigurationError(msg)
 
 
 def _factory(place: Place, layout: str, collection: str | None) -> HistoryFactory[Any]:
@@ -197,48 +210,3 @@ def _report(output: Output, report: MigrationReport, verb: str = "moved", *, bes
         lines = [line.partition(": ") for line in report.skipped]
         output.table(["skipped", "why"], [(what, why or what) for what, _, why in lines])
     return int(bool(report.skipped))
-
-
-@contextmanager
-def _writable(file: str) -> Iterator[Any]:
-    """What `export_history` writes to."""
-    if file != STREAM and not Path(file).absolute().parent.is_dir():
-        msg = f"{file}: its folder does not exist"
-        raise ConfigurationError(msg)
-    if file == STREAM:
-        stream = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="\n")
-        try:
-            yield stream
-            stream.flush()
-        finally:
-            stream.detach()
-    elif file.endswith(".gz"):
-        part = Path(f"{file}.part")
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as raw:
-            with gzip.open(raw, "wt", encoding="utf-8", newline="\n") as packed:
-                yield packed
-            raw.flush()
-            os.fsync(raw.fileno())
-        part.replace(file)
-    else:
-        yield file
-
-
-@contextmanager
-def _readable(file: str) -> Iterator[str | TextIO]:
-    """What `import_history` reads."""
-    if file != STREAM and not Path(file).is_file():
-        msg = f"{file}: there is no such file"
-        raise ConfigurationError(msg)
-    options: Any = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}
-    if file == STREAM:
-        stream = io.TextIOWrapper(sys.stdin.buffer, **options)
-        try:
-            yield stream
-        finally:
-            stream.detach()
-    elif file.endswith(".gz"):
-        with gzip.open(file, "rt", **options) as unpacked:
-            yield unpacked
-    else:
-        yield file

@@ -143,20 +143,23 @@ def place_of(
     return place
 
 
-def found_in(place: Place, wanted: Format | None, option: str) -> tuple[Format, str | None]:
+def found_in(
+    place: Place, wanted: Format | None, option: str, *, of_server: str = "--from-"
+) -> tuple[Format, str | None]:
     """What conversations at a place are kept as, and in which collection.
 
     Args:
         place: Where to look.
         wanted: The format that the user named; None to find out.
         option: What the place is called in the command, for errors.
+        of_server: What the options for the database and the collection begin with there, for errors.
 
     Raises:
         ConfigurationError: There is nothing to move, or more than one thing that might be meant.
         HistoryReadError: It cannot be read.
     """
     if place.is_mongodb:
-        return _in_database(place, wanted, option)
+        return _in_database(place, wanted, of_server)
     if wanted is not None or place.is_sql_url:
         return wanted or Format.SQL, None
     if place.path.is_dir():
@@ -173,7 +176,7 @@ def found_in(place: Place, wanted: Format | None, option: str) -> tuple[Format, 
     raise ConfigurationError(msg)
 
 
-def _in_database(place: Place, wanted: Format | None, option: str) -> tuple[Format, str | None]:
+def _in_database(place: Place, wanted: Format | None, of_server: str) -> tuple[Format, str | None]:
     if wanted is not None and place.collection is not None:
         return wanted, place.collection
     if wanted is Format.LANGGRAPH:
@@ -189,10 +192,10 @@ def _in_database(place: Place, wanted: Format | None, option: str) -> tuple[Form
     where = f"{place.label}, {place.collection or f'database {place.database}'}"
     if not fitting:
         what = "conversations that memkit knows" if wanted is None else f"conversations kept as {wanted}"
-        msg = f"{where}, holds no {what}. Is that the right --{option.strip('-')}-database?"
+        msg = f"{where}, holds no {what}. Is that the right {of_server}database?"
         raise ConfigurationError(msg)
     listed = ", ".join(f"{name} ({f})" for name, f in fitting.items())
-    msg = f"{where}, holds {listed}: say which is meant with {option}-collection"
+    msg = f"{where}, holds {listed}: say which is meant with {of_server}collection"
     raise ConfigurationError(msg)
 
 

@@ -20,6 +20,7 @@ __all__ = ["Output", "escaped", "secrets_in"]
 
 HIDDEN = "***"
 TELLING = re.compile("password|passwd|pwd|token|secret|properties|credential", re.IGNORECASE)
+ASSIGNED = re.compile(rf"(?i:\w*(?:{TELLING.pattern})\w*)\s*=\s*('[^']*'|\"[^\"]*\"|[^\s&;]+)")
 USERINFO = re.compile(r"//[^/?#\s]*@")
 DETAILS = re.compile(
     r" \(configured timeouts: [^)]*\)|, full error: \{[^}]*\}"
@@ -32,7 +33,7 @@ def secrets_in(words: Iterable[str]) -> list[str]:
     """What must not be printed of connection strings: passwords, and the values of telling options; longest first.
 
     Args:
-        words: Arguments of a command and values of environment variables; only those with `://` are looked at.
+        words: Arguments of a command and values of environment variables, mistyped URIs included.
 
     Example:
         >>> secrets_in(["--in", "mongodb://nemo:p%40ss@host/chat?authSource=admin"])
@@ -40,7 +41,14 @@ def secrets_in(words: Iterable[str]) -> list[str]:
     """
     found: set[str] = set()
     for word in words:
-        _, mark, rest = word.partition("://")
+        found |= {value.strip("'\"") for value in ASSIGNED.findall(word)}
+        head, mark, rest = word.partition("://")
+        if not mark or "@" in head:
+            # mistyped: u:secret@host, mongodb:/u:secret@host; all behind any colon, the password may hold one
+            userinfo = word.rpartition("@")[0]
+            behind = [userinfo[i + 1 :] for i, c in enumerate(userinfo) if c == ":"]
+            parts = [part for text in behind for part in re.split("[/@?#]", text)]
+            found |= {text for raw in (*behind, *parts) for text in (raw, unquote(raw), unquote_plus(raw))}
         if not mark:
             continue
         # up to the last @: a password that was not quoted may hold anything, and half of it is no less a secret

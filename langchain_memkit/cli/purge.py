@@ -65,7 +65,7 @@ def purge(output: Output, user_id: str, places: Sequence[Place], *, yes: bool, d
         HistoryWriteError: A place failed; calling again finishes the work.
     """
     check_id(user_id, "user_id")
-    parts = [part for place in places for part in _parts(place, output)]
+    parts = [part for place in places for part in _parts(place, user_id, output)]
     before = _counts(parts, user_id)
     if dry_run:
         _show(output, f"what there is of user {user_id!r}; nothing was deleted", before, None)
@@ -118,8 +118,8 @@ def _show(
     output.table(("what", "where", "deleted", "left"), rows)
 
 
-def _parts(place: Place, output: Output) -> list[Part]:
-    found = list(_in_database(place, output) if place.is_mongodb else _in_file(place))
+def _parts(place: Place, user_id: str, output: Output) -> list[Part]:
+    found = list(_in_database(place, user_id, output) if place.is_mongodb else _in_file(place))
     if not found:
         where = f"{place.label}, database {place.database}," if place.is_mongodb else place.label
         msg = f"{where} holds nothing of memkit, so nothing was deleted anywhere. Is the name right?"
@@ -142,9 +142,9 @@ def _in_file(place: Place) -> list[Part]:
     return parts
 
 
-def _in_database(place: Place, output: Output) -> list[Part]:
+def _in_database(place: Place, user_id: str, output: Output) -> list[Part]:
     server = require_mongodb()
-    kinds = server.kinds_in(place.where, place.database, place.keys)
+    kinds = server.kinds_in(place.where, place.database, place.keys, user_id=user_id)
     if place.collection is not None:
         kinds = {name: found for name, found in kinds.items() if name == place.collection}
     parts = []

@@ -177,7 +177,19 @@ def decode_legacy_message(data: Any) -> BaseMessage:
     # older cores wrote fields that are gone now (`example`); null stood for "none" in fields that are lists today
     known = {k: v for k, v in known.items() if v is not None or k in ("name", "id", "artifact", "usage_metadata")}
     extra = {k: v for k, v in fields.items() if k not in known and k != "example" and v is not None}
+    if known.get("id") is not None:
+        known["id"] = _id_of(known["id"])
     return _build(data.get("type"), known, extra)
+
+
+def _id_of(value: Any) -> str:
+    """A message's id as langchain-core itself reads it: numbers become text."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str) or not _is_utf8(value):
+        msg = f"its id is no text but a {type(value).__name__}" if not isinstance(value, str) else "its id is no UTF-8"
+        raise MessageDecodeError(msg)
+    return value
 
 
 def _build(role: Any, fields: dict[str, Any], extra: Any) -> BaseMessage:

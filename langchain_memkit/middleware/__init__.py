@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
+from weakref import ref
 
 from langchain.agents.middleware.types import (
     AgentMiddleware,
@@ -26,8 +27,8 @@ from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Prep
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.middleware.ending import failed, finish, stopped, watch
 from langchain_memkit.middleware.opening import Door, configured, place_of_run
-from langchain_memkit.middleware.run import Run, Runs
-from langchain_memkit.middleware.state import HistoryState
+from langchain_memkit.middleware.run import Handle, Run, Runs
+from langchain_memkit.middleware.state import HistoryState, divide
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
 from langchain_memkit.middleware.view import shown
 from langchain_memkit.runnables.memories import OnLoadError
@@ -36,10 +37,14 @@ from langchain_memkit.runnables.session import checked_function
 
 __all__ = ["MessageHistoryMiddleware"]
 
+TWICE = (
+    "two of this agent's middleware are MessageHistoryMiddleware, so each turn would be stored twice. One can have "
+    "several memories; for a second transcript copy the first one."
+)
 CHECKPOINTER = "__pregel_checkpointer"  # where LangGraph tells a node of its checkpointer
 
 
-class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
+class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     """Gives an agent of `langchain.agents.create_agent` a durable conversation, the same that chains have.
 
     Each run is one turn: question, tool calls, results and answer are stored as one atomic row when the run ends, as
@@ -205,9 +210,15 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
     def _begin(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
         config = get_config()
         ids = configured(config, runtime.context)
+        if isinstance(state.get("memkit_run"), Handle):
+            raise ConfigurationError(TWICE)
         if self._needs_user and ids.get("user_id") is None:
             raise ConfigurationError(NO_USER)
-        run = yield from self._door.begin(state, ids, config, self._runs.under_way(place_of_run(ids)))
+        place, messages = place_of_run(ids), state["messages"]
+        own = messages[divide(messages, state.get("memkit_turn"))[1] :]
+        asked = self._runs.announce(place, [m.id for m in own if m.id])
+        run = yield from self._door.begin(state, ids, config, self._runs.under_way(place))
+        run.asked, asked.run = asked, ref(run)
         handle = self._runs.begin(run, runtime.stream_writer)
         if not _is_checkpointed(config):
             watch(handle, self._policy, config)
@@ -244,6 +255,8 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
         self, run: Run, request: ModelRequest[Any] | ToolCallRequest, config: RunnableConfig, error: BaseException
     ) -> Flow[None]:
         """A call raised, was interrupted on purpose, or is cancelled."""
+        if run.unsettled:
+            self._runs.leave(run)
         if isinstance(error, GraphBubbleUp):
             run.take_failure()
             return
@@ -256,7 +269,8 @@ class MessageHistoryMiddleware(AgentMiddleware[HistoryState, Any, Any]):
     def _end(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
         config = get_config()
         run = yield from self._run_of(state, runtime, config)
-        mark = yield from finish(run, self._policy, state, config, self._runs.asked_elsewhere(run))
+        elsewhere, shared = self._runs.asked_elsewhere(run), _is_checkpointed(config)
+        mark = yield from finish(run, self._policy, state, config, elsewhere=elsewhere, shared=shared)
         return {"memkit_turn": mark, "memkit_run": None, **_emptied(state)}
 
 

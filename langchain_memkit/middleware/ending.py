@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import logging
 import threading
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
@@ -14,14 +14,14 @@ from queue import SimpleQueue
 from typing import Any
 from weakref import finalize
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.middleware.run import Handle, Run
 from langchain_memkit.middleware.state import Mark
-from langchain_memkit.runnables.saving import Policy
+from langchain_memkit.runnables.saving import UNSAVED, Policy
 
 __all__ = ["failed", "finish", "stopped", "watch", "worker"]
 
@@ -32,7 +32,13 @@ PATIENCE = 0.05  # seconds after which it is looked whether an event loop still 
 
 
 def finish(
-    run: Run, policy: Policy, state: Mapping[str, Any], config: RunnableConfig, elsewhere: Set[str] = frozenset()
+    run: Run,
+    policy: Policy,
+    state: Mapping[str, Any],
+    config: RunnableConfig,
+    *,
+    elsewhere: Set[str] = frozenset(),
+    shared: bool = False,
 ) -> Flow[Mark]:
     """Stores the turn as the other middleware left it; returns what the state is told.
 
@@ -42,9 +48,11 @@ def finish(
         state: Of the agent.
         config: Of the call.
         elsewhere: Ids of messages that other runs store.
+        shared: Whether other processes may have seen the state meanwhile.
     """
     messages: list[BaseMessage] = list(state["messages"])
-    new = yield from _mine(run, run.unstored(run.observe(messages)), elsewhere)
+    new = yield from _mine(run, run.unstored(run.observe(messages)), elsewhere, shared=shared)
+    new = _with_calls(run, new, messages)
     run.finished = True
     output = {key: state[key] for key in ("messages", "structured_response") if key in state}
     asked = new[: next((i for i, m in enumerate(new) if m.type not in ("human", "system")), len(new))]
@@ -52,18 +60,30 @@ def finish(
     end = messages[-1].id if messages else None
     if run.replayed is not None and seq == run.replayed:  # it said the same, so there is no branch
         run.mark = {**run.mark, "skip": run.mark["skip"][:-1]}
+    if seq == UNSAVED:  # reported, not raised: the state has it, and the next run stores it
+        run.take_failure()
+        return run.mark
     return {**run.mark, "done": True, "end": end, "seq": seq or run.mark["seq"]}
 
 
-def _mine(run: Run, new: list[BaseMessage], elsewhere: Set[str]) -> Flow[list[BaseMessage]]:
-    """Without questions of others that stood unanswered in the state, and were stored since."""
+def _mine(run: Run, new: list[BaseMessage], elsewhere: Set[str], *, shared: bool) -> Flow[list[BaseMessage]]:
+    """Without questions of others that stood unanswered in the state, and without what was stored since."""
     early = {m.id for m in list(takewhile(lambda m: m.type == "human", new))[:-1] if m.id}
-    if not early or run.mark["skip"]:  # a branch is stored whole
+    asked = [m.id for m in new if m.id and (shared or m.id in early)]
+    if not asked or run.mark["skip"]:  # a branch is stored whole
         return new
-    told, history = set(elsewhere), run.history
-    if run.native and early - told:
-        told |= yield Step(lambda: history.stored_ids([*early]), lambda: history.astored_ids([*early]))
-    return [m for m in new if m.id not in early & told]
+    told, history = early & elsewhere, run.history
+    if run.native:
+        told |= yield Step(lambda: history.stored_ids(asked), lambda: history.astored_ids(asked))
+    return [m for m in new if m.id not in told]
+
+
+def _with_calls(run: Run, new: list[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """With the calls before results that came after the run had been stopped: then they were stored without."""
+    late = [m.tool_call_id for m in takewhile(lambda m: isinstance(m, ToolMessage), new) if isinstance(m, ToolMessage)]
+    said = [m for m in run.own(messages) if isinstance(m, AIMessage)] if late else []
+    calls = [call for m in said for call in m.tool_calls if call["id"] in late]
+    return [AIMessage("", tool_calls=calls, id=f"{new[0].id}-calls"), *new] if calls else new
 
 
 def _nothing() -> Flow[None]:
@@ -76,6 +96,8 @@ def failed(run: Run, policy: Policy, config: RunnableConfig) -> Flow[None]:
     if run.take_failure():
         asked, _ = run.said(raw=False)
         yield from policy.model_failed(run.turn(asked, config))
+        if policy.on_model_error == "save_input":
+            run.known |= {m.id for m in asked if m.id}
 
 
 def stopped(run: Run, policy: Policy, config: RunnableConfig) -> Flow[None]:

@@ -8,14 +8,16 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, together
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, Turn, TurnContext, check_id
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.chain_io import aborted
+from langchain_memkit.messages.cuts import whole_tool_groups
 from langchain_memkit.messages.turns import batch_op, turn_starts
-from langchain_memkit.middleware.run import Run
+from langchain_memkit.middleware.run import Run, seen_in
 from langchain_memkit.middleware.state import Mark, divide, index_of, is_said, moment
 from langchain_memkit.preprocessors.loading import load
 from langchain_memkit.runnables.saving import Policy
@@ -77,24 +79,29 @@ class Door:
         """
         messages: list[BaseMessage] = list(state["messages"])
         before: Mark | None = state.get("memkit_turn")
+        place, seen = place_of_run(configurable), seen_in(state)
         turn_id = configurable.get("turn_id")
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
         bound = yield from self._bound(configurable)
         start, first = divide(messages, before, others)
-        ids = [m.id for m in messages[start:] if m.id]
+        ids = [m.id for m in (*seen, *messages[start:]) if m.id]
         known, view = yield from self._read(bound, ids, messages[first:], config)
-        if before is not None and bound.native and _is_cleared(before, view):
-            # what the state had then must not come back
+        if before is not None and (before["place"] != place or (bound.native and _is_cleared(before, view))):
+            # what the state had then must not come back, and is not somebody else's
             start, first = divide(messages, before, others, settled=True)
-            before = None
+            before, seen = None, []
+        left = [m for m in _in_order(seen, messages[start:first]) if m.id not in known and is_said(m)]
         if before is not None and not before["done"]:  # what is stored of the run before is the past
-            while first + 1 < len(messages) and messages[first].id in known:
+            while first + 1 < len(messages) and (
+                messages[first].id in known or _is_retry(messages, first, before, turn_id)
+            ):
                 first += 1
-        mark = _mark(messages, first, turn_id, view, before, config)
-        run = Run(place_of_run(configurable), mark, {m.id for m in messages[:first] if m.id}, known, *bound, view)
+        mark = _mark(messages, first, turn_id, view, before, config, place)
+        run = Run(place, mark, {m.id for m in messages[:first] if m.id}, known, *bound, view)
         if before is not None and mark["skip"] != before["skip"]:
             run.known = set()  # the branch is stored whole, beginning with its question
-        elif (yield from self._adopt(run, messages[start:first], before, config)):
+        elif left and not (before is None and (yield from _was_cleared(bound, view))):
+            yield from self._adopt(run, left, before, config)
             run.view = yield self._view(bound, messages[first:], config)
         run.observe(messages)
         return run
@@ -155,16 +162,42 @@ class Door:
 
         return Step(lambda: drive(flow(), run_step), lambda: adrive(flow(), arun_step))
 
-    def _adopt(self, run: Run, messages: list[BaseMessage], before: Mark | None, config: RunnableConfig) -> Flow[bool]:
+    def _adopt(self, run: Run, left: list[BaseMessage], before: Mark | None, config: RunnableConfig) -> Flow[None]:
         """Stores what the state holds and the transcript does not, a turn each; the same again changes nothing."""
-        left = [m for m in run.unstored(messages) if is_said(m)]
         for begin, end in pairwise([*turn_starts(left), len(left)]):
             said = left[begin:end]
+            whole = whole_tool_groups(said)
+            if whole != said:  # it waited for a result, and was overtaken
+                said = aborted(said) or whole
             turn = replace(run.turn(said, config), turn_id=batch_op(said, None))
             if before is not None and before["epoch"]:
                 turn = replace(turn, epoch=before["epoch"], since=moment(before))
-            yield from self.policy.save_messages(turn, said, None)
-        return bool(left)
+            if said:
+                yield from self.policy.save_messages(turn, said, None)
+
+
+def _in_order(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """What a run was seen to say, as far as it stands there now, as it stands there."""
+    current = {m.id: m for m in messages}
+    before = {m.id for m in seen}
+    return [*(current.get(m.id, m) for m in seen), *(m for m in messages if m.id not in before)]
+
+
+def _is_retry(messages: Sequence[BaseMessage], i: int, before: Mark, turn_id: str) -> bool:
+    """Whether a question that nobody answered is the one that is asked again, by a retry around the agent."""
+    again = before["turn_id"] == turn_id and isinstance(messages[i], HumanMessage)
+    return again and (messages[i].type, messages[i].content) == (messages[-1].type, messages[-1].content)
+
+
+def _was_cleared(bound: Bound, view: HistoryView) -> Flow[bool]:
+    """Whether the session was cleared once: a thread without a mark may still hold what was erased then."""
+    if not (bound.native and view.epoch):
+        return False
+    history = bound.history
+    first: Turn | None = yield Step(
+        lambda: next(history.iter_turns(), None), lambda: anext(aiter(history.aiter_turns()), None)
+    )
+    return first is None or first.seq > 1
 
 
 def _ids(history: Any) -> tuple[Any, Any]:
@@ -183,6 +216,7 @@ def _mark(
     view: HistoryView,
     before: Mark | None,
     config: RunnableConfig,
+    place: str,
 ) -> Mark:
     skip = before["skip"] if before else []
     # LangGraph tells a run which checkpoint its caller addressed: here the thread goes on from an older one
@@ -190,6 +224,7 @@ def _mark(
         skip = [*skip, [before["seq"] + 1, view.seq]]
     return Mark(
         key=uuid4().hex,
+        place=place,
         turn_id=turn_id,
         first=messages[first].id if first < len(messages) else None,
         end=messages[-1].id if messages else None,

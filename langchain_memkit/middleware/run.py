@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any, Self
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit.base import HistoryView, Memory, TurnContext
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import compose_notes
 from langchain_memkit.middleware.partial import Partial, gathering
 from langchain_memkit.middleware.state import Mark, index_of, is_foreign_summary, is_said, moment
@@ -22,7 +25,25 @@ from langchain_memkit.runnables.saving import OpenTurn
 __all__ = ["Handle", "Run", "Runs"]
 
 
-@dataclass(slots=True)
+SILENT, DEAD = 0.1, 1.0  # seconds between two steps, after which a run may be over, and is taken to be
+LEFT = 64  # runs that broke off when the state had lost a part of what they said
+ELSEWHERE = (
+    "this run was begun for another user or session. Resume it with the same session_id (or thread_id) and user_id, in "
+    "the config or in the runtime context."
+)
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Asked:
+    """What a run is asked, of which other runs may find a part in the state, unanswered."""
+
+    place: str
+    ids: tuple[str, ...]
+    failed: bool = False
+    run: Callable[[], Run | None] = lambda: None
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Run:
     """One run, from its input (or from where it was taken up) to its answer.
 
@@ -39,6 +60,7 @@ class Run:
         context: What preprocessors are told.
         failing: A model or tool has raised, or the run is interrupted: what is cancelled now was not abandoned.
         finished: The turn is saved.
+        asked: What it was asked, known to others.
         unsettled: A summary has removed messages of which the state was not told yet.
         replayed: Position of the turn if it was stored once before.
         calls: How many calls of models and tools are under way.
@@ -60,19 +82,21 @@ class Run:
     calls: int = 0
     unsettled: bool = False
     partial: Partial = field(default_factory=Partial)
+    asked: Asked | None = None
     _seen: dict[str, BaseMessage] = field(default_factory=dict)
     _removed: set[str] = field(default_factory=set)
     _summaries: set[str] | None = None
     _pending: list[BaseMessage] = field(default_factory=list)
+    _touched: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def taken_up(cls, place: str, mark: Mark, state: Mapping[str, Any]) -> Self:
+    def taken_up(cls, place: str, mark: Mark, state: Mapping[str, Any], seen: Sequence[BaseMessage]) -> Self:
         """A run that another invocation, perhaps in another process, began; nothing is read for it yet."""
         messages = state["messages"]
         before = messages[: max(index_of(messages, mark["first"]), 0)]
         run = cls(place, mark, {m.id for m in before if m.id})
-        run._seen = {m.id or "": m for m in state.get("memkit_seen") or []}
+        run._seen = {m.id or "": m for m in seen}
         run._removed = run._seen.keys() - {m.id for m in messages}
         run.observe(messages)
         return run
@@ -82,6 +106,12 @@ class Run:
         """What the run was seen to say, with what was taken from the state."""
         with self._lock:
             return list(self._seen.values())
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether it has said anything but its question."""
+        with self._lock:
+            return any(isinstance(m, AIMessage) for m in (*self._seen.values(), *self._pending))
 
     def names(self) -> set[str]:
         """Ids of that, and of what is not in the state yet."""
@@ -101,6 +131,7 @@ class Run:
         current = {m.id or f"#{i}": m for i, m in enumerate(self.own(messages))}
         summaries = {m.id or "" for m in messages if is_foreign_summary(m)}
         with self._lock:
+            self._touched = time.monotonic()
             order = [*self._seen, *(m.id or "" for m in self._pending)]
             last = next((i for i in reversed(range(len(order))) if order[i] in current), 0)
             summarized = self._summaries is not None and bool(summaries - self._summaries)
@@ -128,11 +159,6 @@ class Run:
         first = next((i for i, m in enumerate(messages) if isinstance(m, AIMessage)), len(messages))
         return self.unstored(messages[:first]), self.unstored(messages[first:])
 
-    @property
-    def asked_ids(self) -> set[str]:
-        """Of the run's input."""
-        return {m.id for m in takewhile(lambda m: not isinstance(m, AIMessage), self.seen) if m.id}
-
     def unstored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Those that the transcript does not have."""
         return [m for m in messages if m.id not in self.known]
@@ -147,19 +173,37 @@ class Run:
         finally:
             with self._lock:
                 self.calls -= 1
+                self._touched = time.monotonic()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since something was heard of it; 0 while it calls something, and when it is finished."""
+        return 0.0 if self.calls or self.finished else time.monotonic() - self._touched
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may go on: a step of LangGraph's takes milliseconds. What it says is its own to store then."""
+        return not self.failing and self.silence < DEAD
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """While a model is called; somebody recovered from what failed before, if anything did."""
-        self.failing, self.partial = False, Partial()
+        self._fail(False)
+        self.partial = Partial()
         with self.calling(), gathering(self.partial):
             yield
 
     def take_failure(self) -> bool:
         """Whether this is the first failure of the run."""
         with self._lock:
-            first, self.failing = not self.failing, True
+            first = not self.failing
+            self._fail(True)
             return first
+
+    def _fail(self, failing: bool) -> None:
+        self.failing = failing
+        if self.asked is not None:
+            self.asked.failed = failing
 
     def turn(self, new: list[BaseMessage], config: RunnableConfig) -> OpenTurn:
         """The turn as what saves it wants it."""
@@ -230,6 +274,8 @@ class Runs:
     def __init__(self) -> None:
         self._live: WeakValueDictionary[str, Handle] = WeakValueDictionary()
         self._resumed: WeakKeyDictionary[object, list[Handle]] = WeakKeyDictionary()
+        self._asked: WeakSet[Asked] = WeakSet()
+        self._left: OrderedDict[str, list[BaseMessage]] = OrderedDict()
         self._lock = threading.Lock()
 
     def find(self, state: Any, place: str, invocation: object) -> Run | None:
@@ -248,18 +294,40 @@ class Runs:
         return None if handle.run.finished else handle.run
 
     def under_way(self, place: str) -> set[str]:
-        """Ids of what runs say that call a model or a tool for this conversation, in this process, right now."""
-        with self._lock:
-            runs = [handle.run for handle in self._live.values() if handle.run.place == place]
-        return {name for run in runs if run.calls for name in run.names()}
+        """Ids of what the runs of this conversation say that are not over, in this process."""
+
+        def look() -> list[Run]:
+            with self._lock:
+                runs = [handle.run for handle in self._live.values()]
+            return [run for run in runs if run.place == place and run.is_live and (run.calls or run.has_spoken)]
+
+        # Between two steps it cannot be told from one that waits for a person and refers to itself. This takes 0.1 s,
+        # where runs on one thread meet at such a moment; without it what a waiting run said would be lost.
+        if any(run.silence for run in look()):
+            gc.collect()
+        return {name for run in look() for name in run.names()}
 
     def asked_elsewhere(self, run: Run) -> set[str]:
         """Of a run's input what a run at the same time brought, and stores: it was in the state, unanswered."""
+        mine = run.asked
+
+        def look() -> list[Asked]:
+            with self._lock:
+                known = [asked for asked in self._asked if asked.place == run.place and not asked.failed]
+            # whose last message stands before my last one has brought it, and what is before it is not mine either
+            before = [asked for asked in known if mine is not None and asked.ids and asked.ids[-1] in mine.ids[:-1]]
+            return [asked for asked in before if (other := asked.run()) is None or other.is_live]
+
+        if any((other := asked.run()) is not None and other.silence > SILENT for asked in look()):
+            gc.collect()
+        return {name for asked in look() for name in asked.ids}
+
+    def announce(self, place: str, ids: Iterable[str]) -> Asked:
+        """Says what a run is asked before it has read anything; it counts as long as the result is held."""
+        asked = Asked(place, tuple(ids))
         with self._lock:
-            others = [handle.run for handle in self._live.values()]
-        mine = run.asked_ids
-        same = (o.asked_ids for o in others if o is not run and o.place == run.place and not o.failing)
-        return {name for theirs in same if theirs < mine for name in theirs}
+            self._asked.add(asked)
+        return asked
 
     def take_up(self, state: Any, place: str, invocation: object) -> Run | None:
         """As `find`; else the state's run, if one was begun, taken up as long as this invocation lasts."""
@@ -267,9 +335,18 @@ class Runs:
         with self._lock:
             run = self.find(state, place, invocation)
             if run is None and mark is not None and not mark["done"]:
-                run = Run.taken_up(place, mark, state)
+                if mark["place"] != place:
+                    raise ConfigurationError(ELSEWHERE)
+                run = Run.taken_up(place, mark, state, self._left.pop(mark["key"], None) or seen_in(state))
                 self._keep(mark, run, invocation)
             return run
+
+    def leave(self, run: Run) -> None:
+        """Keeps what a run has said that broke off when the state had lost a part of it, for who takes it up."""
+        with self._lock:
+            self._left[run.mark["key"]] = run.seen
+            while len(self._left) > LEFT:
+                self._left.popitem(last=False)
 
     def begin(self, run: Run, invocation: object) -> Handle:
         """Makes what is put into the state."""
@@ -288,6 +365,11 @@ class Runs:
         if handle.invocation is not None:
             self._live[_key(mark, run.place)] = handle
             self._resumed.setdefault(invocation, []).append(handle)
+
+
+def seen_in(state: Mapping[str, Any]) -> list[BaseMessage]:
+    """What a state says that its run has said, once a part of that was taken from it."""
+    return list(state.get("memkit_seen") or [])
 
 
 def _is_of_one(writer: object) -> bool:

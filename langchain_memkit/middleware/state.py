@@ -22,6 +22,7 @@ class Mark(TypedDict):
 
     Attributes:
         key: Of this run.
+        place: Whose conversation it belongs to.
         turn_id: Under which the turn is stored once.
         first: Id of the run's first message; None if it has none.
         end: Id of the last message: of the input while the turn is open, then of all that is stored.
@@ -34,6 +35,7 @@ class Mark(TypedDict):
     """
 
     key: str
+    place: str
     turn_id: str
     first: str | None
     end: str | None
@@ -79,6 +81,7 @@ def divide(
     if mark is not None:
         settled = settled or mark["done"]
         start = max(index_of(messages, mark["end" if settled else "first"]) + settled, 0)
+    others = {*others} - {messages[-1].id} if messages else ()  # that one came with this run, whoever has seen it
     if others:
         start = next((i + 1 for i in range(len(messages) - 1, start - 1, -1) if messages[i].id in others), start)
     starts = turn_starts(messages[start:])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -118,22 +120,40 @@ def _written(path_or_file: PathOrFile) -> Iterator[TextIO]:
     path = Path(path_or_file)
     in_place = path.exists() and not path.is_file()  # a pipe or a device
     part = path if in_place else path.with_name(f"{path.name}.part")
+    mine: os.stat_result | None = None
     try:
         if not in_place:
             part.unlink(missing_ok=True)  # of a process that was killed
         with open(part, "w" if in_place else "x", encoding="utf-8", newline="\n", opener=_owners_alone) as file:
+            mine = os.fstat(file.fileno())
             yield file
             file.flush()
             if not in_place:
                 os.fsync(file.fileno())
         if not in_place:
-            part.replace(path)
+            _publish(part, path, mine)
     except OSError as error:
         msg = f"cannot write {path}: {error.strerror or error}"
         raise HistoryWriteError(msg) from error
     finally:
-        if not in_place:
+        if not in_place and _is_there(part, mine):
             part.unlink(missing_ok=True)  # what is left of an export that broke off
+
+
+def _publish(part: Path, path: Path, mine: os.stat_result) -> None:
+    """Gives the file its name, unless another export to the same one has begun since: its half is not ours to show."""
+    if not _is_there(part, mine):
+        msg = f"cannot write {path}: another export to it has begun meanwhile; this one is dropped"
+        raise HistoryWriteError(msg)
+    part.replace(path)
+
+
+def _is_there(part: Path, mine: os.stat_result | None) -> bool:
+    """Whether the unfinished file is still the one that this export opened."""
+    try:
+        return mine is not None and os.path.samestat(part.stat(), mine)
+    except FileNotFoundError:
+        return False
 
 
 def _text_file(file: Any, verb: str) -> TextIO:
@@ -251,7 +271,7 @@ def _lines(file: TextIO, report: MigrationReport, advance: Callable[[int], None]
     """The lines that hold turns; what else is there is checked or written down."""
     ended = False
     number = 0
-    for number, text in enumerate(file, 1):
+    for number, text in enumerate(_whole(file, report), 1):
         advance(len(text.encode("utf-8", "surrogatepass")))
         try:
             data = read_line(text)
@@ -269,6 +289,14 @@ def _lines(file: TextIO, report: MigrationReport, advance: Callable[[int], None]
         _check_header({})
     if not ended:
         report.skipped.append(f"line {number}: the file ends here without its last line: it was cut off")
+
+
+def _whole(file: TextIO, report: MigrationReport) -> Iterator[str]:
+    """Its lines; of a compressed file that was cut off or is damaged, those before."""
+    try:
+        yield from file
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        report.skipped.append(f"the compressed file is cut off or damaged ({type(error).__name__})")
 
 
 def _check_header(data: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from langchain_memkit.backends._history.rows import Scope, read_turn
@@ -101,9 +101,9 @@ def turn_of_line(data: Mapping[str, Any], where: str, counter: Any) -> Turn:
 
 
 def _date(value: Any) -> datetime | None:
-    """An aware date; None if there is none."""
+    """An aware date in UTC; None if there is none, or it is before or after every date there."""
     try:
         found = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
+        return found.astimezone(UTC) if found.tzinfo else None
+    except (TypeError, ValueError, OverflowError):
         return None
-    return found if found.tzinfo else None

@@ -36,17 +36,19 @@ class ThreadSource:
 
         with closing(self.checkpoints.rows()) as rows:
             for thread_id, kind, blob, metadata in rows:
-                owner = _owner(metadata)
+                owner, problem = _owner(metadata)
                 try:
                     state = decode_checkpoint(kind, blob)
                 except MessageDecodeError as error:
                     yield Conversation(thread_id, owner, partial(iter, [unreadable(f"thread: {error}")]))
                 else:
-                    yield Conversation(thread_id, owner, partial(self._turns, state), by_id=True)
+                    yield Conversation(thread_id, owner, partial(self._turns, state, problem), by_id=True)
 
-    def _turns(self, state: Any) -> Iterator[Turn]:
+    def _turns(self, state: Any, problem: str) -> Iterator[Turn]:
         from langchain_memkit.backends.langgraph_checkpoints import decode_message_of_graph
 
+        if problem:
+            yield unreadable(f"thread: {problem}")
         values = state.get("channel_values") if isinstance(state, dict) else None
         stored = values.get(self.channel) if isinstance(values, dict) else None
         if not isinstance(stored, list):
@@ -75,17 +77,26 @@ class ThreadSource:
         return f"its state has no {self.channel!r}"
 
 
-def _owner(metadata: Any) -> str:
-    """The `user_id` that the thread's config carried, which LangGraph keeps with every checkpoint; else nobody."""
+def _owner(metadata: Any) -> tuple[str, str]:
+    """The `user_id` that the thread's config carried, which LangGraph keeps with every checkpoint; else nobody.
+
+    And what is wrong with it, if it is there and no id.
+    """
     from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
 
     try:
         found = metadata.get("user_id") if isinstance(metadata, dict) else json.loads(metadata).get("user_id")
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return "", ""
+    try:
         if isinstance(found, (list, tuple)) and len(found) == 2:  # MongoDBSaver stores each value with its type
             found = decode_checkpoint(*found)
-        return check_id(found, "user_id")
-    except (AttributeError, TypeError, ValueError, RecursionError):
-        return ""
+        if found is None:
+            return "", ""
+        is_number = isinstance(found, int) and not isinstance(found, bool)
+        return check_id(str(found) if is_number else found, "user_id"), ""
+    except (TypeError, ValueError) as error:
+        return "", f"moved as nobody's: {error}"
 
 
 def _unanswered(messages: list[BaseMessage]) -> int:
@@ -98,6 +109,6 @@ def _unanswered(messages: list[BaseMessage]) -> int:
 def _date(value: Any) -> datetime | None:
     try:
         found = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
+        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+    except (TypeError, ValueError, OverflowError):
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -38,6 +38,8 @@ logger = logging.getLogger("langchain_memkit")
 
 SMALLER = 0.7  # of the budget, after the model said that it was too much
 
+UNSAVED = -1
+
 BeforeSave: TypeAlias = Callable[[list[BaseMessage]], list[BaseMessage]]
 OnSaveError: TypeAlias = Literal["raise", "log"] | Callable[[HistoryWriteError], None]
 OnDroppedTurn: TypeAlias = Literal["report", "raise"] | Callable[[HistoryWriteError], None]
@@ -136,13 +138,17 @@ class Policy:
             yield from self._not_saved(turn, error, output)
 
     def save_messages(self, turn: OpenTurn, messages: Sequence[BaseMessage], output: Any) -> Flow[int | None]:
-        """As `save`, for who knows the messages of the turn; returns its position, None if it has none."""
+        """As `save`, for who knows the messages of the turn.
+
+        Returns:
+            Its position; None if it has none; `UNSAVED` if that failed and the failure was not to be raised.
+        """
         try:
             whole = output_messages(list(messages), None)
             return (yield from self._store(turn, _without_notes(whole), turn.turn_id))
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
             yield from self._not_saved(turn, error, output)
-            return None
+            return UNSAVED
 
     def _not_saved(self, turn: OpenTurn, error: Exception, output: Any) -> Flow[None]:
         if self.on_dropped_turn == "raise" and isinstance(error, (StaleTurnError, IdempotencyConflictError)):

@@ -14,9 +14,16 @@ from bson import ObjectId
 from gatekit.systems import Place, config, echo
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import HumanMessage
+from langgraph.store.memory import InMemoryStore
 
 import langchain_memkit
-from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory, SQLiteVectorStore, VectorMemory
+from langchain_memkit import (
+    LangGraphKeyValueStore,
+    MongoDBChatMessageHistory,
+    SQLiteChatMessageHistory,
+    SQLiteVectorStore,
+    VectorMemory,
+)
 from langchain_memkit.errors import MemkitError
 
 HOSTILE: dict[str, tuple[Any, type[Exception]]] = {
@@ -122,6 +129,8 @@ def invoke_with(path: str, parameter: str, value: Any, place: Place) -> Any:
     known = inspect.signature(cls).parameters
     given: dict[str, Any] = {"session_id": "s1"} if "session_id" in known else {}
     given |= {"embedding": EMBEDDING} if "embedding" in known else {}
+    if cls is LangGraphKeyValueStore:
+        where = InMemoryStore()
     if cls is VectorMemory:
         where, given = SQLiteVectorStore(":memory:", EMBEDDING), {**given, "user_id": "u1"}
     if method == "__init__":

@@ -83,6 +83,15 @@ class Clients:
         return hosts_of(self._uri) if self._uri else "the given client"
 
     @property
+    def servers(self) -> Any:
+        """Equal for connection strings that name the same hosts, in whatever order and with whatever options."""
+        if not self._uri:
+            return self.key
+        hosts = hosts_of(self._uri).lower().split(",")
+        named = {re.sub(r"^(localhost|\[::1\])(?=:|$)", "127.0.0.1", host) for host in hosts}
+        return frozenset(host if re.search(r":\d+$", host) else f"{host}:27017" for host in named)
+
+    @property
     def key(self) -> Any:
         """Equal for stores that talk to the same server."""
         return self._uri or id(self._client if self._client is not None else self._async_client)

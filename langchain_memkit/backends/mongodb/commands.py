@@ -221,6 +221,17 @@ class Commands(Runner):
     def __init__(self, clients: Clients, settings: Settings) -> None:
         super().__init__(clients, settings)
 
+    @property
+    def place(self) -> Any:
+        """Equal for stores on the same collection, however the server is spelled: asks the server who it is."""
+        return (self.run(self.reading(self._server())), self.settings.names)
+
+    def _server(self) -> Flow[Any]:
+        said = yield from self.retried(lambda c: c.database.client.admin.command("hello"))
+        process = (said.get("topologyVersion") or {}).get("processId")
+        is_router = said.get("msg") == "isdbgrid"  # several of them lead to one cluster
+        return self.clients.servers if process is None or is_router else process
+
 
 def text_of(error: PyMongoError) -> str:
     """A driver's error in words: no credentials, and no document, which a bulk error carries whole."""

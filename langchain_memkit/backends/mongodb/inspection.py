@@ -10,10 +10,12 @@ import pymongo
 from pymongo import IndexModel, MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
+from langchain_memkit.backends._key_value.data import range_of
 from langchain_memkit.backends.mongodb import documents, vector_documents
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import text_of
 from langchain_memkit.backends.mongodb.layout_qa import qa_index_models
+from langchain_memkit.base import user_prefix
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 
 __all__ = [
@@ -88,7 +90,9 @@ def inspect_server(uri: str, timeout: float = 5.0) -> ServerFacts:
     )
 
 
-def kinds_in(uri: str, database: str, keys: tuple[str, str], timeout: float = 5.0) -> dict[str, frozenset[str]]:
+def kinds_in(
+    uri: str, database: str, keys: tuple[str, str], timeout: float = 5.0, *, user_id: str | None = None
+) -> dict[str, frozenset[str]]:
     """The collections of a database, and what each seems to hold, by its indexes and some documents from either end.
 
     Args:
@@ -96,6 +100,7 @@ def kinds_in(uri: str, database: str, keys: tuple[str, str], timeout: float = 5.
         database: Which.
         keys: `session_id_key` and `history_key` of langchain-mongodb's rows.
         timeout: Seconds for each command.
+        user_id: Whose key-values are found wherever they are; others could stand between too many documents.
 
     Raises:
         ConfigurationError: The connection string is not valid.
@@ -104,7 +109,7 @@ def kinds_in(uri: str, database: str, keys: tuple[str, str], timeout: float = 5.
     with _server(uri, timeout) as (client, _):
         names = client[database].list_collection_names(filter={"type": "collection"})
         mine = [name for name in sorted(names) if not name.startswith("system.")]
-        return {name: _kinds(client[database][name], keys, timeout) for name in mine}
+        return {name: _kinds(client[database][name], keys, timeout, user_id) for name in mine}
 
 
 def inspect_collection(
@@ -179,10 +184,15 @@ def _allowed(ask: Callable[[], Any]) -> Any:
         return None
 
 
-def _kinds(collection: Any, keys: tuple[str, str], timeout: float) -> frozenset[str]:
+def _kinds(collection: Any, keys: tuple[str, str], timeout: float, user_id: str | None = None) -> frozenset[str]:
     with pymongo.timeout(timeout):
         kinds = {BY_INDEX[name] for name in _indexes(collection) if name in BY_INDEX}
         sample = [*collection.find().limit(SAMPLE), *collection.find().sort("_id", -1).limit(SAMPLE)]
+        if user_id is not None:
+            begin, end = range_of(user_prefix(user_id))
+            ids = {"$gte": begin} if end is None else {"$gte": begin, "$lt": end}
+            found = {"_id": ids, "value": {"$exists": True}, "v": {"$exists": True}}
+            sample += collection.find(found).limit(SAMPLE)
     return frozenset(kinds | {kind for document in sample if (kind := _kind(document, keys))})
 
 

@@ -124,7 +124,8 @@ class QAStore(Commands):
             self.retried(lambda c: c.find(query, ["messages.id", "isActive", "isDeleted", "expiresAt"]).to_list())
         )
         now = self.settings.now()
-        return set(ids) & {m.get("id") for d in documents if is_shown(d, now) for m in d.get("messages") or ()}
+        found = [m.get("id") for d in documents if is_shown(d, now) for m in d.get("messages") or ()]
+        return set(ids) & {i for i in found if isinstance(i, str)}  # what is no UTF-8 is tagged
 
     def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
         """The user's chats, most recently used first; `hidden`: counted with their soft-deleted documents."""

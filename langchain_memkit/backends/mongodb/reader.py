@@ -140,8 +140,8 @@ class Reader(Commands):
 
         documents = yield from self.reading(find())
         now = self.settings.now()
-        found = {m.get("id") for d in documents if is_live(d, 0, now) for m in d.get("messages") or ()}
-        return set(ids) & found
+        found = [m.get("id") for d in documents if is_live(d, 0, now) for m in d.get("messages") or ()]
+        return set(ids) & {i for i in found if isinstance(i, str)}  # what is no UTF-8 is tagged
 
     def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
         """The user's sessions, most recently used first; `hidden`: counted with their soft-deleted turns."""

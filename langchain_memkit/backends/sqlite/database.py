@@ -98,7 +98,7 @@ class Database:
 
     @contextmanager
     def _lend(self) -> Iterator[sqlite3.Connection]:
-        file = self._identity()
+        file = self.identity()
         with self._lock:
             if file != self._file:  # deleted or replaced behind our back: the old connections lead nowhere
                 _close_idle(self._pid, self._idle)
@@ -106,7 +106,7 @@ class Database:
             connection = self._idle.pop() if self._idle else None
         if connection is None:
             connection = self._open()
-            file = self._identity()
+            file = self.identity()
             with self._lock:
                 self._file = file
         try:
@@ -121,7 +121,7 @@ class Database:
             if not keep:
                 connection.close()
 
-    def _identity(self) -> tuple[int, int] | None:
+    def identity(self) -> tuple[int, int] | None:
         """Device and inode of the file; None if there is none."""
         if self.in_memory:
             return (0, 0)

@@ -20,6 +20,7 @@ __all__ = [
     "build_missing",
     "count_records",
     "inspect_file",
+    "is_foreign",
     "is_sqlite",
     "library_version",
     "tables_of",
@@ -73,6 +74,16 @@ def tables_of(path: str | os.PathLike[str], timeout: float = 5.0) -> frozenset[s
     """
     with _reading(path, timeout) as connection:
         return frozenset(row[1] for row in connection.execute(SCHEMA) if row[0] == "table")
+
+
+def is_foreign(path: str | os.PathLike[str], timeout: float = 5.0) -> bool:
+    """Whether a file has tables, and none of them is called like one of memkit's.
+
+    Raises:
+        HistoryReadError: It cannot be read.
+    """
+    tables = tables_of(path, timeout)
+    return bool(tables) and tables.isdisjoint(name for kind, name in _expected(len(MIGRATIONS)) if kind == "table")
 
 
 def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFacts:
@@ -155,15 +166,19 @@ def _reading(path: str | os.PathLike[str], timeout: float) -> Iterator[sqlite3.C
 
 def _faults(present: dict[tuple[str, str], str], version: int) -> Iterator[Fault]:
     """What a file of this version should have, and has not."""
-    with closing(sqlite3.connect(":memory:")) as connection:
-        for script in MIGRATIONS[:version]:
-            connection.executescript(script)
-        expected = {(row[0], row[1]): row[2] for row in connection.execute(SCHEMA)}
-    for key, sql in expected.items():
+    for key, sql in _expected(version).items():
         if key not in present:
             yield Fault(key[1], "missing", sql)
         elif _plain(present[key]) != _plain(sql):
             yield Fault(key[1], "wrong", sql)
+
+
+def _expected(version: int) -> dict[tuple[str, str], str]:
+    """What a file of this version has, as (type, name): SQL."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for script in MIGRATIONS[:version]:
+            connection.executescript(script)
+        return {(row[0], row[1]): row[2] for row in connection.execute(SCHEMA)}
 
 
 def _plain(sql: str) -> str:

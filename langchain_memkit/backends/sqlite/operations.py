@@ -204,10 +204,8 @@ class Operations:
                 counter_name(self._counter),
             ),
         )
-        ids = {data.get("id") for data in row.messages}
-        connection.executemany(
-            "INSERT INTO message_ids VALUES (?, ?, ?, ?)", [(*scope, i, head.seq) for i in ids if isinstance(i, str)]
-        )
+        ids = {i for data in row.messages if isinstance(i := data.get("id"), str)}  # what is no UTF-8 is tagged
+        connection.executemany("INSERT INTO message_ids VALUES (?, ?, ?, ?)", [(*scope, i, head.seq) for i in ids])
 
     def _expire(self, connection: sqlite3.Connection, scope: Scope) -> None:
         """Removes what has expired: all of this session, so that positions are free, and some of the rest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,8 +22,10 @@ class Transactions:
 
     @property
     def place(self) -> Any:
-        """Equal for stores on the same file."""
-        return self._database if self._database.in_memory else self._database.path
+        """Equal for stores on the same file, by whatever name or link."""
+        if self._database.in_memory:
+            return self._database
+        return self._database.identity() or os.path.realpath(self._database.path)
 
     def run(self, flow: Flow[T]) -> T:
         """Runs a flow, each step on a borrowed connection."""

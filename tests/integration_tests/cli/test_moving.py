@@ -144,6 +144,13 @@ def test_nothing_there(memkit: Memkit, standalone: Any, database: str) -> None:
     assert "--from-database" in done.stderr
 
 
+def test_errors_of_export_name_its_options(memkit: Memkit, full: str, standalone: Any, database: str) -> None:
+    """What an error of export says to give is an option of export."""
+    words = ("export", "x.jsonl", "--from", standalone.uri, "--database")
+    assert "say which is meant with --collection" in memkit(*words, full).stderr
+    assert "Is that the right --database?" in memkit(*words, f"{database}_nothing").stderr
+
+
 def test_export_and_import(memkit: Memkit, full: str, standalone: Any, database: str) -> None:
     """Out of one collection and into another, on a server whose URI comes from the environment."""
     env = {"MEMKIT_URI": standalone.uri}

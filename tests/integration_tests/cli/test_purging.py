@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from langchain_memkit import MongoDBChatMessageHistory
+from langchain_memkit import MongoDBChatMessageHistory, MongoDBKeyValueStore
+from langchain_memkit.base import user_prefix
 
 Memkit = Callable[..., Any]
 
@@ -63,3 +64,17 @@ def test_the_wrong_database(memkit: Memkit, standalone: Any, database: str) -> N
     done = memkit("purge", "--user", "u1", "--in", standalone.uri, "--database", database, "--yes")
     assert done.exit_code == 2
     assert "holds nothing of memkit" in done.stderr
+
+
+def test_keys_among_other_documents(memkit: Memkit, client: Any, standalone: Any, database: str) -> None:
+    """Key-values go also where a collection holds more else than is looked at; what is not the user's stays."""
+    shared = client[database]["shared"]
+    shared.insert_many([{"_id": f"{mark}{i:04}", "x": 1} for mark in "!~" for i in range(30)])
+    with MongoDBKeyValueStore(standalone.uri, database, "shared") as keys:
+        keys.mset([(user_prefix(user) + "summary/x", {"n": 1}) for user in ("u1", "u2")])
+    words = ("purge", "--user", "u1", "--in", standalone.uri, "--database", database, "--yes")
+    done = memkit(*words)
+    assert done.exit_code == 0, done.stderr
+    assert re.search(r"summaries .*shared +1 +0", done.stdout)
+    assert [document["_id"] for document in shared.find({"value": {"$exists": True}})] == ["u2/summary/x"]
+    assert shared.count_documents({}) == 61

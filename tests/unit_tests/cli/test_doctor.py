@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +18,12 @@ from langchain_memkit.cli import environment
 from langchain_memkit.errors import SpacyModelMissing
 
 Memkit = Callable[..., Any]
+BROKEN = """
+import sys
+sys.path.insert(0, ".")
+from langchain_memkit.cli import main
+sys.exit(main(["doctor"]))
+"""
 
 
 def looked_at(memkit: Memkit, *words: Any) -> tuple[int, dict[str, dict[str, str]]]:
@@ -134,3 +143,21 @@ def test_histories_of_others_are_pointed_out(memkit: Memkit, full: Path) -> None
         connection.execute("CREATE TABLE message_store (id INTEGER)")
     _, checks = looked_at(memkit, full)
     assert "--from-format sql" in checks[f"{full}: message_store"]["advice"]
+
+
+def test_one_file_that_cannot_be_opened(memkit: Memkit, full: Path) -> None:
+    """What the system does not open is a line like any other, and so are all that were looked at."""
+    with closing(socket.socket(socket.AF_UNIX)) as nothing:
+        nothing.bind("x.db")  # which not even root can open
+        code, checks = looked_at(memkit, full, "x.db")
+    assert (code, checks["x.db"]["status"], checks["x.db"]["found"]) == (1, "fail", "No such device or address")
+    assert checks[f"{full}: integrity"]["status"] == "ok"
+
+
+def test_spacy_that_is_broken(memkit: Memkit, tmp_path: Path) -> None:
+    """A spaCy that fails in whatever way is a warning, and the other lines are printed."""
+    (tmp_path / "spacy.py").write_text("raise RuntimeError('numpy is another')")
+    command = [sys.executable, "-c", BROKEN]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "warn  spaCy pipeline: spaCy cannot be used: RuntimeError: numpy is another" in done.stdout, done.stderr
+    assert "ok    Python" in done.stdout

@@ -42,6 +42,31 @@ def test_every_part_that_is_secret(uri: str) -> None:
         assert "hunter3" not in output.safe(text)
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "mongodb:/u:hunter3@host",
+        "u:hunter3@host:27017/db",
+        "mongodb:u:hunter3@host",
+        "u:hunter:hunter3@host",
+        "mongodb:u:hunter3@host/?x=a://b",
+        "host=x password=hunter3",
+        "host=x Password = 'hunter3' dbname=y",
+        "--from=u:hunter3@host",
+    ],
+)
+def test_mistyped_uris(word: str) -> None:
+    """What was meant to be a connection string is kept as secret, also where only a part of it is shown."""
+    output = Output(["migrate", word])
+    for text in (word, repr(word), "wrong: hunter3", word.rpartition("@")[0]):
+        assert "hunter3" not in output.safe(text)
+
+
+def test_ids_are_no_passwords() -> None:
+    """Ids that hold an @ or a colon, and paths, are printed."""
+    assert secrets_in(["--user", "nemo@example.com", "user:nemo", "old/chat@home.db", "--user-id-key=email"]) == []
+
+
 def test_short_passwords_leave_other_words() -> None:
     """A password of a letter or two is hidden where it stands alone, and the rest stays readable."""
     output = Output(["mongodb://a:e@h/"])

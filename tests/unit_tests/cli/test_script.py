@@ -172,8 +172,33 @@ def test_a_bar_on_a_terminal(full: Path, tmp_path: Path) -> None:
     assert (code, b"migrating" in shown) == (0, False)
 
 
-def test_whoever_reads_less(full: Path) -> None:
-    """`memkit export - | head -1` ends without an error."""
-    command = f"'{SCRIPT}' export - --from '{full}' | head -c 10"
-    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
-    assert (done.stdout, "Traceback" in done.stderr) == ('{"memkit":', False)
+@pytest.mark.parametrize("shell", ["| head -c 10", "| true"])
+def test_whoever_reads_less(tmp_path: Path, shell: str) -> None:
+    """`memkit export - | head -1` ends without an error, also if there is more than a pipe holds."""
+    histories = SQLiteChatMessageHistory.factory(tmp_path / "long.db")
+    histories("s1").add_user_message("word " * 100_000)
+    command = f"('{SCRIPT}' export - --from '{tmp_path / 'long.db'}'; echo $? >code) {shell}"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout == ('{"memkit":' if "head" in shell else "")
+    assert "Traceback" not in done.stderr
+    for _ in range(500):  # the shell does not wait for the first of a pipe's commands
+        if (tmp_path / "code").exists() and (code := (tmp_path / "code").read_text()):
+            break
+        time.sleep(0.02)
+    assert code == "0\n"
+
+
+@pytest.mark.parametrize("words", ["export - --from full.db >&-", "import - --to new.db <&-"])
+def test_streams_that_are_closed(full: Path, words: str) -> None:
+    """Where stdout or stdin is closed, `-` is a mistake that is said."""
+    command = f"'{SCRIPT}' {words}"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, cwd=full.parent)
+    assert (done.returncode, "is closed: name a file" in done.stderr) == (2, True), done.stderr
+
+
+def test_without_words() -> None:
+    """`memkit` alone prints its help, in lines."""
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == run("--help").stdout
+    assert "\n  migrate " in done.stdout

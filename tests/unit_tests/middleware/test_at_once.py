@@ -10,9 +10,27 @@ from typing import Any
 import pytest
 from agentkit import CONFIG, Scripted, asking, rows
 from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
 from langchain_memkit import MessageHistoryMiddleware
+
+
+@tool
+def look_up(word: str) -> str:
+    """What a word means."""
+    return f"{word} is a word"
+
+
+class Looking(Scripted):
+    """Calls a tool for each question, and repeats what it returned."""
+
+    def _answer(self, messages: list[BaseMessage]) -> AIMessage:
+        if isinstance(messages[-1], ToolMessage):
+            return AIMessage(messages[-1].text)
+        word = messages[-1].text
+        return AIMessage("", tool_calls=[{"name": "look_up", "args": {"word": word}, "id": f"call-{word}"}])
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -66,3 +84,44 @@ def test_one_after_the_other_and_yet_at_the_same_time(histories: Any) -> None:
         stored = histories(thread, user_id="u1").messages
         assert sorted(m.text for m in stored if m.type == "human") == ["q0", "q1", "q2", "q3"]
         assert len(stored) == 8
+
+
+def test_own_question_first_seen_by_another_run(histories: Any, history: Any) -> None:
+    """A run whose question another one found in the state before it began still has it, and stores it."""
+    for thread in map(str, range(10)):
+        config = {"configurable": {"thread_id": thread, "user_id": "u1"}}
+        model = Scripted(delay=0.005)
+        agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+
+        async def at_any_time(agent: Any = agent, config: Any = config) -> None:
+            async def one(i: int) -> None:
+                await asyncio.sleep(0.003 * i)
+                await agent.ainvoke(asking(f"q{i}"), config)
+
+            await asyncio.gather(*(one(i) for i in range(6)))
+
+        asyncio.run(at_any_time())
+        stored = histories(thread, user_id="u1").messages
+        assert sorted(m.text for m in stored if m.type == "human") == [f"q{i}" for i in range(6)]
+        assert len({m.id for m in stored}) == len(stored) == 12
+
+
+@pytest.mark.parametrize("style", ["threads", "tasks"])
+def test_tools_at_the_same_time(histories: Any, style: str) -> None:
+    """Runs that are between a tool and the next call are not taken for dead: no half turn, no turn twice."""
+    agent = create_agent(
+        Looking(), [look_up], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver()
+    )
+    config = {"configurable": {"thread_id": "t", "user_id": "u1"}}
+    if style == "tasks":
+
+        async def all_at_once() -> None:
+            await asyncio.gather(*(agent.ainvoke(asking(f"q{i}"), config) for i in range(6)))
+
+        asyncio.run(all_at_once())
+    else:
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(lambda i: agent.invoke(asking(f"q{i}"), config), range(6)))
+    turns = [turn.messages for turn in histories("t", user_id="u1").iter_turns()]
+    assert sorted(messages[0].text for messages in turns) == [f"q{i}" for i in range(6)]
+    assert {tuple(m.type for m in messages) for messages in turns} == {("human", "ai", "tool", "ai")}

@@ -17,10 +17,12 @@ from langchain.agents.middleware import (
 )
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command
 
 from langchain_memkit import MessageHistoryMiddleware
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.middleware.ending import worker
 
 
@@ -170,3 +172,76 @@ def test_refused_answer_is_not_stored(histories: Any, history: Any, run: Any) ->
     gc.collect()
     worker.wait()
     assert rows(history) == []
+
+
+class Second(MessageHistoryMiddleware):
+    """Of another name, so that LangChain takes both."""
+
+
+def test_two_of_them_are_refused(histories: Any, history: Any, run: Any) -> None:
+    """Each turn would be stored twice, or by neither."""
+    both = [MessageHistoryMiddleware(histories), Second(histories)]
+    with pytest.raises(ConfigurationError, match="stored twice"):
+        run(create_agent(Scripted(), [], middleware=both), asking("q"), CONFIG)
+    assert rows(history) == []
+
+
+def test_waiting_run_is_resumed_for_whom_it_was_begun(histories: Any, history: Any, run: Any) -> None:
+    """With other ids it is refused; a new question of somebody else's never stores what it said."""
+    model = Scripted(script=[calling(("send", {"to": "all"})), "fine"])
+    agent = create_agent(
+        model,
+        [send],
+        middleware=[MessageHistoryMiddleware(histories), HumanInTheLoopMiddleware(interrupt_on={"send": True})],
+        checkpointer=InMemorySaver(),
+    )
+    run(agent, asking("send"), CONFIG)
+    other: Any = {"configurable": {**CONFIG["configurable"], "user_id": "u2"}}
+    with pytest.raises(ConfigurationError, match="another user or session"):
+        run(agent, Command(resume={"decisions": [{"type": "approve"}]}), other)
+    run(agent, asking("hello"), other)
+    assert rows(histories("s1", user_id="u2")) == [["hello", "fine"]]
+    assert rows(history) == []
+
+
+def test_save_that_is_only_logged_is_made_up_for(histories: Any, history: Any, run: Any) -> None:
+    """The state has the turn: the next run stores it."""
+    broken = [True]
+
+    def before_save(messages: list[Any]) -> list[Any]:
+        if broken.pop() if broken else False:
+            raise ValueError
+        return messages
+
+    middleware = MessageHistoryMiddleware(histories, before_save=before_save, on_save_error="log")
+    agent = create_agent(Scripted(), [], middleware=[middleware], checkpointer=InMemorySaver())
+    run(agent, asking("q1"), CONFIG)
+    assert rows(history) == []
+    run(agent, asking("q2"), CONFIG)
+    assert rows(history) == [["q1", "ok 1"], ["q2", "ok 2"]]
+
+
+def test_cleared_under_a_larger_graph(histories: Any, history: Any) -> None:
+    """There the state does not remember its turns, and must not bring back what was cleared."""
+    agent = create_agent(Scripted(), [], middleware=[MessageHistoryMiddleware(histories)])
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("agent", agent)
+    graph.add_edge(START, "agent")
+    whole = graph.compile(checkpointer=InMemorySaver())
+    whole.invoke(asking("secret"), CONFIG)
+    history.clear()
+    whole.invoke(asking("hello"), CONFIG)
+    assert rows(history) == [["hello", "ok 2"]]
+
+
+def test_retry_around_a_checkpointed_agent(histories: Any, history: Any, run: Any) -> None:
+    """The question of an attempt that failed is not asked again beside that of the next one."""
+    model = Scripted(script=[ConnectionError("429"), ConnectionError("429"), "done"])
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    config: Any = {"configurable": {**CONFIG["configurable"], "turn_id": "t1"}}
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            run(agent, asking("q"), config)
+    run(agent, asking("q"), config)
+    assert model.shown == ["q"]
+    assert rows(history) == [["q", "done"]]

@@ -158,7 +158,7 @@ def test_interrupted_and_left(histories: Any, history: Any, run: Any) -> None:
     )
     run(agent, asking("send"), CONFIG)
     run(agent, asking("never mind"), CONFIG)
-    assert rows(history) == [["send", "send"], ["never mind", "fine"]]
+    assert rows(history) == [["send", "may I?"], ["never mind", "fine"]]
     assert model.shown == ["send", "may I?", "never mind"]
     assert not any(m.tool_calls for m in model.calls[-1] if isinstance(m, AIMessage))
 
