@@ -191,7 +191,8 @@ from langchain_memkit import SQLiteChatMessageHistory
 with SQLiteChatMessageHistory.factory("chat.db") as histories:
     histories("s1", "u1").add_messages([HumanMessage("My name is Nemo.")])
 memkit = Path(sys.executable).with_name("memkit")
-for words in ("export chat.jsonl --from chat.db", "import chat.jsonl --to new.db", "migrate --from new.db --to newer.db"):
+moves = "export chat.jsonl --from chat.db", "import chat.jsonl --to new.db", "migrate --from new.db --to newer.db"
+for words in moves:
     done = subprocess.run([memkit, *words.split()], capture_output=True, text=True)
     assert done.returncode == 0, done
 assert "My name is Nemo." in Path("chat.jsonl").read_text()

@@ -100,7 +100,8 @@ def _open(stream: Any, name: str) -> Any:
 def _refuse_database(path: Path, source: Place) -> None:
     """An export replaces its file: never a database, nor what belongs to one."""
     of_source = not (source.is_mongodb or source.is_sql_url) and path.exists() and path.samefile(source.path)
-    owners = [path, *(Path(str(path).removesuffix(end)) for end in BESIDE if path.name.endswith(end))]
+    part = Path(f"{path}.part")  # what stands there is taken for a rest of an export
+    owners = [path, part, *(Path(str(path).removesuffix(end)) for end in BESIDE if path.name.endswith(end))]
     if of_source or any(_is_database(owner) for owner in owners):
         msg = f"{path} is a database, or belongs to one: an export would replace it. Name another file"
         raise ConfigurationError(msg)

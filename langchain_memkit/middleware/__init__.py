@@ -27,7 +27,8 @@ from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Prep
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.middleware.ending import failed, finish, stopped, watch
 from langchain_memkit.middleware.opening import Door, configured, place_of_run
-from langchain_memkit.middleware.run import Handle, Run, Runs
+from langchain_memkit.middleware.run import Run
+from langchain_memkit.middleware.runs import TWICE, Handle, Runs
 from langchain_memkit.middleware.state import HistoryState, divide
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
 from langchain_memkit.middleware.view import shown
@@ -37,10 +38,6 @@ from langchain_memkit.runnables.session import checked_function
 
 __all__ = ["MessageHistoryMiddleware"]
 
-TWICE = (
-    "two of this agent's middleware are MessageHistoryMiddleware, so each turn would be stored twice. One can have "
-    "several memories; for a second transcript copy the first one."
-)
 CHECKPOINTER = "__pregel_checkpointer"  # where LangGraph tells a node of its checkpointer
 
 

@@ -19,7 +19,8 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit._locks import ForkSafeLock
-from langchain_memkit.middleware.run import Handle, Run
+from langchain_memkit.middleware.run import Run
+from langchain_memkit.middleware.runs import Handle
 from langchain_memkit.middleware.state import Mark
 from langchain_memkit.runnables.saving import UNSAVED, Policy
 

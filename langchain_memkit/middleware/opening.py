@@ -17,7 +17,8 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
 from langchain_memkit.messages.cuts import whole_tool_groups
 from langchain_memkit.messages.turns import batch_op, turn_starts
-from langchain_memkit.middleware.run import Run, seen_in
+from langchain_memkit.middleware.run import Run
+from langchain_memkit.middleware.runs import seen_in
 from langchain_memkit.middleware.state import Mark, divide, index_of, is_said, moment
 from langchain_memkit.preprocessors.loading import load
 from langchain_memkit.runnables.saving import Policy

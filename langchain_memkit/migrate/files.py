@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import io
-import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
-from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeAlias
+from typing import Any, NamedTuple, TextIO
 
 from langchain_memkit._progress import progress_bar
 from langchain_memkit.backends._history.factory import HistoryFactory
@@ -28,13 +24,12 @@ from langchain_memkit.migrate.lines import (
     turn_line,
     turn_of_line,
 )
+from langchain_memkit.migrate.paths import PathOrFile, read, written
 from langchain_memkit.migrate.report import MigrationReport
 from langchain_memkit.migrate.sources import Conversation, HistorySource, checked
 from langchain_memkit.migrate.writing import copy_turns
 
 __all__ = ["aexport_history", "aimport_history", "export_history", "import_history"]
-
-PathOrFile: TypeAlias = "str | os.PathLike[str] | TextIO"
 
 
 def export_history(
@@ -75,7 +70,7 @@ def export_history(
     """
     source = HistorySource(checked(factory), None if user_id is None else check_id(user_id, "user_id"))
     report = MigrationReport()
-    with progress_bar(progress, "exporting", source.size()) as advance, _written(path_or_file) as file:
+    with progress_bar(progress, "exporting", source.size()) as advance, written(path_or_file) as file:
         file.write(header_line(utc_now()))
         for conversation in source.conversations():
             _export(conversation, file, report, advance)
@@ -109,65 +104,6 @@ def _export(conversation: Conversation, file: TextIO, report: MigrationReport, a
             continue
         report.turns += 1
         report.messages += len(turn.messages)
-
-
-@contextmanager
-def _written(path_or_file: PathOrFile) -> Iterator[TextIO]:
-    """The file to write into: under another name until it is whole."""
-    if not isinstance(path_or_file, (str, os.PathLike)):
-        yield _text_file(path_or_file, "write")
-        return
-    path = Path(path_or_file)
-    in_place = path.exists() and not path.is_file()  # a pipe or a device
-    part = path if in_place else path.with_name(f"{path.name}.part")
-    mine: os.stat_result | None = None
-    try:
-        if not in_place:
-            part.unlink(missing_ok=True)  # of a process that was killed
-        with open(part, "w" if in_place else "x", encoding="utf-8", newline="\n", opener=_owners_alone) as file:
-            mine = os.fstat(file.fileno())
-            yield file
-            file.flush()
-            if not in_place:
-                os.fsync(file.fileno())
-        if not in_place:
-            _publish(part, path, mine)
-    except OSError as error:
-        msg = f"cannot write {path}: {error.strerror or error}"
-        raise HistoryWriteError(msg) from error
-    finally:
-        if not in_place and _is_there(part, mine):
-            part.unlink(missing_ok=True)  # what is left of an export that broke off
-
-
-def _publish(part: Path, path: Path, mine: os.stat_result) -> None:
-    """Gives the file its name, unless another export to the same one has begun since: its half is not ours to show."""
-    if not _is_there(part, mine):
-        msg = f"cannot write {path}: another export to it has begun meanwhile; this one is dropped"
-        raise HistoryWriteError(msg)
-    part.replace(path)
-
-
-def _is_there(part: Path, mine: os.stat_result | None) -> bool:
-    """Whether the unfinished file is still the one that this export opened."""
-    try:
-        return mine is not None and os.path.samestat(part.stat(), mine)
-    except FileNotFoundError:
-        return False
-
-
-def _text_file(file: Any, verb: str) -> TextIO:
-    """What was given, if it is a file of text."""
-    if not hasattr(file, verb) or isinstance(file, (io.RawIOBase, io.BufferedIOBase)):
-        msg = f"path_or_file must be a path or a file opened for text, not {type(file).__name__}"
-        raise ConfigurationError(msg)
-    found: TextIO = file
-    return found
-
-
-def _owners_alone(path: str, flags: int) -> int:
-    """Opens a new file that only its owner reads."""
-    return os.open(path, flags, 0o600)
 
 
 def import_history(
@@ -214,7 +150,7 @@ def import_history(
         check_id(user_id, "user_id")
     report = MigrationReport(dry_run=dry_run)
     checked(factory)
-    with _read(path_or_file) as (file, size), progress_bar(progress, "importing", size) as advance:
+    with read(path_or_file) as (file, size), progress_bar(progress, "importing", size) as advance:
         lines = _lines(file, report, advance)
         wanted = (line for line in lines if user_id is None or line.scope.user_id == user_id)
         seen: set[Scope] = set()
@@ -251,22 +187,6 @@ class Line(NamedTuple):
     data: dict[str, Any]
 
 
-@contextmanager
-def _read(path_or_file: PathOrFile) -> Iterator[tuple[TextIO, int | None]]:
-    """The file to read from, and its size if that is known."""
-    if not isinstance(path_or_file, (str, os.PathLike)):
-        yield _text_file(path_or_file, "__iter__"), None
-        return
-    path = Path(path_or_file)
-    try:
-        # what is not UTF-8 is found in its line
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            yield file, path.stat().st_size
-    except OSError as error:
-        msg = f"cannot read {path}: {error.strerror or error}"
-        raise HistoryReadError(msg) from error
-
-
 def _lines(file: TextIO, report: MigrationReport, advance: Callable[[int], None]) -> Iterator[Line]:
     """The lines that hold turns; what else is there is checked or written down."""
     ended = False
@@ -293,10 +213,16 @@ def _lines(file: TextIO, report: MigrationReport, advance: Callable[[int], None]
 
 def _whole(file: TextIO, report: MigrationReport) -> Iterator[str]:
     """Its lines; of a compressed file that was cut off or is damaged, those before."""
+    begun = False
     try:
-        yield from file
+        for text in file:
+            begun = True
+            yield text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        report.skipped.append(f"the compressed file is cut off or damaged ({type(error).__name__})")
+        msg = f"the compressed file is cut off or damaged ({type(error).__name__})"
+        if not begun:
+            raise HistoryReadError(msg) from error
+        report.skipped.append(msg)
 
 
 def _check_header(data: dict[str, Any]) -> None:

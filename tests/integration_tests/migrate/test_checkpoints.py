@@ -282,6 +282,17 @@ def test_damaged_threads_stop_nothing(store: Store, target: Any) -> None:
     assert any("never read" in line for line in report.skipped)
 
 
+@pytest.mark.parametrize(("given", "owner"), [(42, "42"), (True, None), ("x" * 600, None), (None, None)])
+def test_owners_that_are_no_text(store: Store, target: Any, given: Any, owner: str | None) -> None:
+    """A number is a user as well; what is no id at all is named, and its thread is nobody's."""
+    graph = create_agent(model("a1"), [], checkpointer=store.saver)
+    said = ask(graph, "q1", {"configurable": {"thread_id": "t1"}, "metadata": {"user_id": given}})
+    report = migrate(store.source(), target, progress=False)
+    assert target("t1", owner).messages == said
+    wrong = owner is None and given is not None
+    assert ["moved as nobody's: user_id must be" in line for line in report.skipped] == [True] * wrong
+
+
 async def test_the_async_saver(tmp_path: Path, target: Any) -> None:
     """AsyncSqliteSaver writes the same file; it may still be open while it is read."""
     async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "checkpoints.db")) as saver:

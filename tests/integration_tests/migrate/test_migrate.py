@@ -126,6 +126,40 @@ def test_adopted_in_place_and_rolled_back(peer: Any, native: Any, rows: Any, sta
     assert native("s1").messages == everything
 
 
+def test_one_server_spelled_in_two_ways(native: Any, standalone: Any, database: str) -> None:
+    """The way back in place is known as such whatever the server is called: nothing is there twice."""
+    for text in ("one", "two"):
+        native("s1").add_messages(exchange(text))
+    said = native("s1").messages
+    other = standalone.uri.replace("127.0.0.1", "localhost").rstrip("/") + "/?w=1"
+    assert other != standalone.uri
+    again = MongoDBChatMessageHistory.factory(other, database)
+    with pytest.raises(ConfigurationError, match="same place"):
+        migrate(native, again, progress=False)
+    with MongoClient(other) as client, pytest.raises(ConfigurationError, match="same place"):
+        migrate(native, MongoDBChatMessageHistory.factory(client=client, database_name=database), progress=False)
+    migrate(native, MongoDBChatMessageHistory.factory(other, database, layout="langchain"), progress=False)
+    assert native("s1").messages == said
+
+
+def test_two_servers_are_two_places(native: Any, replica_set: Any, database: str) -> None:
+    """The same names on another server are another place: nothing is removed here."""
+    native("s1").add_messages(exchange("one"))
+    there = MongoDBChatMessageHistory.factory(replica_set.uri, database, layout="langchain")
+    migrate(native, there, progress=False)
+    assert [t.op for t in native("s1").iter_turns()] != []
+    assert native("s1").messages == there("s1").messages
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_one_file_under_two_names(sqlite: Any, tmp_path: Path, link: Any) -> None:
+    """A file is the same place by whatever link it is reached."""
+    sqlite("s1").add_messages(exchange("one"))
+    link(tmp_path / "chat.db", tmp_path / "link.db")
+    with pytest.raises(ConfigurationError, match="same place"):
+        migrate(sqlite, SQLiteChatMessageHistory.factory(tmp_path / "link.db"), progress=False)
+
+
 def test_way_back_spares_later_turns(native: Any, rows: Any) -> None:
     """A turn that is stored while the way back runs is not deleted with the others."""
     native("s1").add_messages(exchange("old"))

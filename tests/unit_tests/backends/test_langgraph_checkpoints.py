@@ -150,3 +150,29 @@ def test_nested_without_end() -> None:
         value = ormsgpack.Ext(5, ormsgpack.packb(["m", "n", value]))
     with pytest.raises(MessageDecodeError, match="damaged"):
         decode_checkpoint("msgpack", ormsgpack.packb(value))
+
+
+@pytest.mark.parametrize("levels", [61, 500, 900])
+def test_values_nested_too_deeply(levels: int) -> None:
+    """A field that is nested deeper than could be stored is left out; in the content it is an error of ours."""
+    value = json.loads("[" * levels + "]" * levels)
+    fields = {"content": "hi", "additional_kwargs": {"a": value}}
+    name = "langchain_core.messages.human.HumanMessage"
+    message, lost = decode_message_of_graph(Foreign(name, fields))
+    assert (message.content, message.additional_kwargs) == ("hi", {})
+    assert lost == ["additional_kwargs: held more than 60 levels, left out"]
+    with pytest.raises(MessageDecodeError, match="more than 60 levels"):
+        decode_message_of_graph(Foreign(name, {"content": [{"a": value}]}))
+
+
+@pytest.mark.parametrize("wrong", [b"x", {"a": 1}, True, "\ud800"])
+def test_ids_that_are_none(wrong: Any) -> None:
+    """An id that is no text is an error of ours."""
+    with pytest.raises(MessageDecodeError, match="its id is no"):
+        decode_message_of_graph(Foreign("langchain_core.messages.human.HumanMessage", {"content": "x", "id": wrong}))
+
+
+def test_ids_that_are_numbers() -> None:
+    """A number becomes text, as langchain-core itself reads it."""
+    fields = {"content": "x", "id": 5}
+    assert decode_message_of_graph(Foreign("langchain_core.messages.human.HumanMessage", fields))[0].id == "5"

@@ -20,13 +20,16 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("name", ["full.db", "full.db-wal", "full.db-shm", "soft", "hard", "other.db", "other.db-wal"])
+@pytest.mark.parametrize(
+    "name", ["full.db", "full.db-wal", "full.db-shm", "soft", "hard", "other.db", "other.db-wal", "other"]
+)
 def test_no_database_is_replaced(memkit: Memkit, full: Path, tmp_path: Path, name: str) -> None:
-    """The source, what belongs to it, another name of it and any other database stay as they are."""
+    """The source, what belongs to it, another name of it and any other database stay, also one called FILE.part."""
     (tmp_path / "soft").symlink_to(full)
     (tmp_path / "hard").hardlink_to(full)
     with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
         connection.execute("CREATE TABLE mine (id INTEGER)")
+    (tmp_path / "other.part").write_bytes((tmp_path / "other.db").read_bytes())
     before = content(tmp_path)
     for words in (("--from", full), ()):
         done = memkit("export", name, *words, env={"MEMKIT_URI": str(full)})

@@ -92,7 +92,7 @@ async def test_cancelled_in_a_tool(histories: Any, history: Any, checkpointer: A
     agent = create_agent(Scripted(script=script), [look_up, wait], middleware=[history_of], checkpointer=checkpointer)
     task = asyncio.create_task(agent.ainvoke(asking("q"), CONFIG))
     await begun.wait()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -26,7 +26,7 @@ from langchain_memkit import (
 )
 from langchain_memkit.errors import ConfigurationError, MessageEncodeError
 from langchain_memkit.messages.cuts import is_summary
-from langchain_memkit.middleware.run import Handle
+from langchain_memkit.middleware.runs import Handle
 
 
 def test_summarizes(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:

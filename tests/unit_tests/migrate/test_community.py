@@ -357,6 +357,20 @@ def test_odd_files_are_reported(tmp_path: Path, target: Any, content: bytes) -> 
     assert report.skipped
 
 
+def test_ids_that_are_none(tmp_path: Path, target: Any) -> None:
+    """Messages whose id is no text are named, and numbers become text; the messages beside them move."""
+    items = [
+        {"type": "human", "data": {"content": f"q{i}", "id": name}} for i, name in enumerate(["\ud800", {}, 5, "x"])
+    ]
+    (tmp_path / "odd.json").write_text(json.dumps(items))
+    report = migrate(langchain_file_source(tmp_path / "odd.json"), target, progress=False)
+    assert [(m.content, m.id) for m in target("odd").messages] == [("q2", "5"), ("q3", "x")]
+    assert [line.partition(": ")[2] for line in report.skipped] == [
+        "its id is no UTF-8",
+        "its id is no text but a dict",
+    ]
+
+
 def test_two_files_of_one_name(folder: Path, target: Any) -> None:
     """Two files that would be one session are not mixed: the second is named."""
     (folder / "s1.txt").write_bytes((folder / "s2.json").read_bytes())

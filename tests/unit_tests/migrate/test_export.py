@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import inspect
 import io
 import json
 import stat
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit import migrate as module
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.migrate import aexport_history, aimport_history, export_history, import_history, migrate
+from langchain_memkit.migrate.paths import written
 from langchain_memkit.testing.langchain_histories import exchange, one_of_each
 from langchain_memkit.testing.properties import SETTINGS, messages
 
@@ -295,6 +298,54 @@ def test_file_is_the_owners_and_whole(store: Any, tmp_path: Path, monkeypatch: p
         export_history(store, path, progress=False)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["all.jsonl"]
+
+
+def test_two_exports_to_one_file(tmp_path: Path) -> None:
+    """An export that another one overtook says so and publishes nothing; the other's file is whole."""
+    path = tmp_path / "all.jsonl"
+    first = ExitStack()
+    first.enter_context(written(path)).write("first")
+    with written(path) as second:
+        second.write("sec")
+        with pytest.raises(HistoryWriteError, match="another export"):
+            first.close()
+        assert not path.exists()
+        second.write("ond")
+    assert path.read_text() == "second"
+    assert [p.name for p in tmp_path.iterdir()] == ["all.jsonl"]
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-40], lambda raw: raw[:-40] + b"\xff" * 40])
+def test_damaged_compressed_files(store: Any, tmp_path: Path, damage: Any) -> None:
+    """A compressed export that was cut off or damaged gives what stands before, and says so."""
+    for i in range(200):
+        store("long").add_messages(exchange(f"{i} {uuid4()}"))
+    export_history(store, tmp_path / "x", progress=False)
+    packed = io.BytesIO(damage(gzip.compress((tmp_path / "x").read_bytes())))
+    with gzip.open(packed, "rt", encoding="utf-8") as text:
+        report = import_history(fresh(), text, progress=False)
+    assert report.turns > 50
+    assert any("the compressed file is cut off or damaged" in line for line in report.skipped)
+    assert report.skipped[-1].endswith("it was cut off")
+
+
+def test_compressed_files_with_nothing_in_them(file: Path) -> None:
+    """Where not even the first line can be read, the file is damaged, not something else."""
+    packed = io.BytesIO(gzip.compress(file.read_bytes())[:12])
+    with gzip.open(packed, "rt", encoding="utf-8") as text, pytest.raises(HistoryReadError, match="cut off or damaged"):
+        import_history(fresh(), text, progress=False)
+
+
+def test_dates_at_the_edge(store: Any, file: Path) -> None:
+    """Dates that are none in UTC are left out, and their turns come in."""
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").removesuffix("\n").split("\n")]
+    lines[1] |= {"created_at": "0001-01-01T00:00:00+14:00", "expires_at": "9999-12-31T23:59:59-14:00"}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    target = fresh()
+    report = import_history(target, file, progress=False)
+    assert (report.turns, report.skipped) == (7, [])
+    turns = [t for t in target(lines[1]["session_id"], lines[1]["user_id"]).iter_turns() if t.op == lines[1]["op"]]
+    assert [t.expires_at for t in turns] == [None]
 
 
 def test_unusable_paths(store: Any, tmp_path: Path) -> None:
