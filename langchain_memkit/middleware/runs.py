@@ -15,7 +15,7 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.middleware.run import Asked, Run
 from langchain_memkit.middleware.state import Mark
 
-__all__ = ["TWICE", "Handle", "Runs", "seen_in"]
+__all__ = ["Handle", "Runs", "seen_in"]
 
 SILENT = 0.1  # seconds between two steps, after which it is looked whether a run is over, and not collected yet
 LEFT = 64  # runs that broke off when the state had lost a part of what they said
