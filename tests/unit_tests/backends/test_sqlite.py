@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
 
 from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit.testing import ChatMessageHistoryContract, HistoryPropertiesContract
@@ -42,3 +43,10 @@ class TestProperties(HistoryPropertiesContract):
         """Histories of one factory, on one file."""
         with SQLiteChatMessageHistory.factory(tmp_path / "chat.db") as factory:
             yield factory
+
+
+def test_ids_that_are_no_utf8(tmp_path: Path) -> None:
+    """A message whose id cannot be written as UTF-8 comes back as it was."""
+    with SQLiteChatMessageHistory.factory(tmp_path / "chat.db") as histories:
+        histories("s1").add_messages([HumanMessage("hello", id="\ud800")])
+        assert [m.id for m in histories("s1").messages] == ["\ud800"]
