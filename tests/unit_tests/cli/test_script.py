@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,7 +109,9 @@ def stored(path: Path) -> int:
 
 def broken_off(command: list[str], target: Path, number: int) -> tuple[int, str, str]:
     """Runs a command and sends a signal as soon as something is stored; exit code, stdout and stderr."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what a shell starts with & may ignore it
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=heeding, **pipes) as process:
         while stored(target) == 0 and process.poll() is None:
             time.sleep(0.005)
         process.send_signal(number)
