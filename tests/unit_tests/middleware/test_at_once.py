@@ -34,15 +34,13 @@ class Looking(Scripted):
 
 
 def assert_whole(stored: list[BaseMessage], n: int) -> None:
-    """Every question is there, and every answer once.
+    """Nothing is lost: every question is there, and every answer.
 
-    A question may be there twice: where its own run has not begun when another one ends that found it in the state.
-    That takes a machine that stands still for some milliseconds, once in some thousand runs.
+    What a run finds half done in the state, while the machine stands still for some milliseconds, may be stored by it as
+    well as by its own run (docs/agents.md): a turn doubled, once in some thousand runs.
     """
     assert {m.text for m in stored if m.type == "human"} == {f"q{i}" for i in range(n)}
-    answers = [m.id for m in stored if m.type == "ai"]
-    assert len(answers) == len({*answers}) == n
-    assert len(stored) <= 2 * n + 1
+    assert len({m.id for m in stored if m.type == "ai"}) == n
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
