@@ -36,7 +36,7 @@ class Looking(Scripted):
 def assert_whole(stored: list[BaseMessage], n: int) -> None:
     """Nothing is lost: every question is there, and every answer.
 
-    What a run finds half done in the state, while the machine stands still for some milliseconds, may be stored by it as
+    What a run finds half done in the state, while the machine stands still for a moment, may be stored by it as
     well as by its own run (docs/agents.md): a turn doubled, once in some thousand runs.
     """
     assert {m.text for m in stored if m.type == "human"} == {f"q{i}" for i in range(n)}
