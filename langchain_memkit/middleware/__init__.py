@@ -25,6 +25,7 @@ from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step, shielded
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.middleware.claims import Claims
 from langchain_memkit.middleware.ending import failed, finish, stopped, watch
 from langchain_memkit.middleware.opening import Door, configured, place_of_run
 from langchain_memkit.middleware.run import Run
@@ -115,7 +116,8 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             on_load_error,
         )
         self._policy = policy
-        self._door = Door(checked_function(get_session_history), policy)
+        self._claims = Claims()
+        self._door = Door(checked_function(get_session_history), policy, self._claims)
         self._runs = Runs()
         self._needs_user = tools
         self.tools: Sequence[BaseTool] = memory_tools(policy.memories, self._run_of) if tools else []
@@ -267,7 +269,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         config = get_config()
         run = yield from self._run_of(state, runtime, config)
         elsewhere, shared = self._runs.asked_elsewhere(run), _is_checkpointed(config)
-        mark = yield from finish(run, self._policy, state, config, elsewhere=elsewhere, shared=shared)
+        mark = yield from finish(run, self._policy, state, config, self._claims, elsewhere=elsewhere, shared=shared)
         return {"memkit_turn": mark, "memkit_run": None, **_emptied(state)}
 
 

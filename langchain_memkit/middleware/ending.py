@@ -19,6 +19,7 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit.middleware.claims import Claims, claimed
 from langchain_memkit.middleware.run import Run
 from langchain_memkit.middleware.runs import Handle
 from langchain_memkit.middleware.state import Mark
@@ -37,6 +38,7 @@ def finish(
     policy: Policy,
     state: Mapping[str, Any],
     config: RunnableConfig,
+    claims: Claims,
     *,
     elsewhere: Set[str] = frozenset(),
     shared: bool = False,
@@ -48,16 +50,20 @@ def finish(
         policy: Its options.
         state: Of the agent.
         config: Of the call.
+        claims: Of the runs at the same time.
         elsewhere: Ids of messages that other runs store.
         shared: Whether other processes may have seen the state meanwhile.
     """
     messages: list[BaseMessage] = list(state["messages"])
     new = yield from _mine(run, run.unstored(run.observe(messages)), elsewhere, shared=shared)
+    if not run.mark["skip"]:  # a branch is stored whole
+        new = claims.take(run, new)
     new = _with_calls(run, new, messages)
     run.finished = True
     output = {key: state[key] for key in ("messages", "structured_response") if key in state}
     asked = new[: next((i for i, m in enumerate(new) if m.type not in ("human", "system")), len(new))]
-    seq: int | None = yield from policy.save_messages(run.turn(asked, config), new, output) if new else _nothing()
+    save = policy.save_messages(run.turn(asked, config), new, output) if new else _nothing()
+    seq: int | None = yield from claimed(claims, run, new, save)
     end = messages[-1].id if messages else None
     if run.replayed is not None and seq == run.replayed:  # it said the same, so there is no branch
         run.mark = {**run.mark, "skip": run.mark["skip"][:-1]}
@@ -71,7 +77,7 @@ def _mine(run: Run, new: list[BaseMessage], elsewhere: Set[str], *, shared: bool
     """Without questions of others that stood unanswered in the state, and without what was stored since."""
     early = {m.id for m in list(takewhile(lambda m: m.type == "human", new))[:-1] if m.id}
     asked = [m.id for m in new if m.id and (shared or m.id in early)]
-    if not asked or run.mark["skip"]:  # a branch is stored whole
+    if not asked or run.mark["skip"]:
         return new
     told, history = early & elsewhere, run.history
     if run.native:

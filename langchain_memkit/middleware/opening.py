@@ -17,6 +17,7 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
 from langchain_memkit.messages.cuts import whole_tool_groups
 from langchain_memkit.messages.turns import batch_op, turn_starts
+from langchain_memkit.middleware.claims import Claims, claimed
 from langchain_memkit.middleware.run import Run
 from langchain_memkit.middleware.runs import seen_in
 from langchain_memkit.middleware.state import Mark, divide, index_of, is_said, moment
@@ -62,6 +63,7 @@ class Door:
 
     get_session_history: GetSessionHistory
     policy: Policy
+    claims: Claims
 
     def begin(
         self,
@@ -102,7 +104,9 @@ class Door:
         if before is not None and mark["skip"] != before["skip"]:
             run.known = set()  # the branch is stored whole, beginning with its question
         elif left and not (before is None and (yield from _was_cleared(bound, view))):
-            yield from self._adopt(run, left, before, config)
+            # somebody may have stored it since: this is rare enough for another look
+            stored, _ = yield from self._read(bound, [m.id for m in left if m.id], (), config)
+            yield from self._adopt(run, [m for m in left if m.id not in stored], before, config)
             run.view = yield self._view(bound, messages[first:], config)
         run.observe(messages)
         return run
@@ -173,8 +177,8 @@ class Door:
             turn = replace(run.turn(said, config), turn_id=batch_op(said, None))
             if before is not None and before["epoch"]:
                 turn = replace(turn, epoch=before["epoch"], since=moment(before))
-            if said:
-                yield from self.policy.save_messages(turn, said, None)
+            if said := self.claims.take(run, said):
+                yield from claimed(self.claims, run, said, self.policy.save_messages(turn, said, None))
 
 
 def _in_order(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:

@@ -86,10 +86,10 @@ class Runs:
                 runs = [handle.run for handle in self._live.values()]
             return [run for run in runs if run.place == place and run.is_live and (run.calls or run.has_spoken)]
 
-        # Between two steps it cannot be told from one that waits for a person and refers to itself. This takes 0.1 s,
-        # where runs on one thread meet at such a moment; without it what a waiting run said would be lost.
+        # Between two steps it cannot be told from one that waits for a person and refers to itself: what that one said
+        # would be lost. The young generations are enough, since an old one is taken to be over anyway, and quick.
         if any(run.silence for run in look()):
-            gc.collect()
+            gc.collect(1)
         return {name for run in look() for name in run.names()}
 
     def asked_elsewhere(self, run: Run) -> set[str]:
@@ -104,7 +104,7 @@ class Runs:
             return [asked for asked in before if (other := asked.run()) is None or other.is_live]
 
         if any((other := asked.run()) is not None and other.silence > SILENT for asked in look()):
-            gc.collect()
+            gc.collect(1)
         return {name for asked in look() for name in asked.ids}
 
     def announce(self, place: str, ids: Iterable[str]) -> Asked:
