@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from agentkit import CONFIG, Scripted, asking, rows
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
 from langchain_memkit import MessageHistoryMiddleware
+from langchain_memkit.middleware.claims import Claims
+from langchain_memkit.middleware.run import DEAD, Run
 
 
 @tool
@@ -129,3 +133,48 @@ def test_tools_at_the_same_time(histories: Any, style: str) -> None:
     turns = [turn.messages for turn in histories("t", user_id="u1").iter_turns()]
     assert sorted(messages[0].text for messages in turns) == [f"q{i}" for i in range(6)]
     assert {tuple(m.type for m in messages) for messages in turns} == {("human", "ai", "tool", "ai")}
+
+
+class Dawdling(AgentMiddleware[Any, Any, Any]):
+    """Keeps the first run between its model and its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def after_model(self, state: Any, runtime: Any) -> None:
+        """After a call."""
+        if state["messages"][-1].text == "ok 1":
+            self.begun.set()
+            assert self.go_on.wait(10)
+
+
+def test_run_that_is_taken_for_dead(histories: Any, history: Any) -> None:
+    """What it said is stored by the next run, and not again when it goes on after all."""
+    slow = Dawdling()
+    agent = create_agent(
+        Scripted(), [], middleware=[MessageHistoryMiddleware(histories), slow], checkpointer=InMemorySaver()
+    )
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(agent.invoke, asking("q0"), CONFIG)
+        assert slow.begun.wait(10)
+        time.sleep(1.1 * DEAD)
+        agent.invoke(asking("q1"), CONFIG)
+        slow.go_on.set()
+        first.result()
+    assert rows(history) == [["q0", "ok 1"], ["q1", "ok 2"]]
+
+
+def test_claims() -> None:
+    """Of two runs one has a message, until it gives it back; a session that was cleared is another one."""
+    claims, messages = Claims(), [HumanMessage("a", id="1"), HumanMessage("b", id="2")]
+    one, other, later = (
+        Run("u s", cast(Any, {"key": k, "epoch": e}), set()) for k, e in (("x", 1), ("y", 1), ("z", 2))
+    )
+    assert claims.take(one, messages[:1]) == claims.take(one, messages[:1]) == messages[:1]
+    assert claims.take(other, messages) == messages[1:]
+    assert claims.take(later, messages) == messages
+    claims.give_back(other, messages)
+    assert claims.take(one, messages) == messages
+    assert claims.take(other, messages) == []
+    assert claims.take(other, [HumanMessage("without an id")])
