@@ -168,9 +168,8 @@ def test_run_that_is_taken_for_dead(histories: Any, history: Any) -> None:
 def test_claims() -> None:
     """Of two runs one has a message, until it gives it back; a session that was cleared is another one."""
     claims, messages = Claims(), [HumanMessage("a", id="1"), HumanMessage("b", id="2")]
-    one, other, later = (
-        Run("u s", cast(Any, {"key": k, "epoch": e}), set()) for k, e in (("x", 1), ("y", 1), ("z", 2))
-    )
+    marks: Any = ({"key": "x", "epoch": 1}, {"key": "y", "epoch": 1}, {"key": "z", "epoch": 2})
+    one, other, later = (Run("u s", mark, set()) for mark in marks)
     assert claims.take(one, messages[:1]) == claims.take(one, messages[:1]) == messages[:1]
     assert claims.take(other, messages) == messages[1:]
     assert claims.take(later, messages) == messages
