@@ -1,4 +1,4 @@
-"""Chat histories of other packages, read and written through LangChain's verbs in both call styles."""
+"""Chat histories, read and written in both call styles: those of other packages through LangChain's verbs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from langchain_core.runnables import run_in_executor
 
 from langchain_memkit._flow import Step
 
-__all__ = ["add_messages", "clear_messages", "read_messages"]
+__all__ = ["add_messages", "clear_messages", "read_messages", "stored_ids"]
 
 
 def read_messages(history: Any) -> Step:
@@ -26,6 +26,11 @@ def add_messages(history: Any, messages: Sequence[BaseMessage]) -> Step:
 def clear_messages(history: Any) -> Step:
     """Empties the session."""
     return _step(history, lambda: history.clear(), "aclear")
+
+
+def stored_ids(history: Any, ids: Sequence[str]) -> Step:
+    """Which of these messages one of our histories has: one indexed query."""
+    return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
 
 
 def _step(history: Any, sync: Callable[[], Any], twin: str, *args: Any) -> Step:

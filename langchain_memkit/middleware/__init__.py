@@ -28,7 +28,7 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.middleware.claims import Claims
 from langchain_memkit.middleware.ending import failed, finish, stopped, watch
 from langchain_memkit.middleware.opening import Door, configured, place_of_run
-from langchain_memkit.middleware.run import Run
+from langchain_memkit.middleware.run import Run, messages_of
 from langchain_memkit.middleware.runs import TWICE, Handle, Runs
 from langchain_memkit.middleware.state import HistoryState, divide
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
@@ -177,7 +177,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         except BaseException as error:
             drive(self._broken(run, request, config, error), run_step)
             raise
-        run.add(_messages_of(result))
+        run.add(messages_of(result))
         return result
 
     async def awrap_tool_call(
@@ -193,7 +193,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             flow = self._broken(run, request, config, error)
             await shielded(lambda: adrive(flow, arun_step))
             raise
-        run.add(_messages_of(result))
+        run.add(messages_of(result))
         return result
 
     def after_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
@@ -290,12 +290,3 @@ def _answered(
         return response
     run.unsettled = False
     return ExtendedModelResponse(response, Command(update={"memkit_seen": run.seen}))
-
-
-def _messages_of(result: Any) -> list[BaseMessage]:
-    """The results of a call in what a tool returned: a message, a command, or several of these."""
-    if isinstance(result, Command):
-        result = result.update.get("messages") if isinstance(result.update, dict) else None
-    if isinstance(result, (list, tuple)):
-        return [message for part in result for message in _messages_of(part)]
-    return [result] if isinstance(result, ToolMessage) else []

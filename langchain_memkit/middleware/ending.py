@@ -17,7 +17,8 @@ from weakref import finalize
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._histories import stored_ids
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.middleware.claims import Claims, claimed
 from langchain_memkit.middleware.run import Run
@@ -79,9 +80,9 @@ def _mine(run: Run, new: list[BaseMessage], elsewhere: Set[str], *, shared: bool
     asked = [m.id for m in new if m.id and (shared or m.id in early)]
     if not asked or run.mark["skip"]:
         return new
-    told, history = early & elsewhere, run.history
+    told = early & elsewhere
     if run.native:
-        told |= yield Step(lambda: history.stored_ids(asked), lambda: history.astored_ids(asked))
+        told |= yield stored_ids(run.history, asked)
     return [m for m in new if m.id not in told]
 
 

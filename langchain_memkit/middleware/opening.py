@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,7 +12,8 @@ from uuid import uuid4
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, together
+from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._histories import stored_ids
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, Turn, TurnContext, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
@@ -105,7 +107,9 @@ class Door:
             run.known = set()  # the branch is stored whole, beginning with its question
         elif left and not (before is None and (yield from _was_cleared(bound, view))):
             # somebody may have stored it since: this is rare enough for another look
-            stored, _ = yield from self._read(bound, [m.id for m in left if m.id], (), config)
+            stored: set[str] = set()
+            if bound.native:
+                stored = yield stored_ids(bound.history, [m.id for m in left if m.id])
             yield from self._adopt(run, [m for m in left if m.id not in stored], before, config)
             run.view = yield self._view(bound, messages[first:], config)
         run.observe(messages)
@@ -151,12 +155,12 @@ class Door:
         if not bound.native:
             found: HistoryView = yield view
             return {m.id for m in found.messages if m.id}, found
-        history = bound.history
-        results = yield together([Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids)), view])
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-        known, found = results
+        stored = stored_ids(bound.history, ids)
+
+        async def at_once() -> Any:
+            return await asyncio.gather(stored.asynchronous(), view.asynchronous())
+
+        known, found = yield Step(lambda: (stored.sync(), view.sync()), at_once)
         return known, found
 
     def _view(self, bound: Bound, asked: Sequence[BaseMessage], config: RunnableConfig) -> Step:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.types import Command
 
 from langchain_memkit.base import HistoryView, Memory, TurnContext
 from langchain_memkit.messages.notes import compose_notes
@@ -18,7 +19,7 @@ from langchain_memkit.middleware.partial import Partial, gathering
 from langchain_memkit.middleware.state import Mark, index_of, is_foreign_summary, is_said, moment
 from langchain_memkit.runnables.saving import OpenTurn
 
-__all__ = ["Asked", "Run"]
+__all__ = ["Asked", "Run", "messages_of"]
 
 
 DEAD = 1.0  # seconds between two steps, after which a run is taken to be over
@@ -233,3 +234,12 @@ def _merged(seen: dict[str, BaseMessage], current: dict[str, BaseMessage], remov
             merged[taken] = seen[taken]
         merged[name] = message
     return merged | {name: seen[name] for name in left}
+
+
+def messages_of(result: Any) -> list[BaseMessage]:
+    """The results of a call in what a tool returned: a message, a command, or several of these."""
+    if isinstance(result, Command):
+        result = result.update.get("messages") if isinstance(result.update, dict) else None
+    if isinstance(result, (list, tuple)):
+        return [message for part in result for message in messages_of(part)]
+    return [result] if isinstance(result, ToolMessage) else []

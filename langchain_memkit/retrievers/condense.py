@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
     CallbackManagerForRetrieverRun,
-    adispatch_custom_event,
-    dispatch_custom_event,
 )
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
@@ -28,14 +26,15 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._events import event
+from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.retrievers.asking import QuestionPrompt
 from langchain_memkit.retrievers.checking import refusal
 from langchain_memkit.retrievers.contextualize import CAREFUL, STRONG, Strength, Turn
 from langchain_memkit.retrievers.gate import stands_alone
-from langchain_memkit.retrievers.past import answered_by, as_messages, read_past, turns_of
+from langchain_memkit.retrievers.past import answered_by, as_messages, question_of, read_past, turns_of
 from langchain_memkit.retrievers.question import Check, Condenser, Gate, Mode, Rewrites, StandaloneQuestion
 from langchain_memkit.retrievers.searching import Search
 
@@ -178,7 +177,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         Returns:
             Copies of the inner retriever's documents, best first.
         """
-        question, more = _asked(input)
+        question, more = question_of(input)
         return super().invoke(question, config, **{**kwargs, **more, "run_config": ensure_config(config)})
 
     async def ainvoke(
@@ -188,7 +187,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         """Async twin of `invoke`."""
-        question, more = _asked(input)
+        question, more = question_of(input)
         return await super().ainvoke(question, config, **{**kwargs, **more, "run_config": ensure_config(config)})
 
     def _get_relevant_documents(
@@ -218,7 +217,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         found = yield from self._condenser.condense(question, turns, strength, config)
         if found.by == "off":
             return (yield from Search(**search).run(found, turns))
-        yield _event(config, asdict(found))
+        yield event(config, EVENT, asdict(found))
         chosen = Search(**search, skipped=skipped, fuse=self.fuse_original, strength=strength)
         documents = yield from chosen.run(found, turns)
         return [_marked(document, found) for document in documents]
@@ -286,34 +285,10 @@ class CondenseQuestionRetriever(BaseRetriever):
         )
 
 
-def _asked(given: Any) -> tuple[str, dict[str, Any]]:
-    """The question, and what else is said of it."""
-    more: dict[str, Any] = {}
-    if isinstance(given, Mapping):
-        if "input" not in given:
-            msg = f"the input must have the key 'input', and may have 'chat_history'; it has {sorted(map(str, given))}"
-            raise ConfigurationError(msg)
-        if "chat_history" in given:
-            more["chat_history"] = given["chat_history"]
-        given = given["input"]
-    question = given.text if isinstance(given, BaseMessage) else given
-    if not isinstance(question, str):
-        msg = f"the question must be text, not {type(question).__name__}"
-        raise ConfigurationError(msg)
-    return str(question), more
-
-
 def _told(problem: Any) -> str:
     """One of pydantic's problems in a line."""
     cause = problem.get("ctx", {}).get("error")
     return str(cause) if isinstance(cause, ConfigurationError) else f"{problem['loc'][0]}: {problem['msg']}"
-
-
-def _event(config: RunnableConfig, data: dict[str, Any]) -> Step:
-    return Step(
-        lambda: dispatch_custom_event(EVENT, data, config=config),
-        lambda: adispatch_custom_event(EVENT, data, config=config),
-    )
 
 
 def _marked(document: Document, found: StandaloneQuestion) -> Document:

@@ -104,6 +104,23 @@ def as_messages(given: Any) -> list[BaseMessage]:
         raise ConfigurationError(msg) from error
 
 
+def question_of(given: Any) -> tuple[str, dict[str, Any]]:
+    """The question, and what else is said of it."""
+    more: dict[str, Any] = {}
+    if isinstance(given, Mapping):
+        if "input" not in given:
+            msg = f"the input must have the key 'input', and may have 'chat_history'; it has {sorted(map(str, given))}"
+            raise ConfigurationError(msg)
+        if "chat_history" in given:
+            more["chat_history"] = given["chat_history"]
+        given = given["input"]
+    question = given.text if isinstance(given, BaseMessage) else given
+    if not isinstance(question, str):
+        msg = f"the question must be text, not {type(question).__name__}"
+        raise ConfigurationError(msg)
+    return str(question), more
+
+
 def read_past(history: Any, question: str) -> Step:
     """Reads the bound conversation: a memory, or a chat history, of ours no more than is needed."""
     if isinstance(history, Memory):

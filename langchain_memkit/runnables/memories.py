@@ -12,13 +12,13 @@ from typing import Any, Literal, TypeAlias
 from langchain_core.messages import BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 
+from langchain_memkit._events import event
 from langchain_memkit._flow import Flow, Step, together, user_code
 from langchain_memkit.base import HistoryView, Memory, Query
 from langchain_memkit.errors import ConfigurationError, MemoryReadError
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.memories.telling import LOAD_ERROR, name_of
 from langchain_memkit.messages.turns import group_starts
-from langchain_memkit.runnables.events import event
 from langchain_memkit.runnables.session import session_history
 
 __all__ = ["Memories", "OnLoadError", "with_note"]

@@ -97,6 +97,9 @@ def create_conversational_rag_chain(
         msg = f"input_messages_key={input_messages_key!r}: the chain's output has that key for something else"
         raise ConfigurationError(msg)
     options["preprocessor"] = _preprocessor(n_questions, max_tokens, options.get("preprocessor"))
+    if not (isinstance(llm, Runnable) or callable(llm)):
+        msg = f"llm must be a model, or a runnable or function of messages, not {type(llm).__name__}"  # type: ignore[unreachable]  # callers without types
+        raise ConfigurationError(msg)
     answering = Answering(
         coerce_to_runnable(llm),
         _condensing(retriever, llm, condense, n_questions),

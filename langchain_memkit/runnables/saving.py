@@ -15,6 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._compat import ContextOverflowError
+from langchain_memkit._events import event
 from langchain_memkit._flow import Flow, Step, user_code
 from langchain_memkit._histories import add_messages
 from langchain_memkit.base import Memory, Preprocessor, SavedTurn, TurnContext, utc_now
@@ -29,7 +30,6 @@ from langchain_memkit.memories.telling import save_all, take_back
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.turns import same_messages
-from langchain_memkit.runnables.events import event
 from langchain_memkit.runnables.memories import Memories
 
 __all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "Policy"]

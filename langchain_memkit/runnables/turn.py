@@ -17,6 +17,7 @@ from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableCo
 
 from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, shielded
+from langchain_memkit._histories import stored_ids
 from langchain_memkit.base import CONTEXT, GetSessionHistory, TurnContext, check_id
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
 from langchain_memkit.messages.notes import compose_notes, is_note
@@ -247,7 +248,7 @@ class HistoryTurn(Runnable[Any, Any]):
         ids = [m.id for m in given if m.id]
         known: set[str] = set()
         if native and ids:
-            known = yield Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
+            known = yield stored_ids(history, ids)
         # the next runnable finds the history where LangChain's class puts it
         context = TurnContext(self._asked(given, known), scale=scale)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import io
 import itertools
 import socket
 import statistics
@@ -14,15 +15,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from inspect import signature
 from typing import Any
 
 import pytest
 from gatekit.systems import Place
+from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 
-from langchain_memkit import MongoDBChatMessageHistory
+from langchain_memkit import MessageHistoryMiddleware, MongoDBChatMessageHistory
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
+from langchain_memkit.migrate import export_history
+from langchain_memkit.testing import FakeChatModel
 
 TIMEOUT = 0.5  # seconds: the `timeout` that memkit is given; the peer has no such argument
 DEFAULT = 5.0  # what it is without one
@@ -73,6 +78,29 @@ def timed(action: Callable[[], Any]) -> tuple[float, BaseException | None]:
     thread.start()
     thread.join(GIVE_UP)
     return time.monotonic() - started, (outcome or [None])[0]
+
+
+@pytest.mark.gate("R10", memkit_only=True)
+def test_failing_elsewhere(gone: Place, figure: Any) -> None:
+    """So do the lists of a factory, an export, and the beginning of an agent's run, which reads twice."""
+    uri = gone.with_options(BRISK).uri
+
+    def agent(factory: Any) -> Any:
+        made = create_agent(FakeChatModel(), [], middleware=[MessageHistoryMiddleware(factory)])
+        return made.invoke({"messages": [("user", "hi")]}, {"configurable": {"session_id": "s1"}})
+
+    uses: dict[str, Callable[[Any], Any]] = {
+        "list_sessions": lambda factory: factory.list_sessions("u1"),
+        "export": lambda factory: export_history(factory, io.StringIO(), progress=False),
+        "agent": agent,
+    }
+    for name, used in uses.items():
+        factory = MongoDBChatMessageHistory.factory(uri, timeout=TIMEOUT)
+        seconds, error = timed(partial(used, factory))
+        figure(f"{name} fails, timeout {TIMEOUT:g} s", seconds, at_most=TIMEOUT + SLACK, unit=" s")
+        assert isinstance(error, HistoryReadError)
+        assert "s3cr3t" not in f"{error} {error!r} {error.__cause__!r}"
+        factory.close()
 
 
 @pytest.mark.gate("R10")

@@ -182,6 +182,7 @@ class Runner:
 
     def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
         """The result of an aggregation; these look at a whole user, so they get the long time limit."""
+        yield Call(lambda c: c.database.command("ping"), self.settings.timeout)  # a server that is down is soon told
         cursor = yield Call(lambda c: c.aggregate(pipeline), self.settings.save_timeout)
         return (yield Call(lambda c: cursor.to_list(), self.settings.save_timeout))  # type: ignore[no-any-return]  # untyped
 

@@ -670,6 +670,8 @@ def test_condensing_retriever_is_taken_as_it_is(histories: Any) -> None:
     ("options", "text"),
     [
         ({"condense": "always"}, "condense must be one of"),
+        ({"llm": None}, "llm must be a model"),
+        ({"llm": "gpt-4o"}, "llm must be a model"),
         ({"retriever": [AGE]}, "retriever must be a LangChain retriever"),
         ({"retriever": InMemoryVectorStore(WordLlamaEmbeddings())}, r"as_retriever\(\)"),
         ({"prompt": " "}, "prompt must be"),
@@ -692,9 +694,9 @@ def test_condensing_retriever_is_taken_as_it_is(histories: Any) -> None:
 )
 def test_arguments_that_make_no_sense(histories: Any, options: dict[str, Any], text: str) -> None:
     """Refused when the chain is made, by name."""
-    given = {"retriever": finding(AGE), "get_session_history": histories, **options}
+    given = {"llm": Model(), "retriever": finding(AGE), "get_session_history": histories, **options}
     with pytest.raises(ConfigurationError, match=text):
-        create_conversational_rag_chain(Model(), **given)
+        create_conversational_rag_chain(**given)
 
 
 # -- langchain-classic's own cases; that of `create_history_aware_retriever` is run from its source, in suites/

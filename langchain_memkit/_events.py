@@ -1,4 +1,4 @@
-"""What callback handlers hear of a turn (`on_custom_event`)."""
+"""What callback handlers hear (`on_custom_event`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from langchain_memkit._flow import Step
 
 
 def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step:
-    """Tells callback handlers; data without message content."""
+    """Tells callback handlers; only what a question became holds text of a message."""
 
     def sync() -> None:
         dispatch_custom_event(name, data, config=config)
