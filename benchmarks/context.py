@@ -61,7 +61,6 @@ messages at most 1.3 times one at 1,000, in time and in rows read.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -322,10 +321,7 @@ def main() -> None:
     about["seconds"] = round(time.monotonic() - begin)
     result = {**about, "ratios": ratios(rows, quick=options.quick), "rows": rows}
     show(result)
-    output = options.output or (None if options.quick else RESULTS)
-    if output:
-        write(result, output)
-        console.print(f"written: {os.path.relpath(output)}")
+    write(result, options.output or (None if options.quick else RESULTS))
 
 
 if __name__ == "__main__":

@@ -289,10 +289,7 @@ def main() -> None:
     about["data"] = {"name": name, "talks": len(talks), "messages": sum(len(talk.messages) for talk in talks)}
     result = {**about, "ratios": ratios(rows, quick=options.quick), "rows": rows}
     show(result)
-    output = options.output or (RESULTS if options.data and not options.quick else None)
-    if output:
-        write(result, output)
-        console.print(f"written: {os.path.relpath(output)}")
+    write(result, options.output or (RESULTS if options.data and not options.quick else None))
 
 
 if __name__ == "__main__":

