@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 import pytest
-from hearing import Heard
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -38,6 +38,17 @@ class SmallModel(FakeChatModel):
             msg = f"at most {self.most} messages"
             raise ContextOverflowError(msg)
         return answer
+
+
+class Heard(BaseCallbackHandler):
+    """Keeps the custom events by name."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[Any]] = {}
+
+    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        """Keeps one."""
+        self.events.setdefault(name, []).append(data)
 
 
 @pytest.fixture(params=["invoke", "ainvoke", "stream", "astream"])

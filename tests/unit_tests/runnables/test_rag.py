@@ -10,8 +10,8 @@ from operator import add
 from typing import Any
 
 import pytest
-from hearing import Heard
 from langchain_classic.chains import create_retrieval_chain
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models import FakeListLLM
@@ -56,6 +56,17 @@ class Model(FakeChatModel):
     def _answer(self, messages: list[BaseMessage]) -> str:
         self.calls.append(list(messages))
         return self.answer
+
+
+class Heard(BaseCallbackHandler):
+    """Keeps the custom events by name."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[Any]] = {}
+
+    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        """Keeps one."""
+        self.events.setdefault(name, []).append(data)
 
 
 @pytest.fixture(params=["invoke", "ainvoke", "stream", "astream"])
