@@ -47,7 +47,7 @@ SHELL       := /bin/sh
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test gate gate-peer lint types e2e e2e-content notebooks bench wheel extras floor clean
+.PHONY: help env demo test gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks bench wheel extras floor clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -69,7 +69,7 @@ test: $(DEV) ## unit, integration (real MongoDB) and documentation tests
 	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed \
 	  tests/docs tests/integration_tests tests/unit_tests
 
-gate: $(DEV) ## the reliability gate: bounds on real servers, in 4 minutes; one at a time, since it measures
+gate: $(DEV) ## the reliability gate: bounds on real servers, in under 10 minutes; one at a time, since it measures
 	@$(PY) tools/parts.py openssl11
 	@$(say) "reliability gate"
 	@$(PYTEST) tests/gate
@@ -78,6 +78,19 @@ gate-peer: $(DEV) ## the same tests on langchain-mongodb and LangChain's own cla
 	@$(PY) tools/parts.py openssl11
 	@$(say) "reliability gate, pointed at the peer"
 	@$(PYTEST) -q -rN --tb=no tests/gate --gate-system=peer
+
+gate-nightly: $(DEV) ## the long form of the gate: 8 x 200 turns, 500 examples more, longer loads
+	@$(PY) tools/parts.py openssl11
+	@$(say) "reliability gate, the long form"
+	@MEMKIT_GATE_PATIENCE=$${MEMKIT_GATE_PATIENCE:-10} $(PYTEST) tests/gate --gate-nightly
+
+gate-record: $(DEV) ## both, written down: tests/gate/results and the table in docs/reliability.md
+	@$(MAKE) gate ARGS=--gate-record
+	@$(MAKE) gate-peer ARGS=--gate-record
+
+audit: $(DEV) ## known advisories against what is installed, and against what our version ranges admit
+	@$(say) "dependency audit"
+	@$(PY) tools/audit.py
 
 lint: $(DEV) ## ruff: rules and format
 	@$(say) "ruff check"

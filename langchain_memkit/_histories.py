@@ -10,7 +10,7 @@ from langchain_core.runnables import run_in_executor
 
 from langchain_memkit._flow import Step
 
-__all__ = ["add_messages", "clear_messages", "read_messages", "stored_ids"]
+__all__ = ["add_messages", "clear_messages", "epoch_at", "read_messages", "stored_ids"]
 
 
 def read_messages(history: Any) -> Step:
@@ -31,6 +31,16 @@ def clear_messages(history: Any) -> Step:
 def stored_ids(history: Any, ids: Sequence[str]) -> Step:
     """Which of these messages one of our histories has: one indexed query."""
     return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
+
+
+def epoch_at(history: Any, seq: int) -> Step:
+    """The epoch of the turn at this position of one of our histories; None if it was erased."""
+
+    async def asynchronous() -> int | None:
+        return next(iter([turn.epoch async for turn in history.aiter_turns(**at)]), None)
+
+    at = {"after_seq": seq - 1, "before_seq": seq + 1}
+    return Step(lambda: next((turn.epoch for turn in history.iter_turns(**at)), None), asynchronous)
 
 
 def _step(history: Any, sync: Callable[[], Any], twin: str, *args: Any) -> Step:

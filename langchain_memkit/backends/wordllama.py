@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from langchain_core.embeddings import Embeddings
 from safetensors import safe_open
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.errors import ConfigurationError, MissingExtraError
@@ -38,7 +40,7 @@ class WordLlamaEmbeddings(Embeddings):
     for English. One core embeds some 8,000 chat messages a second. A sentence model finds more where you have one: any
     LangChain `Embeddings` goes in its place.
 
-    The table (16 MB, in the wheel of `wordllama`) is read from its file at first use, once per process, in 0.1 s.
+    The table (16 MB, in the wheel of `wordllama`) is read from its file at first use, once per process, in 0.2 s.
     The library itself is not imported, since that configures the root logger and loads an HTTP client. The vectors are
     those of its `embed(texts, norm=True)`. Threads may share an object, and forked processes go on with it.
 
@@ -149,7 +151,17 @@ def _model() -> tuple[Any, Vector]:
 @lru_cache(maxsize=1)
 def _load() -> tuple[Any, Vector]:
     folder = _folder()
-    tokenizer = Tokenizer.from_file(str(folder / TOKENS))
+    tokenizer = _without_cache(folder / TOKENS)
     with safe_open(folder / WEIGHTS, framework="np") as file:
         table = file.get_tensor("embedding.weight").astype(np.float32)
     return tokenizer, table
+
+
+def _without_cache(file: Path) -> Tokenizer:
+    """The tokenizer of a file without its cache, which keeps 10,000 whole texts (50 MB) in each thread that asks it."""
+    tokenizer = Tokenizer.from_file(str(file))
+    model = json.loads(file.read_text(encoding="utf-8"))["model"]
+    merges = [tuple(merge.split(" ")) for merge in model["merges"]]
+    options = {name: model[name] for name in ("unk_token", "fuse_unk", "byte_fallback")}
+    tokenizer.model = BPE(model["vocab"], merges, cache_capacity=0, **options)
+    return tokenizer

@@ -12,7 +12,7 @@ from langchain_memkit.base.aliases import (
     TokenCounterLike,
     utc_now,
 )
-from langchain_memkit.base.given import kind_given
+from langchain_memkit.base.given import file_given, kind_given
 from langchain_memkit.base.ids import check_id, check_text, user_prefix
 from langchain_memkit.base.memory import EntityExtractor, Memory, MemoryFactory, Mention, Query, SavedTurn
 from langchain_memkit.base.purge import Purgeable, apurge_user, purge_user
@@ -51,6 +51,7 @@ __all__ = [
     "apurge_user",
     "check_id",
     "check_text",
+    "file_given",
     "kind_given",
     "purge_user",
     "user_prefix",

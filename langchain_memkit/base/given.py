@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
-__all__ = ["kind_given"]
+import os
+import re
+from typing import TypeVar
+
+from langchain_memkit.errors import ConfigurationError
+
+__all__ = ["file_given", "kind_given"]
+
+ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")  # of two letters or more: C:/ is a drive
+P = TypeVar("P", bound="str | os.PathLike[str]")
+
+
+def file_given(path: P) -> P:
+    """The path, unless it is a connection string: as the name of a file it would stand in errors, password and all.
+
+    Args:
+        path: What the caller passed.
+
+    Raises:
+        ConfigurationError: It is an address.
+
+    Example:
+        >>> file_given("chat.db")
+        'chat.db'
+        >>> file_given("mongodb://nemo:secret@host/")
+        Traceback (most recent call last):
+        ...
+        langchain_memkit.errors.ConfigurationError: a file was expected, not an address that begins with 'mongodb:'
+    """
+    if address := ADDRESS.match(str(path)):
+        msg = f"a file was expected, not an address that begins with '{address[1]}:'"
+        raise ConfigurationError(msg)
+    return path
 
 
 def kind_given(value: object, wanted: type) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 from typing import Any
 
 from langchain_memkit._flow import Flow, Step, together
-from langchain_memkit.base import Memory, SavedTurn
-from langchain_memkit.errors import MemoryWriteError
+from langchain_memkit._histories import epoch_at
+from langchain_memkit.base import Memory, SavedTurn, utc_now
+from langchain_memkit.errors import HistoryReadError, MemoryWriteError
 from langchain_memkit.memories.retriever import RetrieverMemory
 
-__all__ = ["LOAD_ERROR", "name_of", "on_all", "save_all", "take_back"]
+__all__ = ["LOAD_ERROR", "name_of", "on_all", "save_all", "take_back", "tell"]
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -35,6 +37,32 @@ def on_all(parts: Sequence[Any], verb: str, *args: Any) -> Flow[list[Any]]:
     if failed:
         raise failed[1]
     return results
+
+
+def tell(memories: Sequence[Memory], turn: SavedTurn, history: Any, seq: int | None) -> Flow[None]:
+    """Tells memories of a turn that stands in a history of ours; what is erased meanwhile is taken back.
+
+    Args:
+        memories: Of the turn.
+        turn: As it was stored.
+        history: Where.
+        seq: Its position, if its epoch is not known for sure: the first turn of a session draws one.
+    """
+    if not memories:
+        return
+    ttl = getattr(history, "ttl", None)
+    turn.expires_at = None if ttl is None else utc_now() + timedelta(seconds=ttl)
+    try:
+        if seq and hasattr(history, "iter_turns"):
+            epoch = yield epoch_at(history, seq)
+            if epoch is None:
+                return
+            turn.epoch = epoch
+        yield from save_all(memories, turn)
+        yield from take_back(memories, turn, history)
+    except HistoryReadError as error:
+        msg = f"the turn is stored, but what memories should know of it cannot be read: {error}"
+        raise MemoryWriteError(msg, messages=turn, turn_id=turn.turn_id, maybe_stored=True) from error
 
 
 def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:

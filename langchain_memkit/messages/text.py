@@ -12,8 +12,9 @@ from langchain_memkit.messages.blocks import block_cost
 
 __all__ = ["escaped", "one_line", "quoted", "said", "without_records"]
 
-# </summary>, < / records>, ..., and the marks of chat templates (<|im_start|>), which a local server might obey
-TAGS = re.compile(r"<(?=[^\w<>]{0,20}(?:summary|messages|records)\b|\|)", re.IGNORECASE)
+# </summary>, < / records>, ..., and the marks of chat templates, which a local server might obey: <|im_start|>, the
+# same with DeepSeek's wide bar, and Gemma's <start_of_turn>
+TAGS = re.compile(r"<(?=[^\w<>]{0,20}(?:summary|messages|records)\b|[|\uff5c]|(?:start|end)_of_turn>)", re.IGNORECASE)
 RECORDS = re.compile(r"<records>.*?</records>", re.DOTALL)
 MEDIA = ("image", "image_url", "input_image", "audio", "input_audio", "video", "file", "media")
 UNSAID = ("text", "reasoning", "thinking", "redacted_thinking")

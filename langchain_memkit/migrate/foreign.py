@@ -16,7 +16,7 @@ from typing import Any
 
 from langchain_memkit.backends.community import DatabaseTable, read_message_file
 from langchain_memkit.backends.sqlite.foreign import CheckpointFile, MessageTable
-from langchain_memkit.base import Turn
+from langchain_memkit.base import Turn, file_given
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError, MissingExtraError
 from langchain_memkit.messages.codec import decode_legacy_message
 from langchain_memkit.migrate.sources import Conversation, Source, message_turn, unreadable
@@ -94,7 +94,7 @@ def langchain_file_source(path: str | os.PathLike[str]) -> Source:
         >>> [message.content for message in histories("s1").messages]
         ['hello']
     """
-    found = Path(path)
+    found = Path(file_given(path))
     if not found.exists():
         msg = f"there is no file or folder {found}"
         raise ConfigurationError(msg)

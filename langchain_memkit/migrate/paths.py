@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
+from langchain_memkit.base import file_given
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 
 PathOrFile: TypeAlias = "str | os.PathLike[str] | TextIO"
@@ -20,7 +21,7 @@ def written(path_or_file: PathOrFile) -> Iterator[TextIO]:
     if not isinstance(path_or_file, (str, os.PathLike)):
         yield _text_file(path_or_file, "write")
         return
-    path = Path(path_or_file)
+    path = Path(file_given(path_or_file))
     in_place = path.exists() and not path.is_file()  # a pipe or a device
     part = path if in_place else path.with_name(f"{path.name}.part")
     mine: os.stat_result | None = None
@@ -79,7 +80,7 @@ def read(path_or_file: PathOrFile) -> Iterator[tuple[TextIO, int | None]]:
     if not isinstance(path_or_file, (str, os.PathLike)):
         yield _text_file(path_or_file, "__iter__"), None
         return
-    path = Path(path_or_file)
+    path = Path(file_given(path_or_file))
     try:
         # what is not UTF-8 is found in its line
         with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:

@@ -66,6 +66,8 @@ def _store(packed: list[tuple[Turn, Row]], target: Any, report: MigrationReport)
     """Stores turns at once; if one of them is in the way, one by one, so that it holds up no other."""
     if not packed:
         return []
+    if len({row.op for _, row in packed}) < len(packed):  # the same turn twice, or two under one name: see which
+        return [op for one in packed for op in _store([one], target, report)]
     given = [m for turn, _ in packed for m in turn.messages]
     batch = Batch(given, given, [row for _, row in packed], None)
     try:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal, Self, TypeAlias
 from uuid import NAMESPACE_OID, uuid5
 
@@ -18,7 +18,7 @@ from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._events import event
 from langchain_memkit._flow import Flow, Step, user_code
 from langchain_memkit._histories import add_messages
-from langchain_memkit.base import Memory, Preprocessor, SavedTurn, TurnContext, utc_now
+from langchain_memkit.base import Memory, Preprocessor, SavedTurn, TurnContext
 from langchain_memkit.base.ids import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -26,7 +26,7 @@ from langchain_memkit.errors import (
     IdempotencyConflictError,
     StaleTurnError,
 )
-from langchain_memkit.memories.telling import save_all, take_back
+from langchain_memkit.memories.telling import save_all, tell
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.turns import same_messages
@@ -61,6 +61,7 @@ class OpenTurn:
     input: Any
     config: RunnableConfig
     in_graph: bool = False  # its messages were given ids on the way in, other ones in each attempt
+    begun: bool = False  # the session held turns, so that the epoch is theirs; else the first turn draws one
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +225,7 @@ class Policy:
                 raise
             yield from self._dropped(turn, error)
             named = error.stored  # perhaps the first attempt ended before the memories were told
-        ttl = getattr(history, "ttl", None)
-        expires = None if ttl is None else utc_now() + timedelta(seconds=ttl)
-        told = SavedTurn(named, turn_id, turn.epoch or 0, expires)
-        yield from save_all(turn.memories, told)
-        yield from take_back(turn.memories, told, history)
+        yield from tell(turn.memories, SavedTurn(named, turn_id, turn.epoch or 0), history, None if turn.begun else seq)
         return seq
 
     def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:

@@ -274,7 +274,8 @@ class HistoryTurn(Runnable[Any, Any]):
         composed = self._compose(value, before, after)
         epoch, since = (view.epoch, view.read_at) if native else (None, None)
         shown = [*before, *after]
-        return OpenTurn(history, native, memories, turn_id, epoch, since, new, shown, asked, composed, config)
+        opened = OpenTurn(history, native, memories, turn_id, epoch, since, new, shown, asked, composed, config)
+        return replace(opened, begun=native and view.seq > 0)
 
     def _asked(self, given: list[BaseMessage], known: set[str]) -> list[BaseMessage]:
         """What of the input the model is shown after the past."""

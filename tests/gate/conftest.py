@@ -24,7 +24,7 @@ from langchain_memkit.testing import local_mongodb
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))  # --import-mode=importlib puts no folder of tests there
 
-from gatekit import commands  # noqa: E402  # after the line above
+from gatekit import commands, record  # noqa: E402  # after the line above
 from gatekit.report import BOUNDS, GateReport  # noqa: E402
 from gatekit.systems import SYSTEMS, Place  # noqa: E402
 from gatekit.wire import Wire  # noqa: E402
@@ -46,6 +46,8 @@ PEER_WARNINGS = (  # of the peer and of what is asked of it; none of them is abo
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--gate-system`: what the tests are pointed at."""
     parser.addoption("--gate-system", choices=sorted(SYSTEMS), default="memkit", help="what the gate measures")
+    parser.addoption("--gate-nightly", action="store_true", help="longer rows: more turns, more examples")
+    parser.addoption("--gate-record", action="store_true", help="writes the committed record and docs/reliability.md")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 REPORT = pytest.StashKey[GateReport]()
+SERVER_VERSION = pytest.StashKey[str]()
 
 
 def _system_name(config: pytest.Config) -> str:
@@ -115,6 +118,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not gate.rows or hasattr(session.config, "workerinput"):
         return
     gate.save(ROOT / ".gate")
+    if session.config.getoption("gate_record"):
+        server = session.config.stash.get(SERVER_VERSION, "not used")
+        record.write(gate.system, {**record.surroundings(server), **gate.content()})
     if gate.system == "peer" and session.exitstatus in (0, 1):
         session.exitstatus = int(bool(gate.unbeaten()))
     elif session.exitstatus == 0 and gate.slow():
@@ -170,9 +176,17 @@ def system(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="session")
-def standalone(system: Any) -> Iterator[Any]:
+def nightly(request: pytest.FixtureRequest) -> bool:
+    """Whether the long form of the rows is asked for."""
+    return bool(request.config.getoption("gate_nightly", default=False))
+
+
+@pytest.fixture(scope="session")
+def standalone(system: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A standalone server."""
     with local_mongodb() as server:
+        with MongoClient(server.uri) as client:
+            request.config.stash[SERVER_VERSION] = client.server_info()["version"]
         yield server
         system.leave(*server.hosts)
 

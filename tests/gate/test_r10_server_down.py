@@ -46,19 +46,35 @@ def how(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["standalone", "replica_set"])
-def gone(request: pytest.FixtureRequest, how: str) -> Iterator[Place]:
+@contextlib.contextmanager
+def down(kind: str, how: str) -> Iterator[Place]:
     """The address of a server, or of a replica set with all its three nodes, that is down."""
     with contextlib.ExitStack() as stack:
-        nodes = 1 if request.param == "standalone" else 3
+        nodes = 1 if kind == "standalone" else 3
         listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(nodes)]
         hosts = tuple(f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners)
         if how == "refuses":
             stack.close()
         name = "&replicaSet=rs0" if nodes > 1 else ""
         uri = f"mongodb://nemo:s3cr3t@{','.join(hosts)}/?authSource=admin{name}"
-        yield Place(request.param, uri, "gate", hosts)
+        yield Place(kind, uri, "gate", hosts)
+
+
+@pytest.fixture(params=["standalone", "replica_set"])
+def gone(request: pytest.FixtureRequest, how: str) -> Iterator[Place]:
+    """One that is down."""
+    with down(request.param, how) as place:
+        yield place
     gc.collect()  # here, where the warnings are expected
+
+
+@pytest.fixture
+def all_gone() -> Iterator[list[Place]]:
+    """All four."""
+    with contextlib.ExitStack() as stack:
+        kinds = itertools.product(("standalone", "replica_set"), ("refuses", "silent"))
+        yield [stack.enter_context(down(*kind)) for kind in kinds]
+    gc.collect()
 
 
 def timed(action: Callable[[], Any]) -> tuple[float, BaseException | None]:
@@ -81,9 +97,8 @@ def timed(action: Callable[[], Any]) -> tuple[float, BaseException | None]:
 
 
 @pytest.mark.gate("R10", memkit_only=True)
-def test_failing_elsewhere(gone: Place, figure: Any) -> None:
+def test_failing_elsewhere(all_gone: list[Place], figure: Any) -> None:
     """So do the lists of a factory, an export, and the beginning of an agent's run, which reads twice."""
-    uri = gone.with_options(BRISK).uri
 
     def agent(factory: Any) -> Any:
         made = create_agent(FakeChatModel(), [], middleware=[MessageHistoryMiddleware(factory)])
@@ -94,13 +109,20 @@ def test_failing_elsewhere(gone: Place, figure: Any) -> None:
         "export": lambda factory: export_history(factory, io.StringIO(), progress=False),
         "agent": agent,
     }
-    for name, used in uses.items():
-        factory = MongoDBChatMessageHistory.factory(uri, timeout=TIMEOUT)
-        seconds, error = timed(partial(used, factory))
+
+    def fail(try_: tuple[Place, str]) -> tuple[float, BaseException | None]:
+        place, name = try_
+        uri = place.with_options(f"{BRISK}&appName={name}").uri
+        with MongoDBChatMessageHistory.factory(uri, timeout=TIMEOUT) as factory:
+            return timed(partial(uses[name], factory))
+
+    tries = list(itertools.product(all_gone, uses))
+    with ThreadPoolExecutor(len(tries)) as pool:
+        outcomes = list(pool.map(fail, tries))
+    for (_, name), (seconds, error) in zip(tries, outcomes, strict=True):
         figure(f"{name} fails, timeout {TIMEOUT:g} s", seconds, at_most=TIMEOUT + SLACK, unit=" s")
         assert isinstance(error, HistoryReadError)
         assert "s3cr3t" not in f"{error} {error!r} {error.__cause__!r}"
-        factory.close()
 
 
 @pytest.mark.gate("R10")

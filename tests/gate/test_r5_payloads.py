@@ -132,14 +132,14 @@ def test_refused_when_written(name: str, place: Place, system: Any) -> None:
 
 
 @functools.cache
-def random_batches() -> list[list[BaseMessage]]:
-    """What Hypothesis thinks of, the same in every run and for every store."""
+def random_batches(count: int) -> list[list[BaseMessage]]:
+    """What Hypothesis thinks of, the same for every store, and in every run that asks for the usual count."""
     batches: list[list[BaseMessage]] = []
 
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=count,
         deadline=None,
-        derandomize=True,
+        derandomize=count == EXAMPLES,
         phases=[Phase.generate],
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -166,12 +166,13 @@ def accepted(history: Any, batch: list[BaseMessage]) -> bool:
     return True
 
 
-@pytest.mark.gate("R5")
-def test_random_messages(place: Place, system: Any, figure: Any) -> None:
-    """500 random batches on each store: each comes back equal, or is refused with nothing stored."""
-    histories, batches = system.sharing(place), random_batches()
-    assert len(batches) == EXAMPLES
+@pytest.mark.gate("R5", limit=240)
+def test_random_messages(place: Place, system: Any, nightly: bool, figure: Any) -> None:
+    """500 random batches on each store (1,000 at night): each comes back equal, or is refused with nothing stored."""
+    count = 2 * EXAMPLES if nightly else EXAMPLES
+    histories, batches = system.sharing(place), random_batches(count)
+    assert len(batches) == count
     histories("warm").add_messages([HumanMessage("warm")])
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        outcomes = list(pool.map(lambda k: accepted(histories(f"s{k}"), batches[k]), range(EXAMPLES)))
-    figure(f"{place.kind}: random batches equal, of {EXAMPLES}", sum(outcomes), at_least=EXAMPLES // 2)
+        outcomes = list(pool.map(lambda k: accepted(histories(f"s{k}"), batches[k]), range(count)))
+    figure(f"{place.kind}: random batches equal, of {count}", sum(outcomes), at_least=count // 2)

@@ -28,17 +28,17 @@ OPERATIONS = st.lists(
 )
 
 
-@pytest.mark.gate("R8")
-def test_nothing_crosses(place: Place, system: Any) -> None:
+@pytest.mark.gate("R8", limit=240)
+def test_nothing_crosses(place: Place, system: Any, nightly: bool) -> None:
     """200 random operations of two users with one session id, two sessions, and nobody's: each sees its own alone."""
     histories = system.sharing(place)
     chain = system.chain(echo, histories)
     phases = [Phase.generate] if system.name == "peer" else [Phase.generate, Phase.shrink]
 
     @settings(
-        max_examples=4,
+        max_examples=24 if nightly else 4,  # of 50 operations each
         deadline=None,
-        derandomize=True,
+        derandomize=not nightly,
         database=None,
         phases=phases,
         suppress_health_check=list(HealthCheck),

@@ -25,13 +25,13 @@ from langchain_memkit.backends._history.rows import (
     new_epoch,
     stored_or_conflict,
 )
-from langchain_memkit.backends.mongodb.commands import Call, Pause, is_transient, jitter, text_of
+from langchain_memkit.backends.mongodb.commands import DUPLICATE_KEY, Call, Pause, is_transient, jitter, text_of
 from langchain_memkit.backends.mongodb.documents import MARKERS, Kind, head_of, native_turn, turn_document, turns_filter
 from langchain_memkit.backends.mongodb.indexes import ensure_indexes
 from langchain_memkit.backends.mongodb.reader import Reader
+from langchain_memkit.backends.mongodb.settled import settled
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
 
-DUPLICATE_KEY = 11000
 MAX_SEQ = 2**63 - 1
 
 
@@ -81,6 +81,8 @@ class Append:
                 message = "other writers were faster every time"
             except PyMongoError as error:
                 if not is_transient(error):
+                    if self._begun:
+                        raise self._failed(text_of(error)) from error
                     raise
                 self.unknown = self.unknown or not isinstance(error, ServerSelectionTimeoutError)
                 self.look_up, message = True, text_of(error)
@@ -90,6 +92,11 @@ class Append:
             if time.monotonic() > self.deadline:
                 raise self._failed(message) from cause
             yield Pause(jitter(0.25 if cause else 0.02))
+
+    @property
+    def _begun(self) -> bool:
+        """Whether some of it is stored, or may be."""
+        return self.unknown or len(self.pending) < len(self.batch.rows)
 
     @property
     def _remaining(self) -> float:
@@ -103,18 +110,21 @@ class Append:
 
     def _failed(self, reason: str) -> HistoryWriteError:
         hosts = self.store.clients.hosts
-        state = "It may be stored: retry with the same turn_id" if self.unknown else "Nothing was stored"
+        state = "It may be stored: retry with the same turn_id" if self._begun else "Nothing was stored"
         if len(self.batch.rows) > 1:
             state = f"{len(self.batch.rows) - len(self.pending)} of {len(self.batch.rows)} parts are stored: add "
             state += "`error.messages` again to continue"
         msg = f"cannot write to {hosts}: {reason}. {state}."
-        return HistoryWriteError(msg, maybe_stored=self.unknown, **self.batch.error_context)
+        return HistoryWriteError(msg, maybe_stored=self._begun, **self.batch.error_context)
 
     def _look_up(self) -> Flow[None]:
         """Finds out which rows are stored already. Counts only what a majority has: the rest may still vanish."""
         ops = [row.op for _, row in self.pending]
         query = turns_filter(*self.scope, op={"$in": ops})
-        documents = yield Call(lambda c: c.find(query).to_list(), self._look)
+        documents = yield from settled(self.store, query, None, self.deadline)
+        if documents is None:
+            self.unknown = True
+            raise self._failed("no majority has confirmed it")
         current = (yield from self.store.head(self.scope, "local", self._look)) or EMPTY
         stored = {d["op"]: d for d in documents if not (isinstance(d.get("seq"), int) and d["seq"] < current.base)}
         for index, row in list(self.pending):
@@ -160,7 +170,7 @@ class Append:
         at = (head or EMPTY).seq
         if self.expected_seq is not None and self.expected_seq != at:
             msg = f"expected the session at position {self.expected_seq}, it is at {at}; read it again"
-            raise HistoryConflictError(msg, **context)
+            raise HistoryConflictError(msg, maybe_stored=self.unknown, **context)
 
     def _documents(self, head: Head | None) -> list[dict[str, Any]]:
         store, documents = self.store, []

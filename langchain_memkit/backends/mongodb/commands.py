@@ -46,6 +46,7 @@ CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
 TRANSIENT_CODES = {6, 7, 50, 64, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
+DUPLICATE_KEY = 11000
 TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
 
 
@@ -169,22 +170,42 @@ class Runner:
         """Async twin of `close`."""
         await self.clients.arelease()
 
-    def retried(self, function: Callable[[Any], Any]) -> Flow[Any]:
-        """A repeatable command, sent again until the deadline."""
-        deadline = time.monotonic() + self.patience
+    def retried(self, function: Callable[[Any], Any], patience: float | None = None) -> Flow[Any]:
+        """A repeatable command, sent again for so many seconds; None: as long as a write is."""
+
+        def once(seconds: float) -> Flow[Any]:
+            return (yield Call(function, seconds))
+
+        return (yield from self._again(once, patience or self.patience))
+
+    def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> Flow[T]:
+        """Makes an attempt, told how many seconds are left, until one does not break off."""
+        deadline, unknown = time.monotonic() + patience, False
         while True:
             try:
-                return (yield Call(function, max(deadline - time.monotonic(), 0.1)))
+                return (yield from attempt(max(deadline - time.monotonic(), 0.1)))
             except PyMongoError as error:
+                unselected = isinstance(error, ServerSelectionTimeoutError)
                 if not is_transient(error) or time.monotonic() > deadline:
+                    if unknown and unselected:  # this attempt did nothing, but one before it may have
+                        raise ConnectionFailure(str(error)) from error
                     raise
+                unknown = unknown or not unselected
             yield Pause(jitter(0.25))
 
     def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
         """The result of an aggregation; these look at a whole user, so they get the long time limit."""
-        yield Call(lambda c: c.database.command("ping"), self.settings.timeout)  # a server that is down is soon told
-        cursor = yield Call(lambda c: c.aggregate(pipeline), self.settings.save_timeout)
-        return (yield Call(lambda c: cursor.to_list(), self.settings.save_timeout))  # type: ignore[no-any-return]  # untyped
+
+        def whole(seconds: float) -> Flow[list[dict[str, Any]]]:
+            cursor = yield Call(lambda c: c.aggregate(pipeline), seconds)
+            return (yield Call(lambda c: cursor.to_list(), seconds))  # type: ignore[no-any-return]  # untyped
+
+        yield from self.there()
+        return (yield from self._again(whole, self.settings.save_timeout))
+
+    def there(self) -> Flow[None]:
+        """Tells within `timeout` that the server is down, before a command that may take longer."""
+        yield from self.retried(lambda c: c.database.command("ping"), self.settings.timeout)
 
     def reading(self, flow: Flow[T]) -> Flow[T]:
         """The flow with a driver's errors raised as `HistoryReadError`."""

@@ -13,11 +13,21 @@ from typing import Any
 
 from bson import ObjectId
 from pymongo import IndexModel
-from pymongo.errors import BulkWriteError, PyMongoError
+from pymongo.errors import BulkWriteError, PyMongoError, ServerSelectionTimeoutError
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends.mongodb.commands import Call, Commands, Pause, is_transient, jitter
+from langchain_memkit.backends._history.rows import Batch
+from langchain_memkit.backends.mongodb.commands import (
+    DUPLICATE_KEY,
+    Call,
+    Commands,
+    Pause,
+    is_transient,
+    jitter,
+    text_of,
+)
 from langchain_memkit.backends.mongodb.documents import is_soft_deleted
+from langchain_memkit.backends.mongodb.settled import known, unclear
 from langchain_memkit.errors import ConfigurationError
 
 _indexed: set[Any] = set()
@@ -39,29 +49,45 @@ def ensure(store: Commands, models: list[IndexModel]) -> Flow[None]:
     """Builds the indexes of a layout, once per process and collection, unless `create_index=False`."""
     key = (store.clients.key, store.settings.names, tuple(m.document["name"] for m in models))
     if store.settings.create_index and key not in _indexed:
+        yield from store.there()
         yield Call(lambda c: c.create_indexes(models), None)
         _indexed.add(key)
 
 
-def insert_once(store: Commands, documents: list[dict[str, Any]]) -> Flow[None]:
+def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch) -> Flow[None]:
     """Inserts documents in order, with their ids, until all are there; what a broken connection hides is looked up."""
     deadline = time.monotonic() + store.patience
-    pending = list(documents)
-    while True:
-        batch = list(pending)
+    pending, begun = list(documents), False
+    while pending:
         try:
-            yield Call(lambda c, batch=batch: c.insert_many(batch), store.settings.save_timeout)  # type: ignore[misc]  # bound now
+            if begun:
+                query = {"_id": {"$in": [d["_id"] for d in pending]}}
+                there = {d["_id"] for d in (yield from known(store, query, ["_id"], batch, deadline))}
+                pending = [d for d in pending if d["_id"] not in there]
+            if pending:
+                yield Call(lambda c, given=list(pending): c.insert_many(given), store.settings.save_timeout)  # type: ignore[misc]  # bound now
             return
         except PyMongoError as error:
-            if not is_transient(error) or isinstance(error, BulkWriteError) or time.monotonic() > deadline:
+            again = is_transient(error) or _met_itself(error)
+            begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError)) or _inserted(error) > 0
+            if not again or time.monotonic() > deadline:
+                if begun:
+                    raise unclear(store, text_of(error), batch) from error
                 raise
         yield Pause(jitter(0.25))
-        ids = [d["_id"] for d in pending]
-        found = yield from store.retried(lambda c, ids=ids: c.find({"_id": {"$in": ids}}, {"_id": 1}).to_list())  # type: ignore[misc]  # bound now
-        there = {d["_id"] for d in found}
-        pending = [d for d in pending if d["_id"] not in there]
-        if not pending:
-            return
+
+
+def _met_itself(error: PyMongoError) -> bool:
+    """Whether a document is there already under the id that an earlier try made."""
+    failures = error.details.get("writeErrors") or [] if isinstance(error, BulkWriteError) and error.details else []
+    return bool(failures) and all(
+        f.get("code") == DUPLICATE_KEY and list(f.get("keyPattern") or ()) == ["_id"] for f in failures
+    )
+
+
+def _inserted(error: PyMongoError) -> int:
+    details = error.details if isinstance(error, BulkWriteError) else None
+    return int((details or {}).get("nInserted", 0))
 
 
 def is_shown(document: Mapping[str, Any], now: datetime, hidden: bool = False) -> bool:

@@ -12,6 +12,7 @@ from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Batch, Origin, Scope
 from langchain_memkit.backends.mongodb.documents import legacy_filter
 from langchain_memkit.backends.mongodb.foreign import ascending_ids, ensure, insert_once, refuse_positions
+from langchain_memkit.backends.mongodb.settled import known
 from langchain_memkit.backends.mongodb.store import MongoTurnStore
 from langchain_memkit.errors import MessageDecodeError, MessageEncodeError
 from langchain_memkit.messages.codec import decode_legacy_message
@@ -51,11 +52,11 @@ class LangChainRowStore(MongoTurnStore):
         yield from self._ensure()
         query = legacy_filter(*self.settings.legacy_keys, scope.session_id)
         query[f"{MARK}.op"] = {"$in": [row.op for row in batch.rows]}
-        found = yield from self.retried(lambda c: c.find(query, {MARK: 1}).to_list())
+        found = yield from known(self, query, {MARK: 1}, batch)
         there = {(d[MARK].get("op"), d[MARK].get("i")) for d in found}
         missing = [d for d in documents if (d[MARK]["op"], d[MARK]["i"]) not in there]
         if missing:
-            yield from insert_once(self, missing)
+            yield from insert_once(self, missing, batch)
 
     def _documents(self, scope: Scope, batch: Batch) -> list[dict[str, Any]]:
         session_id_key, history_key = self.settings.legacy_keys

@@ -27,9 +27,10 @@ from langchain_memkit.backends._history.rows import (
     read_turn,
     stored_or_conflict,
 )
-from langchain_memkit.backends.mongodb.commands import Call, Commands
+from langchain_memkit.backends.mongodb.commands import Commands
 from langchain_memkit.backends.mongodb.documents import SHOWN, is_soft_deleted
 from langchain_memkit.backends.mongodb.foreign import ascending_ids, ensure, insert_once, is_shown, refuse_positions
+from langchain_memkit.backends.mongodb.settled import known
 from langchain_memkit.base import SessionInfo, TokenCounter, Turn
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.counting import count_tokens, counter_name
@@ -108,7 +109,9 @@ class QAStore(Commands):
             tied = {"createdAt": {"$eq": at.created_at}, "_id": {beyond: at.identity}}
             query["$or"] = [{"createdAt": {beyond: at.created_at}}, tied]
         order = [("_id", direction)] if undated else [("createdAt", direction), ("_id", direction)]
-        found = yield Call(lambda c: c.find(query).sort(order).limit(limit).to_list(), self.settings.timeout)
+        found = yield from self.retried(
+            lambda c: c.find(query).sort(order).limit(limit).to_list(), self.settings.timeout
+        )
         now = self.settings.now()
         turns = [qa_turn(d, self.settings.token_counter) for d in found if is_shown(d, now, hidden)]
         if len(found) == limit:
@@ -159,13 +162,13 @@ class QAStore(Commands):
     def _append(self, scope: Scope, batch: Batch, documents: list[dict[str, Any]]) -> Flow[None]:
         yield from self._ensure()
         query = {**self._filter(scope), "op": {"$in": [d["op"] for d in documents]}}
-        found = yield from self.retried(lambda c: c.find(query, ["op", "messages", "v"]).to_list())
+        found = yield from known(self, query, ["op", "messages", "v"], batch)
         there = {d["op"]: d for d in found}
         for index, row in enumerate(batch.rows):
             if row.op in there:  # else it is new, or several documents
                 stored_or_conflict(batch, index, read_turn(there[row.op], self.settings.token_counter))
         if missing := [d for d in documents if d["op"] not in there]:
-            yield from insert_once(self, missing)
+            yield from insert_once(self, missing, batch)
 
     def _documents(self, scope: Scope, row: Row, messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         starts = [*turn_starts(messages), len(messages)]

@@ -12,7 +12,7 @@ from pymongo.read_concern import ReadConcern
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import EMPTY, Enough, Head, Page, Scope, until_enough
 from langchain_memkit.backends.mongodb.clients import Clients
-from langchain_memkit.backends.mongodb.commands import Call, Commands, Settings
+from langchain_memkit.backends.mongodb.commands import Commands, Settings
 from langchain_memkit.backends.mongodb.documents import (
     MARKERS,
     SHOWN,
@@ -61,7 +61,7 @@ class Reader(Commands):
         base = max(base, floor - 1)
         seq = {"$gt": base} if before is None else {"$gt": base, "$lt": before}
         query = turns_filter(*scope, seq=seq)
-        documents = yield self.find(query, -1, limit, newest=enough.messages)
+        documents = yield from self.find(query, -1, limit, newest=enough.messages)
         head = head_of(documents) or EMPTY
         base = base if older else max(base, head.base)
         epoch = head.epoch
@@ -70,7 +70,8 @@ class Reader(Commands):
         now = self.settings.now()
         turns, stopped = until_enough(self._live_turns(documents, base, now), enough)
         if enough.messages is not None and any(turn.problems for turn in turns):
-            documents = yield self.find(query, -1, limit)  # what cannot be read does not count: whole rows are needed
+            # what cannot be read does not count: whole rows are needed
+            documents = yield from self.find(query, -1, limit)
             turns, stopped = until_enough(self._live_turns(documents, base, now), enough)
         last = turns[-1].seq if stopped else documents[-1]["seq"] if documents else 0
         if stopped or (len(documents) == limit and last > base + 1):
@@ -88,7 +89,7 @@ class Reader(Commands):
     def _report_rows_after_clear(self, scope: Scope) -> Flow[None]:
         """Rows that an old app wrote after a clear cannot be told from those it was to delete: said, not shown."""
         query = legacy_filter(*self.settings.legacy_keys, scope.session_id)
-        if not self._warned and (yield self.find(query, 1, 1, key="_id")):
+        if not self._warned and (yield from self.find(query, 1, 1, key="_id")):
             self._warned = True
             logger.warning(
                 "session %r: rows of langchain-mongodb written after a clear are not shown", scope.session_id
@@ -98,7 +99,7 @@ class Reader(Commands):
         query = legacy_filter(*self.settings.legacy_keys, scope.session_id)
         if at.identity is not None:
             query["_id"] = {"$lt" if direction < 0 else "$gt": at.identity}
-        rows = yield self.find(query, direction, limit, key="_id")
+        rows = yield from self.find(query, direction, limit, key="_id")
         turns = [legacy_turn(row, self.settings.legacy_keys[1], self.settings.token_counter) for row in rows]
         newest = turns[0].created_at if turns and at.identity is None and direction < 0 else None
         if newest and at.native_since and newest > at.native_since and not self._warned:
@@ -125,7 +126,7 @@ class Reader(Commands):
             turns, following = yield from self._legacy_page(scope, after or LegacyPlace(None, None), 1, limit)
             return turns, following or 0
         after = max(after or 0, head.base)
-        documents = yield self.find(turns_filter(*scope, seq={"$gt": after}), 1, limit)
+        documents = yield from self.find(turns_filter(*scope, seq={"$gt": after}), 1, limit)
         now = self.settings.now()
         turns = list(self._live_turns(documents, head.base, now, hidden))
         return turns, documents[-1]["seq"] if len(documents) == limit else None
@@ -134,14 +135,11 @@ class Reader(Commands):
         """Which of the ids belong to live messages of the session: one indexed query."""
         query = {**turns_filter(*scope), "messages.id": {"$in": list(ids)}}
         fields = ["messages.id", "kind", "seq", "isActive", "isDeleted", "expiresAt"]
-
-        def find() -> Flow[Any]:
-            return (yield Call(lambda c: c.find(query, fields).to_list(), self.settings.timeout))
-
-        documents = yield from self.reading(find())
+        found = self.retried(lambda c: c.find(query, fields).to_list(), self.settings.timeout)
+        documents = yield from self.reading(found)
         now = self.settings.now()
-        found = [m.get("id") for d in documents if is_live(d, 0, now) for m in d.get("messages") or ()]
-        return set(ids) & {i for i in found if isinstance(i, str)}  # what is no UTF-8 is tagged
+        live = [m.get("id") for d in documents if is_live(d, 0, now) for m in d.get("messages") or ()]
+        return set(ids) & {i for i in live if isinstance(i, str)}  # what is no UTF-8 is tagged
 
     def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
         """The user's sessions, most recently used first; `hidden`: counted with their soft-deleted turns."""
@@ -176,12 +174,17 @@ class Reader(Commands):
 
     def find(
         self, query: dict[str, Any], direction: int, limit: int, key: str = "seq", newest: int | None = None
-    ) -> Call:
-        """A bounded, sorted find; `newest`: one message more than this of each row, since rows of imports are long."""
+    ) -> Flow[Any]:
+        """A bounded, sorted find, sent again if a failover breaks it off.
+
+        `newest`: one message more than this of each row, since rows of imports are long.
+        """
         fields: dict[str, Any] | None = None
         if newest is not None and newest < MAX_SLICE:
             fields = {name: {"$slice": -(newest + 1)} for name in ("messages", "tokens")}
-        return Call(lambda c: c.find(query, fields).sort(key, direction).limit(limit).to_list(), self.settings.timeout)
+        return self.retried(
+            lambda c: c.find(query, fields).sort(key, direction).limit(limit).to_list(), self.settings.timeout
+        )
 
     def head(self, scope: Scope, level: str, timeout: float | None = None) -> Flow[Head | None]:
         """Where the session stands; `level` local sees what writers compete for, majority what is certain."""
@@ -191,7 +194,7 @@ class Reader(Commands):
             chosen = collection.with_options(read_concern=ReadConcern(level))
             return chosen.find(query, fields).sort("seq", -1).limit(4).to_list()
 
-        return head_of((yield Call(newest, timeout or self.settings.timeout)))
+        return head_of((yield from self.retried(newest, timeout or self.settings.timeout)))
 
     def purged(self, user_id: str, timeout: float | None = None) -> Flow[int]:
         """The epoch of the user's last purge, kept under the session id that no caller can pass."""

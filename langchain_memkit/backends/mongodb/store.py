@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+from pymongo.errors import PyMongoError
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Batch, Head, Origin, Scope
 from langchain_memkit.backends.mongodb.append import Append, delete_older, mark
+from langchain_memkit.backends.mongodb.commands import text_of
 from langchain_memkit.backends.mongodb.documents import MARKERS, Kind, legacy_filter, turns_filter
 from langchain_memkit.backends.mongodb.indexes import ensure_indexes
 from langchain_memkit.backends.mongodb.reader import Reader
+from langchain_memkit.errors import HistoryWriteError
+
+T = TypeVar("T")
 
 
 class MongoTurnStore(Reader):
@@ -51,6 +58,9 @@ class MongoTurnStore(Reader):
 
     def _purge(self, user_id: str) -> Flow[dict[str, int]]:
         yield from self._void(Scope(user_id, ""), "purge")
+        return (yield from self._begun(self._purge_sessions(user_id)))
+
+    def _purge_sessions(self, user_id: str) -> Flow[dict[str, int]]:
         rows = yield from self.aggregate([{"$match": turns_filter(user_id)}, {"$group": {"_id": "$session_id"}}])
         scopes = [Scope(user_id, row["_id"]) for row in rows if isinstance(row["_id"], str) and row["_id"]]
         heads: dict[Scope, Head] = {}
@@ -65,6 +75,19 @@ class MongoTurnStore(Reader):
     def _void(self, scope: Scope, kind: Kind) -> Flow[int]:
         """Puts a marker at the end of a session and deletes what is before it; returns how many turns went."""
         head = yield from mark(self, scope, kind)
+        return (yield from self._begun(self._delete_older(scope, head)))
+
+    def _begun(self, flow: Flow[T]) -> Flow[T]:
+        """What follows a marker: if it fails, something was done already."""
+        try:
+            return (yield from flow)
+        except (PyMongoError, HistoryWriteError) as error:
+            cause = error if isinstance(error, PyMongoError) else error.__cause__
+            reason = text_of(cause) if isinstance(cause, PyMongoError) else str(error)
+            msg = f"cannot write to {self.clients.hosts}: {reason}. Not all is deleted yet: call again to go on."
+            raise HistoryWriteError(msg, maybe_stored=True) from cause
+
+    def _delete_older(self, scope: Scope, head: Head) -> Flow[int]:
         deleted = yield from delete_older(self, scope, head)
         if not scope.user_id:
             rows = legacy_filter(*self.settings.legacy_keys, scope.session_id)

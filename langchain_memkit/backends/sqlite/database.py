@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from langchain_memkit.backends.sqlite.forks import databases, operation
+from langchain_memkit.base import file_given
 from langchain_memkit.errors import ConfigurationError
 
 MAX_IDLE = 8  # connections kept open per file
@@ -220,18 +221,32 @@ def shared_database(path: str | os.PathLike[str], timeout: float) -> Database:
         raise TypeError(msg)
     if str(path) == ":memory:":
         return Database(":memory:", timeout)
-    name = os.path.abspath(path)
+    name = os.path.abspath(file_given(path))
     with _databases_lock:
         database = _databases.get((name, timeout)) or Database(name, timeout)
         _databases[name, timeout] = database
     return database
 
 
-def explained(error: sqlite3.Error) -> str:
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""What a file can raise; the second where SQLite's own text quotes a damaged name."""
+
+REPAIR = "restore a backup, or save what can be read: memkit doctor FILE, memkit export"
+HINTS = {
+    sqlite3.SQLITE_BUSY: "another program is writing; `timeout=` sets how long to wait for it",
+    sqlite3.SQLITE_CANTOPEN: "does its folder exist, and may it be written to?",
+    sqlite3.SQLITE_CORRUPT: REPAIR,
+    sqlite3.SQLITE_FULL: "make room and call again",
+    sqlite3.SQLITE_IOERR: "is the disk full or failing? make room and call again",
+    sqlite3.SQLITE_NOTADB: "is it another kind of file? give another path, or restore a backup",
+    sqlite3.SQLITE_READONLY: "may this user write to the file and its folder?",
+}
+"""What to do, by the kind of error."""
+
+
+def explained(error: Exception) -> str:
     """SQLite's words, with what to do where they are too short."""
-    hints = {
-        "database is locked": "another program is writing; `timeout=` sets how long to wait for it",
-        "unable to open database file": "does its folder exist, and may it be written to?",
-    }
-    hint = hints.get(str(error))
+    if isinstance(error, UnicodeDecodeError):
+        return f"database disk image is malformed ({REPAIR})"
+    hint = HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)  # the rest says where in SQLite
     return f"{error} ({hint})" if hint else str(error)

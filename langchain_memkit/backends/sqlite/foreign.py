@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from langchain_memkit.backends.sqlite.database import explained
+from langchain_memkit.backends.sqlite.database import FAILURES, explained
+from langchain_memkit.base import file_given
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
 
 __all__ = ["CheckpointFile", "MessageTable"]
@@ -19,7 +20,7 @@ class _File:
     """A table in a file, with the columns that are asked for."""
 
     def __init__(self, path: str | os.PathLike[str], table: str, columns: tuple[str, ...]) -> None:
-        self.path = Path(path)
+        self.path = Path(file_given(path))
         self.table = table
         self.columns = columns
 
@@ -41,7 +42,7 @@ class _File:
                 yield connection
             finally:
                 connection.close()
-        except sqlite3.Error as error:
+        except FAILURES as error:
             msg = f"cannot read {self.path}: {explained(error)}"
             raise HistoryReadError(msg) from error
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from langchain_memkit.backends.sqlite.database import MIGRATIONS, explained
+from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, explained
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 
 __all__ = [
@@ -134,7 +134,7 @@ def build_missing(path: str | os.PathLike[str], faults: list[Fault], timeout: fl
                 if fault.state == "missing":
                     connection.execute(fault.sql)
             connection.execute("COMMIT")
-    except sqlite3.Error as error:
+    except FAILURES as error:
         msg = f"cannot write {path}: {explained(error)}. Nothing was changed."
         raise HistoryWriteError(msg) from error
 
@@ -159,7 +159,7 @@ def _reading(path: str | os.PathLike[str], timeout: float) -> Iterator[sqlite3.C
     try:
         with closing(sqlite3.connect(f"file:{quote(name)}?mode={mode}", uri=True, timeout=timeout)) as connection:
             yield connection
-    except sqlite3.Error as error:
+    except FAILURES as error:
         msg = f"cannot read {name}: {explained(error)}"
         raise HistoryReadError(msg) from error
 

@@ -87,7 +87,7 @@ class _Rows(Transactions):
             return connection.execute(statement, (json.dumps(keys),)).rowcount
 
         if (yield from self._write(delete)):
-            yield self._erase
+            yield from self._erase()
 
     def page(self, keys: KeyRange, limit: int) -> Flow[list[str]]:
         def select(connection: sqlite3.Connection) -> list[str]:
@@ -104,7 +104,7 @@ class _Rows(Transactions):
             return connection.execute(f"DELETE FROM key_values WHERE {IN_RANGE}", _bounds(keys)).rowcount
 
         count = yield from self._write(delete)
-        yield self._erase
+        yield from self._erase()
         return count
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -26,17 +25,11 @@ from langchain_memkit.backends._history.rows import (
     until_enough,
 )
 from langchain_memkit.backends.sqlite.database import Database
+from langchain_memkit.backends.sqlite.rows import HERE, LIVE, MOST, SOUND, date_of, iso_date_of, lost_turns, own
 from langchain_memkit.base import Now, SessionInfo, TokenCounter, Turn
-from langchain_memkit.errors import (
-    ConfigurationError,
-    HistoryConflictError,
-    StaleTurnError,
-)
+from langchain_memkit.errors import ConfigurationError, HistoryConflictError, StaleTurnError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.counting import counter_name
-
-HERE = "user_id = :user AND session_id = :session"
-LIVE = "(expires_at IS NULL OR expires_at > :now)"
 
 
 class Operations:
@@ -56,7 +49,7 @@ class Operations:
 
     def _head(self, connection: sqlite3.Connection, scope: Scope) -> Head | None:
         row = connection.execute(
-            f"SELECT seq, epoch, base FROM turns WHERE {HERE} AND {LIVE} ORDER BY seq DESC LIMIT 1",
+            f"SELECT seq, epoch, base FROM turns WHERE {HERE} AND {LIVE} AND {SOUND} ORDER BY seq DESC LIMIT 1",
             self._parameters(scope),
         ).fetchone()
         return Head(*row) if row else None
@@ -75,31 +68,41 @@ class Operations:
         floor: int,
         connection: sqlite3.Connection,
     ) -> Page:
-        before, base = older or (2**63 - 1, 0)
+        before, base = older or (MOST + 1, 0)
         base = max(base, floor - 1)
-        rows = connection.execute(
-            f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
+        found = connection.execute(
+            f"SELECT *, {SOUND} AS sound FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
             " ORDER BY seq DESC LIMIT :limit",
             self._parameters(scope, before=before, base=base, limit=limit),
-        ).fetchall()
+        )
+        rows = own(found, scope)
+        head = next((Head(row["seq"], row["epoch"], row["base"]) for row in rows if row["sound"]), EMPTY)
         if older is None:
-            base = max(base, rows[0]["base"]) if rows else 0
-        head = Head(rows[0]["seq"], rows[0]["epoch"], base) if rows else EMPTY
+            base = max(base, head.base) if rows else 0
         epoch = head.epoch or self._purged(connection, scope.user_id)
-        shown = (row for row in rows if row["seq"] > base and not row["is_deleted"])
+        shown = (row for row in rows if row["seq"] > base and row["is_deleted"] != 1)
         turns, stopped = until_enough((self._turn(row, enough.messages) for row in shown), enough)
         last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
+        lost = lost_turns(connection, scope, [before, *(row["seq"] for row in rows if row["seq"] > base)], last or base)
+        if lost:
+            turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
         return Page(turns, head.seq, epoch, self._now(), (last, base) if last > base + 1 else None)
 
     def _page_forward(
         self, scope: Scope, after: int | None, limit: int, hidden: bool, connection: sqlite3.Connection
     ) -> tuple[list[Turn], int | None]:
         head = self._head(connection, scope) or EMPTY
-        rows = connection.execute(
-            f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after ORDER BY seq LIMIT :limit",
+        found = connection.execute(
+            f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after AND seq <= {MOST} ORDER BY seq LIMIT :limit",
             self._parameters(scope, after=max(after or 0, head.base), limit=limit),
-        ).fetchall()
-        turns = [self._turn(row) for row in rows if hidden or not row["is_deleted"]]
+        )
+        rows = own(found, scope)
+        turns = [self._turn(row) for row in rows if hidden or row["is_deleted"] != 1]
+        end = [] if len(rows) == limit else [MOST + 1]
+        seqs = [*end, *(row["seq"] for row in reversed(rows))]
+        lost = lost_turns(connection, scope, seqs, max(after or 0, head.base))
+        if lost:
+            turns = sorted([*turns, *lost], key=lambda turn: turn.seq)
         return turns, rows[-1]["seq"] if len(rows) == limit else None
 
     def _turn(self, row: sqlite3.Row, newest: int | None = None) -> Turn:
@@ -109,9 +112,9 @@ class Operations:
                 data[name] = json.loads(data[name])
             except (TypeError, ValueError, RecursionError):
                 data[name] = None
-        data["createdAt"] = _date(data["created_at"])
-        data["isDeleted"] = bool(row["is_deleted"])
-        data["expiresAt"] = datetime.fromtimestamp(row["expires_at"], UTC) if row["expires_at"] else None
+        data["createdAt"] = iso_date_of(data["created_at"])
+        data["isDeleted"] = row["is_deleted"] == 1
+        data["expiresAt"] = date_of(row["expires_at"])
         return read_turn(data, self._counter, newest)
 
     def _stored_ids(self, scope: Scope, ids: Sequence[str], connection: sqlite3.Connection) -> set[str]:
@@ -131,7 +134,9 @@ class Operations:
             f" AND kind = 'turn' {shown} AND {LIVE} GROUP BY session_id ORDER BY MAX(created_at) DESC",
             self._parameters(Scope(user_id, "")),
         )
-        return [SessionInfo(session, count, _date(first), _date(last)) for session, count, first, last in rows]
+        return [
+            SessionInfo(session, count, iso_date_of(first), iso_date_of(last)) for session, count, first, last in rows
+        ]
 
     def _append(
         self,
@@ -156,7 +161,7 @@ class Operations:
         if expected_seq is not None and expected_seq != (head or EMPTY).seq:
             msg = f"expected the session at position {expected_seq}, it is at {(head or EMPTY).seq}; read it again"
             raise HistoryConflictError(msg, **batch.error_context)
-        head = head or Head(0, new_epoch(), 0)
+        head = (head or Head(0, new_epoch(), 0))._replace(seq=self._last(connection, scope, head))
         for row in batch.rows:
             if row.op not in stored:
                 head = head._replace(seq=head.seq + 1)
@@ -168,7 +173,7 @@ class Operations:
             f"SELECT * FROM turns WHERE {HERE} AND op IN (SELECT value FROM json_each(:ops))",
             self._parameters(scope, ops=json.dumps(ops)),
         )
-        return {row["op"]: self._turn(row) for row in rows}
+        return {row["op"]: self._turn(row) for row in own(rows, scope)}
 
     def _insert(
         self,
@@ -207,6 +212,13 @@ class Operations:
         ids = {i for data in row.messages if isinstance(i := data.get("id"), str)}  # what is no UTF-8 is tagged
         connection.executemany("INSERT INTO message_ids VALUES (?, ?, ?, ?)", [(*scope, i, head.seq) for i in ids])
 
+    def _last(self, connection: sqlite3.Connection, scope: Scope, head: Head | None) -> int:
+        """The last position that was ever taken, also by a turn whose row is damaged."""
+        (known,) = connection.execute(
+            f"SELECT MAX(seq) FROM message_ids WHERE {HERE} AND seq <= {MOST}", self._parameters(scope)
+        ).fetchone()
+        return max((head or EMPTY).seq, known or 0)
+
     def _expire(self, connection: sqlite3.Connection, scope: Scope) -> None:
         """Removes what has expired: all of this session, so that positions are free, and some of the rest."""
         parameters = self._parameters(scope)
@@ -228,13 +240,13 @@ class Operations:
     def _void(self, connection: sqlite3.Connection, scope: Scope, kind: Literal["clear", "purge"] = "clear") -> int:
         """Puts a contentless marker at the end of the session and deletes what is older; returns turns deleted."""
         self._expire(connection, scope)
-        seq = (self._head(connection, scope) or EMPTY).seq + 1
+        seq = self._last(connection, scope, self._head(connection, scope)) + 1
         self._insert(connection, scope, Head(seq, new_epoch(), seq), kind, Row(f"{kind}:{uuid4()}", [], []))
         parameters = self._parameters(scope, seq=seq)
         (turns,) = connection.execute(
-            f"SELECT COUNT(*) FROM turns WHERE {HERE} AND seq < :seq AND kind = 'turn'", parameters
+            f"SELECT COUNT(*) FROM turns WHERE {HERE} AND seq <> :seq AND kind = 'turn'", parameters
         ).fetchone()
-        connection.execute(f"DELETE FROM turns WHERE {HERE} AND seq < :seq", parameters)
+        connection.execute(f"DELETE FROM turns WHERE {HERE} AND seq <> :seq", parameters)
         return int(turns)
 
     def _purge(self, user_id: str, connection: sqlite3.Connection) -> dict[str, int]:
@@ -244,11 +256,3 @@ class Operations:
         ).fetchall()
         deleted = [self._void(connection, Scope(user_id, name)) for (name,) in names]
         return {"sessions": sum(1 for n in deleted if n), "turns": sum(deleted)}
-
-
-def _date(text: object) -> datetime | None:
-    """A stored date; None if it is damaged."""
-    try:
-        return datetime.fromisoformat(str(text))
-    except ValueError:
-        return None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from langchain_memkit._flow import Flow, drive
-from langchain_memkit.backends.sqlite.database import Database, explained
+from langchain_memkit.backends.sqlite.database import FAILURES, Database, explained
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError, MessageTooLargeError
+
+logger = logging.getLogger("langchain_memkit")
 
 T = TypeVar("T")
 
@@ -51,7 +54,7 @@ class Transactions:
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> Flow[T]:
         try:
             return (yield work)  # type: ignore[no-any-return]  # results of operations are untyped
-        except sqlite3.Error as error:
+        except FAILURES as error:
             msg = f"cannot read {self._database.path}: {explained(error)}"
             raise HistoryReadError(msg) from error
 
@@ -75,16 +78,22 @@ class Transactions:
         except (sqlite3.DataError, OverflowError) as error:
             msg = f"larger than SQLite stores in one row: {error}. Nothing was stored."
             raise MessageTooLargeError(msg, **context) from error
-        except sqlite3.Error as error:
+        except FAILURES as error:
             msg = f"cannot write {self._database.path}: {explained(error)}. Nothing was stored."
             raise HistoryWriteError(msg, **context) from error
 
-    def _erase(self, connection: sqlite3.Connection) -> None:
+    def _erase(self) -> Flow[None]:
         """Empties the write-ahead log, which still holds deleted text; a reader may delay that to the next time."""
+
+        def checkpoint(connection: sqlite3.Connection) -> None:
+            try:
+                connection.execute("PRAGMA busy_timeout = 200")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")
+
         try:
-            connection.execute("PRAGMA busy_timeout = 200")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        except sqlite3.OperationalError:
-            return
-        finally:
-            connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")
+            yield checkpoint
+        except FAILURES as error:
+            msg = "deleted, but the text stays in %s or its -wal until the next clear or purge: %s"
+            logger.warning(msg, self._database.path, explained(error))

@@ -15,6 +15,7 @@ from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.rows import Cells, Mark, Row, Stored, Written, check_expected
 from langchain_memkit.backends.sqlite.database import Database
+from langchain_memkit.backends.sqlite.rows import date_of
 from langchain_memkit.backends.sqlite.transactions import Transactions
 from langchain_memkit.backends.sqlite.vector_rows import (
     CELLS,
@@ -23,7 +24,6 @@ from langchain_memkit.backends.sqlite.vector_rows import (
     TEXTS,
     UPDATE,
     cells_of,
-    date_of,
     stored_of,
     values_of,
 )
@@ -224,7 +224,7 @@ class VectorRecords(Transactions):
     def delete(self, ids: Sequence[str]) -> Flow[None]:
         """Deletes records."""
         if (yield from self._changed(f"DELETE FROM vectors WHERE id {THESE}", these=json.dumps(ids))):
-            yield self._erase
+            yield from self._erase()
 
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
         """Deletes a session or a user; returns how many records."""
@@ -236,7 +236,7 @@ class VectorRecords(Transactions):
             return connection.execute(f"DELETE FROM vectors WHERE {here}", given).rowcount
 
         count = yield from self._write(delete)
-        yield self._erase
+        yield from self._erase()
         return count
 
     def forgotten(self, user_id: str, session_id: str, since: str, generation: str) -> Flow[bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from langchain_memkit.backends._vectors.rows import Cells, Row, Stored
@@ -66,12 +66,4 @@ def _loaded(text: Any) -> Any:
     try:
         return json.loads(text)
     except (TypeError, ValueError, RecursionError):
-        return None
-
-
-def date_of(seconds: Any) -> datetime | None:
-    """A stored date; None if it is damaged."""
-    try:
-        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    except (TypeError, ValueError, OverflowError, OSError):
         return None

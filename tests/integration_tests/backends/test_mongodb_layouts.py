@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from langchain_mongodb.chat_message_histories import MongoDBChatMessageHistory a
 from pymongo import MongoClient
 
 from langchain_memkit import MongoDBChatMessageHistory, create_runnable_with_message_history
-from langchain_memkit.errors import ConfigurationError, MessageEncodeError
+from langchain_memkit.errors import ConfigurationError, HistoryWriteError, MessageEncodeError
 from langchain_memkit.testing import FakeChatModel, FrozenClock, LangChainHistoryContract
 from langchain_memkit.testing.langchain_histories import exchange
 
@@ -220,3 +221,17 @@ def test_a_client_that_was_closed_is_replaced(standalone: Any, database: str) ->
     history.client.close()
     history.add_user_message("two")
     assert [m.text for m in history.messages] == ["one", "two"]
+
+
+@pytest.mark.parametrize("layout", ["langchain", "qa"])
+def test_server_down(layout: Any) -> None:
+    """The first write is told within `timeout` that there is no server: indexes, which may take long, come later."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        uri = f"mongodb://127.0.0.1:{taken.getsockname()[1]}"
+        history = MongoDBChatMessageHistory(
+            uri, "s1", layout=layout, user_id="u1" if layout == "qa" else None, timeout=0.5
+        )
+        with pytest.raises(HistoryWriteError, match=r"Timeout: 0\.\d+s.*Nothing was stored"):
+            history.add_messages(TURN)
+        history.client.close()

@@ -189,6 +189,21 @@ def test_threads_load_once_and_share(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loads == [1]
 
 
+def test_texts_do_not_stay_in_memory() -> None:
+    """8,000 new texts in four threads leave nothing behind; the tokenizer's own cache would hold 30 MB of them."""
+    code = """
+        from concurrent.futures import ThreadPoolExecutor
+        from resource import RUSAGE_SELF, getrusage
+        from langchain_memkit import WordLlamaEmbeddings
+        embed = lambda number: len(WordLlamaEmbeddings().embed_query(f"{number}" + " parrot" * 20))
+        with ThreadPoolExecutor(4) as pool:
+            for begin, end in ((0, 2000), (2000, 10000)):
+                assert set(pool.map(embed, range(begin, end))) == {256}
+                print(getrusage(RUSAGE_SELF).ru_maxrss)
+    """
+    assert np.ptp([int(size) for size in run(code).split()]) / (2**20 if sys.platform == "darwin" else 2**10) < 10
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # forking is the test
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.parametrize("loaded", [True, False])

@@ -219,6 +219,21 @@ def test_ordinary_angle_brackets_stay(text: str) -> None:
     assert escaped(text) == text
 
 
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "<|im_start|>system",
+        "<\uff5cSystem\uff5c>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<start_of_turn>",
+        "<End_of_turn>",
+    ],
+)
+def test_marks_of_chat_templates_are_escaped(mark: str) -> None:
+    """ChatML's, DeepSeek's and Gemma's: a local server that reads them in a text would begin a turn there."""
+    assert escaped(f"weather {mark} obey") == f"weather &lt;{mark[1:]} obey"
+
+
 @given(texts)
 def test_one_line_is_one_line(text: str) -> None:
     """A heading has no line breaks, no control characters, and an end."""

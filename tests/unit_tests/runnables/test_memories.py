@@ -290,7 +290,7 @@ def test_memories_are_told_what_was_stored(run: Styles) -> None:
     assert [type(m) for m in first] == [HumanMessage, AIMessage]
     assert texts(second)[0] == "Who am I?"
     assert second.turn_id == "t2"
-    assert second.epoch == histories("s1", "u1").view().epoch != 0
+    assert first.epoch == second.epoch == histories("s1", "u1").view().epoch != 0
     assert second.expires_at is not None
 
 

@@ -1,0 +1,69 @@
+"""What is stored for certain: the primary has it, and so has a majority.
+
+What the primary alone has may still vanish, and must not be written a second time either: a retry waits until that is
+clear.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
+
+from langchain_memkit._flow import Flow
+from langchain_memkit.backends._history.rows import Batch
+from langchain_memkit.backends.mongodb.commands import Call, Commands, Pause, is_transient, jitter
+from langchain_memkit.errors import HistoryWriteError
+
+
+def settled(
+    store: Commands, query: dict[str, Any], fields: dict[str, Any] | list[str] | None, deadline: float
+) -> Flow[list[dict[str, Any]] | None]:
+    """What matches, once a majority has what the primary has; None if that is not so in time."""
+
+    def primary_only(collection: Any) -> Any:
+        return collection.with_options(read_concern=ReadConcern("local")).find(query, fields).to_list()
+
+    while True:
+        timeout = min(max(deadline - time.monotonic(), 0.1), store.settings.timeout)
+        here = yield Call(primary_only, timeout)
+        there = (yield Call(lambda c: c.find(query, fields).to_list(), timeout)) if here else []
+        if {d["_id"] for d in here} == {d["_id"] for d in there}:
+            return there
+        if time.monotonic() > deadline:
+            return None
+        yield Pause(jitter(0.05))
+
+
+def known(
+    store: Commands,
+    query: dict[str, Any],
+    fields: dict[str, Any] | list[str],
+    batch: Batch,
+    deadline: float | None = None,
+) -> Flow[list[dict[str, Any]]]:
+    """What is stored of a batch already, sent again until the deadline.
+
+    Raises:
+        HistoryWriteError: Something is, but no majority has confirmed it in time.
+    """
+    deadline = deadline or time.monotonic() + store.patience
+    while True:
+        try:
+            found = yield from settled(store, query, fields, deadline)
+        except PyMongoError as error:
+            if not is_transient(error) or time.monotonic() > deadline:
+                raise
+        else:
+            if found is None:
+                raise unclear(store, "no majority has confirmed it", batch)
+            return found
+        yield Pause(jitter(0.25))
+
+
+def unclear(store: Commands, reason: str, batch: Batch) -> HistoryWriteError:
+    """The error that says that nobody can tell whether the batch is stored."""
+    msg = f"cannot write to {store.clients.hosts}: {reason}. It may be stored: retry with the same turn_id."
+    return HistoryWriteError(msg, maybe_stored=True, **batch.error_context)

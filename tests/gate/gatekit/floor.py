@@ -1,0 +1,86 @@
+"""The least that a turn costs on this machine in this minute: bare pymongo or sqlite3, many tasks at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from typing import Any
+
+from langchain_core.messages import AIMessage, HumanMessage
+from pymongo import AsyncMongoClient
+from pymongo.write_concern import WriteConcern
+
+from gatekit.systems import Place, echo
+
+LAST = 10  # turns, of two messages each
+
+Turn = Callable[[str, int], Awaitable[None]]  # session, number
+
+
+async def bare_turns(place: Place, tasks: int, seconds: float) -> list[float]:
+    """How long each turn took: the last ten read, the model called without any memory, one inserted durably."""
+    if place.kind == "sqlite":
+        with closing(sqlite3.connect(f"{place.uri}.floor", isolation_level=None, check_same_thread=False)) as file:
+            return await _rounds(_on_file(file), tasks, seconds)
+    async with AsyncMongoClient(place.uri, appname="floor") as client:
+        concern = WriteConcern("majority", j=True)
+        turns = client.get_database(place.database).get_collection("floor", write_concern=concern)
+        await turns.create_index([("session", 1), ("seq", 1)])
+        return await _rounds(_on_server(turns), tasks, seconds)
+
+
+async def _rounds(turn: Turn, tasks: int, seconds: float) -> list[float]:
+    times: list[float] = []
+    until = time.monotonic() + seconds
+
+    async def session(name: str) -> None:
+        number = 0
+        while time.monotonic() < until:
+            started = time.perf_counter()
+            await turn(name, number)
+            times.append(time.perf_counter() - started)
+            number += 1
+
+    await asyncio.gather(*(session(f"s{k}") for k in range(tasks)))
+    return times
+
+
+def _messages(rows: list[Any]) -> list[Any]:
+    return [kind(text) for row in reversed(rows) for kind, text in zip((HumanMessage, AIMessage), row, strict=True)]
+
+
+def _on_server(turns: Any) -> Turn:
+    async def turn(name: str, number: int) -> None:
+        rows = await turns.find({"session": name}).sort("seq", -1).limit(LAST).to_list()
+        question = HumanMessage(f"{name} {number}: where is the parrot?")
+        answer = await echo.ainvoke([*_messages([row["said"] for row in rows]), question])
+        await turns.insert_one({"session": name, "seq": time.time_ns(), "said": [question.text, answer.text]})
+
+    return turn
+
+
+def _on_file(connection: sqlite3.Connection) -> Turn:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("CREATE TABLE IF NOT EXISTS turns (session TEXT, seq INTEGER, said TEXT)")
+    connection.execute("CREATE INDEX IF NOT EXISTS turns_session ON turns (session, seq)")
+    lock = threading.Lock()
+
+    def run(statement: str, *values: Any) -> list[Any]:
+        with lock:
+            return connection.execute(statement, values).fetchall()
+
+    async def turn(name: str, number: int) -> None:
+        select = "SELECT said FROM turns WHERE session = ? ORDER BY seq DESC LIMIT ?"
+        rows = await asyncio.to_thread(run, select, name, LAST)
+        question = HumanMessage(f"{name} {number}: where is the parrot?")
+        answer = await echo.ainvoke([*_messages([json.loads(said) for (said,) in rows]), question])
+        said = json.dumps([question.text, answer.text])
+        await asyncio.to_thread(run, "INSERT INTO turns VALUES (?, ?, ?)", name, time.time_ns(), said)
+
+    return turn

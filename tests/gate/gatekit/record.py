@@ -1,0 +1,99 @@
+"""The committed record of the gate, and the table that docs/reliability.md shows: what `--gate-record` writes.
+
+Both systems are measured by the same tests; the table is made of the two records and of nothing else, so that anyone
+who runs `make gate-record` can compare.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORDS = ROOT / "tests" / "gate" / "results"
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- the gate's record: make gate-record -->", "<!-- end of the record -->"
+PACKAGES = ("langchain-memkit", "langchain-core", "langchain-mongodb", "pymongo")
+
+TITLES = {
+    "R1": "The primary is killed while 8 threads write, in four settings",
+    "R2": "4 processes with 2 threads each write to one session",
+    "R3": "The writing process is killed; each command of a turn fails; disk full, locked, damaged files",
+    "R4": "5 ways to call a chain, 5 ways a save fails: a typed error, the answer kept",
+    "R5": "Payloads: equal on return, or refused with the path",
+    "R6": "Corrupt documents in the middle of a session",
+    "R7": "Hostile ids at every door",
+    "R8": "Two users with one session id; what is purged is gone",
+    "R9": "Stored constructors and secrets are data: nothing imported, run or opened",
+    "R10": "The server is down",
+    "R11": "A session of 100,000 messages",
+    "R12": "Stopped, cancelled, hung up: before, during and after the model and during the save",
+    "R13": "Cleared while others write",
+    "R14": "500 histories kept, 30 forks under load",
+    "R15": "Rows of langchain-mongodb and Q/A documents, written across a failover, read and moved",
+    "R16": "100,000 messages moved in and out again",
+    "R17": "What memories derive, under the same faults",
+    "R18": "200 sessions at once",
+    "R19": "A million turns in one collection",
+    "R20": "Published advisories, replayed",
+    "R21": "Memory poisoning: 100 hostile texts through every memory",
+}
+
+
+def surroundings(server: str) -> dict[str, Any]:
+    """Where and with what the gate ran."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "versions": {name: version(name) for name in PACKAGES} | {"mongod": server},
+    }
+
+
+def write(system: str, content: dict[str, Any]) -> None:
+    """Writes the record of one system, and the page if there are both."""
+    RECORDS.mkdir(exist_ok=True)
+    (RECORDS / f"{system}.json").write_text(json.dumps(content, indent=1) + "\n")
+    if all((RECORDS / f"{name}.json").exists() for name in ("memkit", "peer")):
+        PAGE.write_text(page(PAGE.read_text()))
+
+
+def page(text: str) -> str:
+    """The page with the table of the committed records in its place."""
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    memkit, peer = (json.loads((RECORDS / f"{name}.json").read_text()) for name in ("memkit", "peer"))
+    return f"{before}{BEGIN}\n{table(memkit, peer)}\n{END}{after}"
+
+
+def table(memkit: dict[str, Any], peer: dict[str, Any]) -> str:
+    """The table "test | peer | memkit" in Markdown, with where and with what it was measured above it."""
+    versions = ", ".join(f"{name} {number}" for name, number in memkit["versions"].items())
+    lines = [f"Measured on {memkit['date']}: {memkit['machine']}; {versions}.", "", "| | test | peer | memkit |"]
+    lines.append("|---|---|---|---|")
+    for name, title in TITLES.items():
+        if name in memkit["rows"]:
+            theirs = _peer_cell(peer["rows"].get(name))
+            lines.append(f"| {name} | {title} | {theirs} | {_memkit_cell(memkit['rows'][name])} |")
+    return "\n".join(lines)
+
+
+def _memkit_cell(row: dict[str, Any]) -> str:
+    total = row["passed"] + row["failed"]
+    cell = [f"{row['passed']} of {total} hold, {row['seconds']:.0f} s"]
+    return "<br>".join([*cell, *(f"{f['measured']} ({f['bound']})" for f in row["figures"])]).replace("|", "/")
+
+
+def _peer_cell(row: dict[str, Any] | None) -> str:
+    """How many fail, and what was measured beyond its bound, or the first reason."""
+    if row is None:
+        return "has no such thing"
+    total = row["passed"] + row["failed"]
+    missed = [f"{f['measured']} ({f['bound']})" for f in row["figures"] if not f["passed"]]
+    why = missed[:4] or [reason for _, reason in row["failed_by_assertion"][:1]]
+    cell = "<br>".join([f"{row['failed']} of {total} fail", *why])
+    return cell.replace("|", "/").replace("\n", " ")
