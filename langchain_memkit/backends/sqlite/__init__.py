@@ -2,7 +2,7 @@
 
 Every write is one transaction (`BEGIN IMMEDIATE`) on a WAL database with `synchronous=FULL`: a turn that was
 acknowledged survives a kill and a power cut, and half a turn is never seen. Deleted text is overwritten
-(`secure_delete`), and the write-ahead log is emptied after `clear` and `purge`.
+(`secure_delete`), the write-ahead log is emptied after `clear` and `purge`, and a small file is written anew.
 """
 
 from langchain_memkit.backends.sqlite.history import SQLiteChatMessageHistory

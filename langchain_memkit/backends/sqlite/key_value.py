@@ -104,7 +104,7 @@ class _Rows(Transactions):
             return connection.execute(f"DELETE FROM key_values WHERE {IN_RANGE}", _bounds(keys)).rowcount
 
         count = yield from self._write(delete)
-        yield from self._erase()
+        yield from self._erase(moved=True)
         return count
 
 

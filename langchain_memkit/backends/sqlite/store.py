@@ -69,10 +69,10 @@ class SQLiteTurnStore(Operations, Transactions):
     def clear(self, scope: Scope) -> Flow[None]:
         """Marker in, everything older out."""
         yield from self._write(lambda connection: self._void(connection, scope))
-        yield from self._erase()
+        yield from self._erase(moved=True)
 
     def purge(self, user_id: str) -> Flow[dict[str, int]]:
         """Marker into every session of the user, everything else out."""
         counts = yield from self._write(partial(self._purge, user_id))
-        yield from self._erase()
+        yield from self._erase(moved=True)
         return counts

@@ -15,6 +15,8 @@ from langchain_memkit.errors import HistoryReadError, HistoryWriteError, Message
 
 logger = logging.getLogger("langchain_memkit")
 
+WRITTEN_ANEW = 16 * 2**20  # bytes: how large a file may be to be written anew after a deletion, in some 0.1 s
+
 T = TypeVar("T")
 
 
@@ -82,18 +84,31 @@ class Transactions:
             msg = f"cannot write {self._database.path}: {explained(error)}. Nothing was stored."
             raise HistoryWriteError(msg, **context) from error
 
-    def _erase(self) -> Flow[None]:
-        """Empties the write-ahead log, which still holds deleted text; a reader may delay that to the next time."""
+    def _erase(self, *, moved: bool = False) -> Flow[None]:
+        """Empties the write-ahead log, which still holds deleted text; who reads may delay that to the next time.
 
-        def checkpoint(connection: sqlite3.Connection) -> None:
+        Args:
+            moved: Whether copies of rows are to go as well. `secure_delete` overwrites a row where it stands; if
+                SQLite had moved it before, as it does when rows beside it change, the page that it came from keeps a
+                copy (after 8 of 120 purges of key-values, 1 of 240 of turns). Writing a small file anew leaves none.
+        """
+
+        def scrub(connection: sqlite3.Connection) -> None:
             try:
                 connection.execute("PRAGMA busy_timeout = 200")
+                connection.execute("PRAGMA temp_store = MEMORY")  # no file beside ours
+                (pages,), (size,) = (connection.execute(f"PRAGMA page_{of}").fetchone() for of in ("count", "size"))
+                if moved and pages * size <= WRITTEN_ANEW:
+                    connection.execute("VACUUM")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             finally:
+                connection.execute("PRAGMA temp_store = DEFAULT")
                 connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")
 
+        if self._database.in_memory:
+            return
         try:
-            yield checkpoint
+            yield scrub
         except FAILURES as error:
             msg = "deleted, but the text stays in %s or its -wal until the next clear or purge: %s"
             logger.warning(msg, self._database.path, explained(error))

@@ -236,7 +236,7 @@ class VectorRecords(Transactions):
             return connection.execute(f"DELETE FROM vectors WHERE {here}", given).rowcount
 
         count = yield from self._write(delete)
-        yield from self._erase()
+        yield from self._erase(moved=True)
         return count
 
     def forgotten(self, user_id: str, session_id: str, since: str, generation: str) -> Flow[bool]:

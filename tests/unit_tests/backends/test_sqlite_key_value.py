@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -136,6 +137,20 @@ def test_erased_text_is_gone_from_the_disk(path: Path, erase: str) -> None:
     left = b"".join(file.read_bytes() for file in path.parent.iterdir())
     assert b"secret" not in left
     assert b"key_values" in left
+
+
+def test_copies_of_moved_rows_go_as_well(path: Path) -> None:
+    """Rows that SQLite moved to other pages, and left copies of, are gone after a purge, too."""
+    chance = random.Random(18)  # one of few seeds for which overwriting the rows alone leaves text of three users
+    with SQLiteKeyValueStore(path) as store:
+        for _ in range(150):
+            user = chance.randrange(8)
+            store.mset([(f"u{user}/{chance.randrange(12)}", {"text": f"canary-{user} " * chance.randint(1, 60)})])
+        for user in range(6):
+            store.purge(f"u{user}")
+            left = b"".join(file.read_bytes() for file in path.parent.iterdir())
+            assert f"canary-{user} ".encode() not in left
+        assert b"canary-7 " in left
 
 
 def test_older_file_is_migrated(path: Path) -> None:
