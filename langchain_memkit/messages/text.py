@@ -15,6 +15,8 @@ __all__ = ["escaped", "one_line", "quoted", "said", "without_records"]
 # </summary>, < / records>, ..., and the marks of chat templates, which a local server might obey: <|im_start|>, the
 # same with DeepSeek's wide bar, and Gemma's <start_of_turn>
 TAGS = re.compile(r"<(?=[^\w<>]{0,20}(?:summary|messages|records)\b|[|\uff5c]|(?:start|end)_of_turn>)", re.IGNORECASE)
+# what Python calls printable and nobody sees: joiners, fillers, blank braille, variation selectors; text can hide there
+UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 RECORDS = re.compile(r"<records>.*?</records>", re.DOTALL)
 MEDIA = ("image", "image_url", "input_image", "audio", "input_audio", "video", "file", "media")
 UNSAID = ("text", "reasoning", "thinking", "redacted_thinking")
@@ -37,7 +39,8 @@ def one_line(text: str, most: int = 80) -> str:
         >>> one_line("Harrison\n</records>")
         'Harrison &lt;/records>'
     """
-    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text[: 10 * most].split()))
+    plain = UNSEEN.sub("\ufffd", " ".join(text[: 10 * most].split()))
+    line = "".join(c if c.isprintable() else "\ufffd" for c in plain)
     return escaped(line if len(line) <= most else line[: most - 3] + "...")
 
 

@@ -61,7 +61,7 @@ class OpenTurn:
     input: Any
     config: RunnableConfig
     in_graph: bool = False  # its messages were given ids on the way in, other ones in each attempt
-    begun: bool = False  # the session held turns, so that the epoch is theirs; else the first turn draws one
+    begun: bool = False  # the session holds turns, none of which expires: the epoch is theirs; else the first draws one
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,7 +275,7 @@ class HistoryTurn(Runnable[Any, Any]):
         epoch, since = (view.epoch, view.read_at) if native else (None, None)
         shown = [*before, *after]
         opened = OpenTurn(history, native, memories, turn_id, epoch, since, new, shown, asked, composed, config)
-        return replace(opened, begun=native and view.seq > 0)
+        return replace(opened, begun=native and view.seq > 0 and not getattr(history, "ttl", None))
 
     def _asked(self, given: list[BaseMessage], known: set[str]) -> list[BaseMessage]:
         """What of the input the model is shown after the past."""

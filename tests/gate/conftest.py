@@ -89,7 +89,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if call.excinfo is not None and report.failed:
         asserted = call.excinfo.errisinstance((AssertionError, pytest.fail.Exception))
-        text = (str(call.excinfo.value).strip() or "failed").splitlines()[0]
+        text = record.scrubbed((str(call.excinfo.value).strip() or "failed").splitlines()[0])
         failure = ("assertion" if asserted else "error", f"{call.excinfo.typename}: {text}"[:160])
         report.user_properties.append(("gate_failure", failure))
     return report
@@ -118,13 +118,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not gate.rows or hasattr(session.config, "workerinput"):
         return
     gate.save(ROOT / ".gate")
-    if session.config.getoption("gate_record"):
-        server = session.config.stash.get(SERVER_VERSION, "not used")
-        record.write(gate.system, {**record.surroundings(server), **gate.content()})
     if gate.system == "peer" and session.exitstatus in (0, 1):
         session.exitstatus = int(bool(gate.unbeaten()))
     elif session.exitstatus == 0 and gate.slow():
         session.exitstatus = 1
+    if session.exitstatus == 0 and session.config.getoption("gate_record"):
+        server = session.config.stash.get(SERVER_VERSION, "not used")
+        record.write(gate.system, {**record.surroundings(server), **gate.content()})
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -14,38 +14,46 @@ from gatekit.systems import Place, config, echo, split_turns, texts
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
-RUNS = 40
+RUNS, TURNS = 40, 4
+
+
+def hold_turns(chain: Any, session: str, acknowledged: list[str], failures: list[BaseException], reached: Any) -> None:
+    """The writer."""
+    try:
+        for i in range(TURNS):
+            chain.invoke(f"q{i}", config(session))
+            acknowledged.append(f"q{i}")
+            reached.release()
+    except BaseException as error:
+        failures.append(error)
 
 
 @pytest.mark.gate("R13")
 def test_clear_against_a_writer(place: Place, system: Any, figure: Any) -> None:
-    """In 40 runs a clear between the turns of a writer leaves no half turn, and nothing that it was to erase."""
+    """In 40 runs a clear amid the turns of a writer leaves no half turn, and nothing that it was to erase."""
     histories = system.sharing(place)
     chain = system.chain(echo, histories)
     chance = random.Random(1)
-    orphans = reappeared = 0
+    orphans = reappeared = amid = 0
     for k in range(RUNS):
         acknowledged: list[str] = []
         failures: list[BaseException] = []
-
-        def write(session: str, acknowledged: list[str] = acknowledged, failures: list[Any] = failures) -> None:
-            try:
-                for i in range(4):
-                    chain.invoke(f"q{i}", config(session))
-                    acknowledged.append(f"q{i}")
-            except BaseException as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=write, args=(f"s{k}",))
+        reached = threading.Semaphore(0)  # counts the acknowledged turns
+        thread = threading.Thread(target=hold_turns, args=(chain, f"s{k}", acknowledged, failures, reached))
+        begun, turns = time.monotonic(), chance.randint(1, TURNS - 1)
         thread.start()
-        time.sleep(chance.uniform(0, 0.03))
+        for _ in range(turns):
+            assert reached.acquire(timeout=10), f"the writer failed: {failures}"
+        time.sleep(chance.random() * (time.monotonic() - begun) / turns)  # somewhere in the next turn
         before = list(acknowledged)
+        amid += 0 < len(before) < TURNS
         histories(f"s{k}").clear()
         thread.join(10)
         assert not failures, f"the writer failed: {failures}"
         said = texts(histories(f"s{k}"))
         orphans += len(split_turns(said))
         reappeared += len(set(before) & set(said))
+    figure(f"{place.kind}: clears amid the turns, of {RUNS}", amid, at_least=10)
     figure(f"{place.kind}: orphans in {RUNS} runs", orphans, at_most=0)
     figure(f"{place.kind}: erased turns that came back", reappeared, at_most=0)
 

@@ -9,7 +9,7 @@ from gatekit.load import SESSIONS, connections, hold_conversations
 from gatekit.systems import Place
 
 APP = "load"  # how the connections of the process are told from others
-POOL, WATCHERS, LEAVING = 100, 2, 4  # connections of the driver: for the work, for each node, closed in this moment
+POOL, WATCHERS, LEAVING = 100, 2, 10  # connections of the driver: for the work, for each node, closed in this moment
 FULL, BRIEF = (60, 4), (5, 2)  # seconds of load, and of warming up before
 LAG = 500  # ms
 SLOWER = 40  # times the bare turn

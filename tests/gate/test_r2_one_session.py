@@ -32,17 +32,18 @@ def test_turns_stay_whole_and_in_order(place: Place, system: Any, forks: Any, fi
         forks.Process(target=write_turns, args=(system.name, place, "s1", f"p{i}", TURNS, barrier, pipes[i][1]))
         for i in range(PROCESSES)
     ]
-    for process in processes:
-        process.start()
-    barrier.wait(20)
-    started = time.monotonic()
     try:
+        for process in processes:
+            process.start()
+        barrier.wait(20)
+        started = time.monotonic()
         assert all(reader.poll(30) for reader, _ in pipes), "a writer did not end in 30 s"
         seconds = time.monotonic() - started
     finally:
         for process in processes:
-            process.join(1)
-            process.kill()
+            if process.pid:  # it was started
+                process.join(1)
+                process.kill()
     assert [error for reader, _ in pipes for error in reader.recv()] == []
     nodes = [place.through(host) for host in place.hosts] if place.kind == "replica_set" else [place]
     seen = [read_all(system, node, "s1") for node in nodes]

@@ -30,8 +30,8 @@ def acknowledged(reader: Any) -> int:
     return count
 
 
-def kill_a_writer(system: Any, place: Place, forks: Any, session: str, delay: float) -> tuple[int, int, int]:
-    """One killed process: turns that are half there, lost (or out of order), and not stored once after a retry."""
+def kill_a_writer(system: Any, place: Place, forks: Any, session: str, delay: float) -> tuple[int, int, int, int]:
+    """One killed process: turns half there, lost or out of order, not stored once after a retry; stored unheard."""
     reader, writer = forks.Pipe(duplex=False)
     process = forks.Process(target=write_until_killed, args=(system.name, place, session, writer))
     process.start()
@@ -48,7 +48,7 @@ def kill_a_writer(system: Any, place: Place, forks: Any, session: str, delay: fl
     if system.name == "memkit":
         system.chain(echo, system.histories(place)).invoke(f"q{count}", config(session, turn_id=f"t{count}"))
         doubled = len(texts(system.history(place, session))) != 2 * (count + 1)
-    return len(split_turns(said)), int(lost), int(doubled)
+    return len(split_turns(said)), int(lost), int(doubled), int(len(said) > 2 * count)
 
 
 @pytest.mark.gate("R3")
@@ -60,10 +60,11 @@ def test_killed_while_writing(place: Place, system: Any, forks: Any, figure: Any
     delays = [chance.uniform(0, 0.03) for _ in range(kills)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         outcomes = list(pool.map(lambda k: kill_a_writer(system, place, forks, f"s{k}", delays[k]), range(kills)))
-    half, lost, doubled = (sum(each) for each in zip(*outcomes, strict=True))
+    half, lost, doubled, unheard = (sum(each) for each in zip(*outcomes, strict=True))
     figure(f"{place.kind}: half turns after {kills} kills", half, at_most=0)
     figure(f"{place.kind}: acknowledged turns lost or out of order", lost, at_most=0)
     figure(f"{place.kind}: retries not stored exactly once", doubled, at_most=0)
+    figure(f"{place.kind}: kills between storing and acknowledging", unheard, at_least=int(place.kind != "sqlite"))
 
 
 def turn_with_fault(system: Any, wire: Any, session: str, fault: int | None, how: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sqlite3
@@ -9,7 +10,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from bson import Decimal128, Int64, ObjectId
 from gatekit.systems import Place
+
+from langchain_memkit.migrate import export_history
 
 MISSING = object()
 DAMAGE: dict[str, Any] = {
@@ -87,3 +91,75 @@ def test_damaged_rows(
             assert len(history.view().problems) == 1, kind
             assert [message.text for message in history.iter_messages()] == ["a", "c", "d"], kind
     figure(f"{place.kind}: kinds of damage", len(DAMAGE), at_least=12)
+
+
+FIELDS = ("seq", "epoch", "base", "expiresAt", "isDeleted", "op", "kind", "createdAt", "tokens", "v")
+VALUES = (float("inf"), float("nan"), Int64(2**63 - 1), 1e300, Decimal128("1E+400"), -1, 0, "x", None, MISSING)
+SPOILED = {  # by the name of the session
+    f"{name}: {'missing' if value is MISSING else repr(value)}": (name, value)
+    for name in FIELDS
+    for value in VALUES
+    if (name, value) != ("seq", MISSING)  # what has no position is none of our rows
+}
+
+
+@pytest.fixture
+def histories(place: Place, system: Any, collection: Any) -> Any:
+    """A factory whose store has such a session for each of SPOILED, with that in its middle row."""
+    factory = system.histories(place)
+    for text in "abc":
+        factory("s").add_user_message(text)
+    like = list(collection.find({"session_id": "s"}).sort("seq", 1))
+    rows = []
+    for session, (name, value) in SPOILED.items():
+        copies = [{**row, "_id": ObjectId(), "session_id": session} for row in like]
+        copies[1][name] = value
+        if value is MISSING:
+            del copies[1][name]
+        rows += copies
+    collection.insert_many(rows)
+    return factory
+
+
+def lived_through(history: Any) -> tuple[list[str], list[str]]:
+    """What a session shows, and what after another turn, by every way of reading."""
+    said = read(history)
+    history.add_user_message("d")
+    after = read(history)
+    assert sorted(message.text for message in history.iter_messages()) == sorted(after)
+    assert [message.text for message in history.tail(max_messages=9)] == after
+    return said, after
+
+
+@pytest.mark.gate("R6", memkit_only=True)
+@pytest.mark.parametrize("place", ["standalone"], indirect=True)
+def test_damaged_fields(place: Place, histories: Any, caplog: pytest.LogCaptureFixture, figure: Any) -> None:
+    """Whatever stands in a field of a row, the others are read, it is reported if it cannot be, and all goes on."""
+    wrong = []
+    for session in SPOILED:
+        caplog.clear()
+        try:
+            with caplog.at_level(logging.WARNING):
+                said, after = lived_through(histories(session))
+        except Exception as error:
+            wrong.append(f"{session}: {error!r:.200}")
+            continue
+        if [text for text in said if text != "b"] != ["a", "c"] or sorted(after) != sorted([*said, "d"]):
+            wrong.append(f"{session}: {said}, then {after}")
+        elif "b" not in said and not [r for r in caplog.records if r.levelno >= logging.WARNING]:
+            wrong.append(f"{session}: nothing was reported")
+    assert not wrong, "; ".join(wrong)
+    figure(f"{place.kind}: damaged fields", len(SPOILED), at_least=90)
+
+
+@pytest.mark.gate("R6", memkit_only=True)
+@pytest.mark.parametrize("place", ["standalone"], indirect=True)
+def test_damaged_fields_are_listed_exported_and_cleared(histories: Any, collection: Any) -> None:
+    """Lists and exports pass over what stands in such a field, and a clear takes the damaged row with the others."""
+    assert {info.session_id for info in histories.list_sessions()} == {"s", *SPOILED}
+    assert export_history(histories, io.StringIO(), progress=False).sessions == len(SPOILED) + 1
+    for session in SPOILED:
+        histories(session).clear()
+    left = collection.find({"session_id": {"$ne": "s"}, "messages": {"$exists": True}})
+    assert [row["session_id"] for row in left] == []
+    assert [session for session in SPOILED if read(histories(session))] == []

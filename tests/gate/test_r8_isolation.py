@@ -20,7 +20,9 @@ from pymongo import MongoClient
 from langchain_memkit import purge_user
 from langchain_memkit.testing import FrozenClock
 
-SPACES = [("u1", "s"), ("u2", "s"), ("u1", "t"), (None, "s")]  # users with one session id, two sessions, nobody's
+SPACES = [  # users with one session id, two sessions, nobody's, and two that are one if ids are joined to one
+    ("u1", "s"), ("u2", "s"), ("u1", "t"), (None, "s"), ("a", "b:c"), ("a:b", "c"),
+]  # fmt: skip
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from(range(len(SPACES))), st.sampled_from(["add", "turn", "read", "read", "clear"])),
     min_size=50,
@@ -30,7 +32,7 @@ OPERATIONS = st.lists(
 
 @pytest.mark.gate("R8", limit=240)
 def test_nothing_crosses(place: Place, system: Any, nightly: bool) -> None:
-    """200 random operations of two users with one session id, two sessions, and nobody's: each sees its own alone."""
+    """200 random operations of users with one session id, two sessions, and nobody's: each sees its own alone."""
     histories = system.sharing(place)
     chain = system.chain(echo, histories)
     phases = [Phase.generate] if system.name == "peer" else [Phase.generate, Phase.shrink]

@@ -26,7 +26,15 @@ from langchain_memkit.backends._history.rows import (
     stored_or_conflict,
 )
 from langchain_memkit.backends.mongodb.commands import DUPLICATE_KEY, Call, Pause, is_transient, jitter, text_of
-from langchain_memkit.backends.mongodb.documents import MARKERS, Kind, head_of, native_turn, turn_document, turns_filter
+from langchain_memkit.backends.mongodb.documents import (
+    MARKERS,
+    Kind,
+    damaged_filter,
+    head_of,
+    native_turn,
+    turn_document,
+    turns_filter,
+)
 from langchain_memkit.backends.mongodb.indexes import ensure_indexes
 from langchain_memkit.backends.mongodb.reader import Reader
 from langchain_memkit.backends.mongodb.settled import settled
@@ -240,4 +248,6 @@ def delete_older(store: Reader, scope: Scope, head: Head) -> Flow[int]:
     older = turns_filter(*scope, seq={"$lt": head.seq})
     turns = yield from store.retried(lambda c: c.delete_many({**older, "kind": {"$nin": MARKERS}}))
     yield from store.retried(lambda c: c.delete_many(older))
+    damaged = damaged_filter(*scope)
+    yield from store.retried(lambda c: c.delete_many(damaged))
     return int(turns.deleted_count)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, Literal
 
-from bson import ObjectId
+from bson import Decimal128, ObjectId
 from pymongo import ASCENDING, IndexModel
 
 from langchain_memkit.backends._history.rows import MARKER_TTL, Head, Row, Scope, read_turn
@@ -18,6 +19,8 @@ from langchain_memkit.messages.counting import count_tokens, counter_name
 
 Kind = Literal["turn", "clear", "purge"]
 MARKERS = ["clear", "purge"]
+MOST = 2**53
+"""No session has so many turns: a larger position is damaged, and is neither read nor counted on from."""
 SHOWN = {"isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
 """What a query asks of documents that were not soft-deleted."""
 
@@ -54,7 +57,12 @@ def turns_filter(user_id: str, session_id: str | None = None, **conditions: Any)
     query: dict[str, Any] = {"user_id": {"$eq": user_id}}
     if session_id is not None:
         query["session_id"] = {"$eq": session_id}
-    return {**query, "seq": {"$gt": 0}, **conditions}
+    return {**query, "seq": {"$gt": 0, "$lte": MOST}, **conditions}
+
+
+def damaged_filter(user_id: str, session_id: str) -> dict[str, Any]:
+    """Documents of ours whose position is none, which no reader sees: what is erased goes with them all the same."""
+    return turns_filter(user_id, session_id, seq={"$exists": True, "$not": {"$gt": 0, "$lte": MOST}})
 
 
 def legacy_filter(session_id_key: str, history_key: str, session_id: str | None = None) -> dict[str, Any]:
@@ -135,9 +143,16 @@ def head_of(documents: list[dict[str, Any]]) -> Head | None:
     for document in documents:
         epoch, base = document.get("epoch"), document.get("base")
         if isinstance(epoch, int) and isinstance(base, int):
-            seq = max(int(d["seq"]) for d in documents if isinstance(d.get("seq"), (int, float)))
-            return Head(seq, int(epoch), int(base))
+            return Head(max(position(d.get("seq")) for d in documents), int(epoch), int(base))
     return None
+
+
+def position(seq: Any) -> int:
+    """A stored position as a whole number, though the row may be damaged; 0 for what is none."""
+    if isinstance(seq, list):  # the unique index holds each of its numbers
+        return max(map(position, seq), default=0)
+    number = seq.to_decimal() if isinstance(seq, Decimal128) else seq
+    return int(number) if isinstance(number, (int, float, Decimal)) else 0
 
 
 def legacy_turn(document: Mapping[str, Any], history_key: str, counter: TokenCounter | None) -> Turn:

@@ -65,7 +65,7 @@ def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch) 
                 there = {d["_id"] for d in (yield from known(store, query, ["_id"], batch, deadline))}
                 pending = [d for d in pending if d["_id"] not in there]
             if pending:
-                yield Call(lambda c, given=list(pending): c.insert_many(given), store.settings.save_timeout)  # type: ignore[misc]  # bound now
+                yield Call(lambda c, given=list(pending): c.insert_many(given), max(deadline - time.monotonic(), 0.1))  # type: ignore[misc]  # bound now
             return
         except PyMongoError as error:
             again = is_transient(error) or _met_itself(error)

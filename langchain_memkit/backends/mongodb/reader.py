@@ -15,12 +15,14 @@ from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Commands, Settings
 from langchain_memkit.backends.mongodb.documents import (
     MARKERS,
+    MOST,
     SHOWN,
     head_of,
     is_live,
     legacy_filter,
     legacy_turn,
     native_turn,
+    position,
     turns_filter,
 )
 from langchain_memkit.base import SessionInfo, Turn
@@ -59,8 +61,7 @@ class Reader(Commands):
             return Page(turns, 0, 0, None, older)
         before, base = older or (None, 0)
         base = max(base, floor - 1)
-        seq = {"$gt": base} if before is None else {"$gt": base, "$lt": before}
-        query = turns_filter(*scope, seq=seq)
+        query = turns_filter(*scope, seq={"$gt": base, **({"$lte": MOST} if before is None else {"$lt": before})})
         documents = yield from self.find(query, -1, limit, newest=enough.messages)
         head = head_of(documents) or EMPTY
         base = base if older else max(base, head.base)
@@ -74,7 +75,7 @@ class Reader(Commands):
             documents = yield from self.find(query, -1, limit)
             turns, stopped = until_enough(self._live_turns(documents, base, now), enough)
         last = turns[-1].seq if stopped else documents[-1]["seq"] if documents else 0
-        if stopped or (len(documents) == limit and last > base + 1):
+        if stopped or (len(documents) == limit and position(last) > base + 1):
             return Page(turns, head.seq, epoch, now, (last, base))
         if head.base and not scope.user_id and older is None:
             yield from self._report_rows_after_clear(scope)
@@ -126,7 +127,7 @@ class Reader(Commands):
             turns, following = yield from self._legacy_page(scope, after or LegacyPlace(None, None), 1, limit)
             return turns, following or 0
         after = max(after or 0, head.base)
-        documents = yield from self.find(turns_filter(*scope, seq={"$gt": after}), 1, limit)
+        documents = yield from self.find(turns_filter(*scope, seq={"$gt": after, "$lte": MOST}), 1, limit)
         now = self.settings.now()
         turns = list(self._live_turns(documents, head.base, now, hidden))
         return turns, documents[-1]["seq"] if len(documents) == limit else None

@@ -11,7 +11,7 @@ from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Batch, Head, Origin, Scope
 from langchain_memkit.backends.mongodb.append import Append, delete_older, mark
 from langchain_memkit.backends.mongodb.commands import text_of
-from langchain_memkit.backends.mongodb.documents import MARKERS, Kind, legacy_filter, turns_filter
+from langchain_memkit.backends.mongodb.documents import MARKERS, OURS, Kind, legacy_filter, turns_filter
 from langchain_memkit.backends.mongodb.indexes import ensure_indexes
 from langchain_memkit.backends.mongodb.reader import Reader
 from langchain_memkit.errors import HistoryWriteError
@@ -61,7 +61,9 @@ class MongoTurnStore(Reader):
         return (yield from self._begun(self._purge_sessions(user_id)))
 
     def _purge_sessions(self, user_id: str) -> Flow[dict[str, int]]:
-        rows = yield from self.aggregate([{"$match": turns_filter(user_id)}, {"$group": {"_id": "$session_id"}}])
+        rows = yield from self.aggregate(
+            [{"$match": turns_filter(user_id, seq=OURS["seq"])}, {"$group": {"_id": "$session_id"}}]
+        )
         scopes = [Scope(user_id, row["_id"]) for row in rows if isinstance(row["_id"], str) and row["_id"]]
         heads: dict[Scope, Head] = {}
         for scope in scopes:

@@ -15,6 +15,7 @@ from langchain_memkit.errors import HistoryReadError, HistoryWriteError, Message
 
 logger = logging.getLogger("langchain_memkit")
 
+TABLES = {"turns", "message_ids", "key_values", "vectors", "vector_accesses", "vector_generations", "vector_meta"}
 WRITTEN_ANEW = 16 * 2**20  # bytes: how large a file may be to be written anew after a deletion, in some 0.1 s
 
 T = TypeVar("T")
@@ -62,12 +63,15 @@ class Transactions:
 
     def _write(self, work: Callable[[sqlite3.Connection], T], **context: Any) -> Flow[T]:
         """One transaction; `context` goes into the error."""
+        committing = False
 
         def transaction(connection: sqlite3.Connection) -> T:
+            nonlocal committing
             try:
                 # inside, because Ctrl-C may arrive between the lock and the next line
                 connection.execute("BEGIN IMMEDIATE")
                 result = work(connection)
+                committing = True
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -81,8 +85,11 @@ class Transactions:
             msg = f"larger than SQLite stores in one row: {error}. Nothing was stored."
             raise MessageTooLargeError(msg, **context) from error
         except FAILURES as error:
-            msg = f"cannot write {self._database.path}: {explained(error)}. Nothing was stored."
-            raise HistoryWriteError(msg, **context) from error
+            # the log may hold all of it, and yet the disk did not confirm it: then it is there after a restart
+            unknown = committing and getattr(error, "sqlite_errorname", "") == "SQLITE_IOERR_FSYNC"
+            state = "It may be stored: retry with the same turn_id" if unknown else "Nothing was stored"
+            msg = f"cannot write {self._database.path}: {explained(error)}. {state}."
+            raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
 
     def _erase(self, *, moved: bool = False) -> Flow[None]:
         """Empties the write-ahead log, which still holds deleted text; who reads may delay that to the next time.
@@ -90,17 +97,18 @@ class Transactions:
         Args:
             moved: Whether copies of rows are to go as well. `secure_delete` overwrites a row where it stands; if
                 SQLite had moved it before, as it does when rows beside it change, the page that it came from keeps a
-                copy (after 8 of 120 purges of key-values, 1 of 240 of turns). Writing a small file anew leaves none.
+                copy (after 8 of 120 purges of key-values, 1 of 240 of turns). Writing a small file anew leaves none;
+                a file with tables of others is left as it is, since that would give their rows other rowids.
         """
 
         def scrub(connection: sqlite3.Connection) -> None:
             try:
                 connection.execute("PRAGMA busy_timeout = 200")
-                connection.execute("PRAGMA temp_store = MEMORY")  # no file beside ours
-                (pages,), (size,) = (connection.execute(f"PRAGMA page_{of}").fetchone() for of in ("count", "size"))
-                if moved and pages * size <= WRITTEN_ANEW:
+                # the log first: while somebody reads it cannot be emptied, and a file written anew would stay in it
+                if _truncated(connection) and moved and _small_and_ours(connection):
+                    connection.execute("PRAGMA temp_store = MEMORY")  # no file beside ours
                     connection.execute("VACUUM")
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                    _truncated(connection)
             finally:
                 connection.execute("PRAGMA temp_store = DEFAULT")
                 connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")
@@ -112,3 +120,16 @@ class Transactions:
         except FAILURES as error:
             msg = "deleted, but the text stays in %s or its -wal until the next clear or purge: %s"
             logger.warning(msg, self._database.path, explained(error))
+
+
+def _truncated(connection: sqlite3.Connection) -> bool:
+    """Empties the write-ahead log, unless somebody reads or writes just then."""
+    busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
+
+
+def _small_and_ours(connection: sqlite3.Connection) -> bool:
+    """Whether the file may be written anew: soon done, and no other tables in it."""
+    (pages,), (size,) = (connection.execute(f"PRAGMA page_{of}").fetchone() for of in ("count", "size"))
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    return bool(pages * size <= WRITTEN_ANEW and {name for (name,) in tables.fetchall()} <= TABLES)

@@ -7,7 +7,9 @@ import gc
 import os
 import random
 import re
+import select
 import statistics
+import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Iterator
@@ -156,7 +158,16 @@ def percentile(seconds: list[float], percent: int) -> float:
 def hold_conversations(place: Place, warm: float, seconds: float, out: Any) -> None:
     """Runs the load between two runs of the floor; sends the figures."""
     warnings.simplefilter("ignore")  # what fails counts, what libraries say does not
+    threading.Thread(target=_end_with_the_reader, args=(out.fileno(),), daemon=True).start()
     out.send(asyncio.run(_measured(place, warm, seconds)))
+
+
+def _end_with_the_reader(pipe: int) -> None:
+    """Ends this process when nobody is left to read what it sends: the parent was killed."""
+    poll = select.poll()
+    poll.register(pipe, 0)  # an error is reported in any case
+    poll.poll()
+    os._exit(1)
 
 
 async def _measured(place: Place, warm: float, seconds: float) -> dict[str, Any]:

@@ -6,13 +6,18 @@ who runs `make gate-record` can compare.
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import platform
+import re
+import tempfile
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from gatekit.report import BOUNDS, OURS
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDS = ROOT / "tests" / "gate" / "results"
@@ -55,7 +60,14 @@ def surroundings(server: str) -> dict[str, Any]:
 
 
 def write(system: str, content: dict[str, Any]) -> None:
-    """Writes the record of one system, and the page if there are both."""
+    """Writes the record of one system, and the page if there are both.
+
+    Raises:
+        ValueError: Not all rows were run.
+    """
+    if missing := [name for name in BOUNDS if name not in content["rows"] and (system == "memkit" or name not in OURS)]:
+        msg = f"nothing is recorded: {', '.join(missing)} did not run"
+        raise ValueError(msg)
     RECORDS.mkdir(exist_ok=True)
     (RECORDS / f"{system}.json").write_text(json.dumps(content, indent=1) + "\n")
     if all((RECORDS / f"{name}.json").exists() for name in ("memkit", "peer")):
@@ -76,24 +88,34 @@ def table(memkit: dict[str, Any], peer: dict[str, Any]) -> str:
     lines = [f"Measured on {memkit['date']}: {memkit['machine']}; {versions}.", "", "| | test | peer | memkit |"]
     lines.append("|---|---|---|---|")
     for name, title in TITLES.items():
-        if name in memkit["rows"]:
-            theirs = _peer_cell(peer["rows"].get(name))
-            lines.append(f"| {name} | {title} | {theirs} | {_memkit_cell(memkit['rows'][name])} |")
+        theirs = "has no such thing" if name in OURS else _peer_cell(peer["rows"][name])
+        lines.append(f"| {name} | {title} | {theirs} | {_memkit_cell(memkit['rows'][name])} |")
     return "\n".join(lines)
 
 
 def _memkit_cell(row: dict[str, Any]) -> str:
     total = row["passed"] + row["failed"]
     cell = [f"{row['passed']} of {total} hold, {row['seconds']:.0f} s"]
-    return "<br>".join([*cell, *(f"{f['measured']} ({f['bound']})" for f in row["figures"])]).replace("|", "/")
+    return _cell([*cell, *(f"{f['measured']} ({f['bound']})" for f in row["figures"])])
 
 
-def _peer_cell(row: dict[str, Any] | None) -> str:
+def _peer_cell(row: dict[str, Any]) -> str:
     """How many fail, and what was measured beyond its bound, or the first reason."""
-    if row is None:
-        return "has no such thing"
     total = row["passed"] + row["failed"]
     missed = [f"{f['measured']} ({f['bound']})" for f in row["figures"] if not f["passed"]]
     why = missed[:4] or [reason for _, reason in row["failed_by_assertion"][:1]]
-    cell = "<br>".join([f"{row['failed']} of {total} fail", *why])
-    return cell.replace("|", "/").replace("\n", " ")
+    return _cell([f"{row['failed']} of {total} fail", *why])
+
+
+def _cell(lines: list[str]) -> str:
+    """Lines as a cell of a table, in which a message is text."""
+    plain = (" ".join(line.split()).translate(str.maketrans({"|": "/", "`": "'", "\\": "/"})) for line in lines)
+    return "<br>".join(html.escape(line, quote=False) for line in plain)
+
+
+def scrubbed(text: str) -> str:
+    """A message without what differs from run to run: folders, ports, random names."""
+    folders = (str(ROOT), tempfile.gettempdir(), "/dev/shm")  # only looked for
+    for folder in folders:
+        text = text.replace(folder, "...")
+    return re.sub(r"\b[0-9a-f]{12,32}\b", "...", re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1", text))

@@ -43,6 +43,13 @@ HOSTILE: list[Any] = [
     LET_OUT,
     {"lc": 1, "type": "not_implemented", "id": ["os", "system"], "repr": f"os.system('echo ${CANARY}')"},
     {"lc": 2, "type": "constructor", "id": ["builtins", "eval"], "args": [f"__import__('{TRAP}')"], "kwargs": {}},
+    {"lc": 1, "type": "constructor", "id": ["subprocess", "Popen"], "kwargs": {"args": ["touch", "sprung"]}},
+    {
+        "lc": 2,
+        "type": "constructor",
+        "id": ["langchain_core", "messages", "human", "HumanMessage"],
+        "kwargs": {"content": LET_OUT},
+    },
     {"_memkit": "code", "value": f"__import__('{TRAP}')"},
     f"{{{CANARY}}} ${{{CANARY}}} %({CANARY})s {{{{ {CANARY} }}}} $({CANARY}) __import__('{TRAP}')",
 ]

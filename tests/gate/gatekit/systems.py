@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, TypeAlias
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.runnables import Runnable, RunnableGenerator, RunnableLambda
+from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableGenerator, RunnableLambda
 
 from langchain_memkit import (
     MongoDBChatMessageHistory,
@@ -86,7 +87,7 @@ def _for_sqlite(options: dict[str, Any]) -> dict[str, Any]:
 class Peer:
     """langchain-mongodb's history under LangChain's own RunnableWithMessageHistory.
 
-    It knows no users: two users with one session id are one `SessionId`. Options that it lacks are left out.
+    It knows no users: an app that has them puts both ids into one `SessionId`. Options that it lacks are left out.
     """
 
     name = "peer"
@@ -95,14 +96,14 @@ class Peer:
 
     def histories(self, place: Place, *, size: int | None = None, **options: Any) -> GetSessionHistory:
         """As its documentation shows it: a new history for every call."""
-        return lambda session_id: self.history(place, session_id, history_size=size, **options)
+        return lambda session_id, user_id=None: self.history(place, session_id, user_id, history_size=size, **options)
 
     def history(self, place: Place, session_id: Any, user_id: Any = None, **options: Any) -> Any:
         """One history."""
         from langchain_mongodb.chat_message_histories import MongoDBChatMessageHistory as PeerHistory
 
         known = {k: v for k, v in options.items() if k in ("create_index", "history_size")}
-        return PeerHistory(place.uri, session_id, place.database, **known)
+        return PeerHistory(place.uri, _joined(session_id, user_id), place.database, **known)
 
     def sharing(self, place: Place) -> GetSessionHistory:
         """Histories over one client, where a test makes very many."""
@@ -110,7 +111,7 @@ class Peer:
 
         client = self.history(place, "warm").client
         return lambda session_id, user_id=None: PeerHistory(
-            None, session_id, place.database, client=client, create_index=False
+            None, _joined(session_id, user_id), place.database, client=client, create_index=False
         )
 
     def leave(self, *hosts: str) -> None:
@@ -121,7 +122,14 @@ class Peer:
         """The runnable with a conversation around it."""
         from langchain_core.runnables.history import RunnableWithMessageHistory
 
-        return RunnableWithMessageHistory(runnable, histories)
+        keys = [ConfigurableFieldSpec(id=name, annotation=str) for name in signature(histories).parameters]
+        nobody: Any = {"configurable": {"user_id": None}}  # unless the call names one
+        return RunnableWithMessageHistory(runnable, histories, history_factory_config=keys, config=nobody)
+
+
+def _joined(session_id: Any, user_id: Any) -> Any:
+    """The one id of the peer, as its users make it of two."""
+    return session_id if user_id is None else f"{user_id}:{session_id}"
 
 
 SYSTEMS: dict[str, Any] = {"memkit": Memkit, "peer": Peer}

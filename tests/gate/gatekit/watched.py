@@ -157,6 +157,7 @@ def read_under_watch(harmless: World, hostile: World, pipe: Any) -> None:
     warnings.simplefilter("ignore")
     os.environ[CANARY] = SECRET
     sys.path.append(str(hostile.folder))
+    os.chdir(hostile.folder)  # where a command would leave its file
     log = io.StringIO()
     logging.basicConfig(stream=log, level=logging.DEBUG, force=True)
     logging.getLogger("pymongo").setLevel(logging.WARNING)

@@ -234,6 +234,12 @@ def test_marks_of_chat_templates_are_escaped(mark: str) -> None:
     assert escaped(f"weather {mark} obey") == f"weather &lt;{mark[1:]} obey"
 
 
+@pytest.mark.parametrize("unseen", ["\u034f", "\u115f", "\u2800", "\u3164", "\ufe0f", "\U000e0101"], ids=ascii)
+def test_a_heading_hides_nothing(unseen: str) -> None:
+    """Characters that count as printable and that nobody sees are shown as what they are: unknown."""
+    assert one_line(f"Ann{unseen}a") == "Ann\ufffda"
+
+
 @given(texts)
 def test_one_line_is_one_line(text: str) -> None:
     """A heading has no line breaks, no control characters, and an end."""
