@@ -134,7 +134,10 @@ def lived_through(history: Any) -> tuple[list[str], list[str]]:
 @pytest.mark.gate("R6", memkit_only=True)
 @pytest.mark.parametrize("place", ["standalone"], indirect=True)
 def test_damaged_fields(place: Place, histories: Any, caplog: pytest.LogCaptureFixture, figure: Any) -> None:
-    """Whatever stands in a field of a row, the others are read, it is reported if it cannot be, and all goes on."""
+    """Whatever stands in a field of a row, the others are read, it is reported if it cannot be, and all goes on.
+
+    Not reported is a row whose position is none: no query of a turn sees it, and one that would is one more each time.
+    """
     wrong = []
     for session in SPOILED:
         caplog.clear()
@@ -146,7 +149,11 @@ def test_damaged_fields(place: Place, histories: Any, caplog: pytest.LogCaptureF
             continue
         if [text for text in said if text != "b"] != ["a", "c"] or sorted(after) != sorted([*said, "d"]):
             wrong.append(f"{session}: {said}, then {after}")
-        elif "b" not in said and not [r for r in caplog.records if r.levelno >= logging.WARNING]:
+        elif (
+            "b" not in said
+            and SPOILED[session][0] != "seq"
+            and not [r for r in caplog.records if r.levelno >= logging.WARNING]
+        ):
             wrong.append(f"{session}: nothing was reported")
     assert not wrong, "; ".join(wrong)
     figure(f"{place.kind}: damaged fields", len(SPOILED), at_least=90)
