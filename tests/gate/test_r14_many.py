@@ -6,26 +6,14 @@ from typing import Any
 
 import pytest
 from gatekit.jobs import fork_under_load, keep_histories
+from gatekit.servers import connections
 from gatekit.systems import Place
-from pymongo import MongoClient
 
 HISTORIES, FORKS = 500, 30
 PATIENCE = 15  # seconds for what takes two; the peer would start 4,000 threads
 
 
 KEEPER = "keeper"  # how the connections of the process are told from others
-
-
-def connections(place: Place) -> int:
-    """Connections of the process that keeps histories, counted by the server, or by all nodes of the set."""
-    count = 0
-    for host in place.hosts:  # none for a file
-        with MongoClient(place.through(host).uri) as client:
-            found = client.admin.aggregate(
-                [{"$currentOp": {"allUsers": True, "idleConnections": True}}, {"$match": {"appName": KEEPER}}]
-            )
-            count += len({entry["client"] for entry in found})
-    return count
 
 
 @pytest.mark.gate("R14")
@@ -39,12 +27,12 @@ def test_many_histories(place: Place, system: Any, forks: Any, figure: Any) -> N
     try:
         assert out.poll(20)
         out.recv()
-        before = connections(place)
+        before = connections(place, KEEPER)
         assert bool(before) == bool(place.hosts), "connections are not counted"
         go.send(None)
         assert out.poll(PATIENCE), f"{HISTORIES} histories took more than {PATIENCE} s"
         threads = out.recv()
-        more = connections(place) - before
+        more = connections(place, KEEPER) - before
     finally:
         process.kill()
         process.join(5)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gatekit.load import SESSIONS, connections, hold_conversations
+from gatekit.load import SESSIONS, hold_conversations
+from gatekit.servers import connections
 from gatekit.systems import Place
 
 APP = "load"  # how the connections of the process are told from others

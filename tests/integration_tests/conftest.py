@@ -7,8 +7,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from pymongo import MongoClient
 
 from langchain_memkit.testing import local_mongodb
+from langchain_memkit.testing._mongod import Node, find_mongod, guarded
+from langchain_memkit.testing.mongod import OPTIONS
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +26,20 @@ def replica_set() -> Iterator[Any]:
     """A replica set of three nodes."""
     with local_mongodb(nodes=3) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def root_of_guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A client of root's to a real server that asks for a password; its users are the test's to make."""
+    folder = tmp_path_factory.mktemp("auth")
+    with guarded(folder) as members:
+        node = Node(find_mongod(folder), folder / "node", [*OPTIONS, "--auth"], 60.0)
+        members.append(node)
+        node.launch()
+        with MongoClient(f"mongodb://{node.host}/") as client:
+            client.admin.command("createUser", "root", pwd="root-pass", roles=["root"])
+        with MongoClient(f"mongodb://root:root-pass@{node.host}/") as client:
+            yield client
 
 
 @pytest.fixture(params=["standalone", "replica_set"])

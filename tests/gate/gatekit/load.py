@@ -18,7 +18,6 @@ from typing import Any
 
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.runnables import RunnableGenerator
-from pymongo import MongoClient
 
 from gatekit.floor import bare_turns
 from gatekit.systems import SYSTEMS, Place, config, split_turns
@@ -197,15 +196,3 @@ async def _measured(place: Place, warm: float, seconds: float) -> dict[str, Any]
         "bare p50": percentile(bare, 50),
         "bare p99": percentile(bare, 99),
     }
-
-
-def connections(place: Place, app: str) -> int:
-    """Connections of the clients with this appName, counted by the server, or by all nodes of the set."""
-    count = 0
-    for host in place.hosts:  # none for a file
-        with MongoClient(place.through(host).uri) as client:
-            found = client.admin.aggregate(
-                [{"$currentOp": {"allUsers": True, "idleConnections": True}}, {"$match": {"appName": app}}]
-            )
-            count += len({entry["client"] for entry in found})
-    return count

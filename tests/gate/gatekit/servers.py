@@ -1,4 +1,4 @@
-"""Servers with options that `local_mongodb` does not have."""
+"""Servers with options that `local_mongodb` does not have, and what servers say of their connections."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from pymongo import MongoClient
+
+from gatekit.systems import Place
 from langchain_memkit.testing._mongod import Node, find_mongod, guarded
 from langchain_memkit.testing.mongod import OPTIONS
 
@@ -18,3 +21,15 @@ def server(folder: Path, *options: str) -> Iterator[str]:
         members.append(node)
         node.launch()
         yield node.host
+
+
+def connections(place: Place, app: str) -> int:
+    """Connections of the clients with this appName, counted by the server, or by all nodes of the set."""
+    count = 0
+    for host in place.hosts:  # none for a file
+        with MongoClient(place.through(host).uri) as client:
+            found = client.admin.aggregate(
+                [{"$currentOp": {"allUsers": True, "idleConnections": True}}, {"$match": {"appName": app}}]
+            )
+            count += len({entry["client"] for entry in found})
+    return count

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
-from pymongo import MongoClient
 
 from langchain_memkit import (
     MongoDBChatMessageHistory,
@@ -20,8 +19,6 @@ from langchain_memkit import (
 )
 from langchain_memkit.errors import MemkitError
 from langchain_memkit.migrate import langgraph_source, migrate
-from langchain_memkit.testing._mongod import Node, find_mongod, guarded
-from langchain_memkit.testing.mongod import OPTIONS
 
 SECRETS = ("clownfish", "hunter2", "hunter3")
 TURN = [HumanMessage("hi"), AIMessage("hello")]
@@ -29,18 +26,11 @@ EMBEDDING = DeterministicFakeEmbedding(size=8)
 
 
 @pytest.fixture(scope="module")
-def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def guarded_server(root_of_guarded_server: Any) -> str:
     """`host:port` of a real server that asks for a password; `clownfish` may read one database, and no more."""
-    folder = tmp_path_factory.mktemp("auth")
-    with guarded(folder) as members:
-        node = Node(find_mongod(folder), folder / "node", [*OPTIONS, "--auth"], 60.0)
-        members.append(node)
-        node.launch()
-        with MongoClient(f"mongodb://{node.host}/") as client:
-            client.admin.command("createUser", "root", pwd="root-pass", roles=["root"])
-        with MongoClient(f"mongodb://root:root-pass@{node.host}/") as client:
-            client["chats"].command("createUser", "clownfish", pwd="hunter2", roles=["read"])
-        yield node.host
+    root_of_guarded_server["chats"].command("createUser", "clownfish", pwd="hunter2", roles=["read"])
+    host, port = root_of_guarded_server.address
+    return f"{host}:{port}"
 
 
 DOORS: dict[str, Callable[[str], Any]] = {

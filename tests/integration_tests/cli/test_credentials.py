@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,8 @@ from urllib.parse import quote
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
-from pymongo import MongoClient
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.testing._mongod import Node, find_mongod, guarded
-from langchain_memkit.testing.mongod import OPTIONS
 
 Memkit = Callable[..., Any]
 USER, PASSWORD = "nemo-the-clownfish", "hunter2/:@s3a?#%"
@@ -37,18 +34,11 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def guarded_server(root_of_guarded_server: Any) -> str:
     """`host:port` of a real server that asks for a password; the user may read and write one database only."""
-    folder = tmp_path_factory.mktemp("auth")
-    with guarded(folder) as members:
-        node = Node(find_mongod(folder), folder / "node", [*OPTIONS, "--auth"], 60.0)
-        members.append(node)
-        node.launch()
-        with MongoClient(f"mongodb://{node.host}/") as client:
-            client.admin.command("createUser", "root", pwd="root-pass", roles=["root"])
-        with MongoClient(f"mongodb://root:root-pass@{node.host}/") as client:
-            client["chats"].command("createUser", USER, pwd=PASSWORD, roles=["readWrite"])
-        yield node.host
+    root_of_guarded_server["chats"].command("createUser", USER, pwd=PASSWORD, roles=["readWrite"])
+    host, port = root_of_guarded_server.address
+    return f"{host}:{port}"
 
 
 @pytest.fixture
