@@ -159,8 +159,8 @@ def _load() -> tuple[Any, Vector]:
 
 def _without_cache(file: Path) -> Tokenizer:
     """The tokenizer of a file without its cache, which keeps 10,000 whole texts (50 MB) in each thread that asks it."""
-    tokenizer = Tokenizer.from_file(str(file))
-    model = json.loads(file.read_text(encoding="utf-8"))["model"]
+    text = file.read_text(encoding="utf-8")
+    tokenizer, model = Tokenizer.from_str(text), json.loads(text)["model"]
     merges = [tuple(merge.split(" ")) for merge in model["merges"]]
     options = {name: model[name] for name in ("unk_token", "fuse_unk", "byte_fallback")}
     tokenizer.model = BPE(model["vocab"], merges, cache_capacity=0, **options)

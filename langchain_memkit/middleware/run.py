@@ -200,6 +200,8 @@ class Run:
     def turn(self, new: list[BaseMessage], config: RunnableConfig) -> OpenTurn:
         """The turn as what saves it wants it."""
         epoch = self.mark["epoch"] if self.native else None
+        # one that was taken up may have begun the session: then its mark has another epoch than what was read now
+        stands = self.native and self.view.seq > 0 and self.view.epoch == epoch
         return OpenTurn(
             self.history,
             self.native,
@@ -213,6 +215,7 @@ class Run:
             None,
             config,
             in_graph=True,
+            begun=stands and not getattr(self.history, "ttl", None),
         )
 
     def note(self, shown: Sequence[BaseMessage]) -> BaseMessage | None:

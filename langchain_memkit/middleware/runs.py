@@ -87,7 +87,8 @@ class Runs:
             return [run for run in runs if run.place == place and run.is_live and (run.calls or run.has_spoken)]
 
         # Between two steps it cannot be told from one that waits for a person and refers to itself: what that one said
-        # would be lost. The young generations are enough, since an old one is taken to be over anyway, and quick.
+        # would be lost. The young generations are quick; one that was collected into the old one before, by a process
+        # that makes much while a model speaks, is taken to be over a second after it fell silent.
         if any(run.silence for run in look()):
             gc.collect(1)
         return {name for run in look() for name in run.names()}

@@ -66,8 +66,6 @@ def _store(packed: list[tuple[Turn, Row]], target: Any, report: MigrationReport)
     """Stores turns at once; if one of them is in the way, one by one, so that it holds up no other."""
     if not packed:
         return []
-    if len({row.op for _, row in packed}) < len(packed):  # the same turn twice, or two under one name: see which
-        return [op for one in packed for op in _store([one], target, report)]
     given = [m for turn, _ in packed for m in turn.messages]
     batch = Batch(given, given, [row for _, row in packed], None)
     try:
@@ -95,13 +93,14 @@ def _grown(turn: Turn, row: Row, error: IdempotencyConflictError) -> tuple[Turn,
 
 
 def _batches(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
-    batch: list[Turn] = []
+    """Turns by the batch, each op once in it: the same turn twice, or two under one name, the store tells apart."""
+    batch: dict[str, Turn] = {}
     size = 0
     for turn in turns:
-        batch.append(turn)
+        if batch and (turn.op in batch or len(batch) >= BATCH_TURNS or size >= BATCH_MESSAGES):
+            yield list(batch.values())
+            batch, size = {}, 0
+        batch[turn.op] = turn
         size += len(turn.messages)
-        if len(batch) >= BATCH_TURNS or size >= BATCH_MESSAGES:
-            yield batch
-            batch, size = [], 0
     if batch:
-        yield batch
+        yield list(batch.values())

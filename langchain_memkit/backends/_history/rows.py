@@ -71,6 +71,8 @@ class Head(NamedTuple):
 
 EMPTY = Head(0, 0, 0)
 MARKER_TTL = timedelta(hours=1)
+MOST = 2**53
+"""No session has so many turns: a larger position is damaged, and is neither read nor counted on from."""
 
 
 class Origin(NamedTuple):

@@ -16,6 +16,7 @@ from pymongo.errors import BulkWriteError, PyMongoError, ServerSelectionTimeoutE
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import (
     EMPTY,
+    MOST,
     Batch,
     Head,
     Origin,
@@ -29,7 +30,6 @@ from langchain_memkit.backends.mongodb.commands import DUPLICATE_KEY, Call, Paus
 from langchain_memkit.backends.mongodb.documents import (
     MARKERS,
     Kind,
-    damaged_filter,
     head_of,
     native_turn,
     turn_document,
@@ -97,9 +97,10 @@ class Append:
                 cause: PyMongoError | None = error
             else:
                 cause = None
-            if time.monotonic() > self.deadline:
+            pause = jitter(0.25 if cause else 0.02)
+            if time.monotonic() + pause > self.deadline:
                 raise self._failed(message) from cause
-            yield Pause(jitter(0.25 if cause else 0.02))
+            yield Pause(pause)
 
     @property
     def _begun(self) -> bool:
@@ -247,7 +248,7 @@ def delete_older(store: Reader, scope: Scope, head: Head) -> Flow[int]:
     """Deletes everything before a marker; returns how many turns went."""
     older = turns_filter(*scope, seq={"$lt": head.seq})
     turns = yield from store.retried(lambda c: c.delete_many({**older, "kind": {"$nin": MARKERS}}))
-    yield from store.retried(lambda c: c.delete_many(older))
-    damaged = damaged_filter(*scope)
-    yield from store.retried(lambda c: c.delete_many(damaged))
+    # with the markers what has no sound position, which no reader sees
+    rest = turns_filter(*scope, seq={"$exists": True, "$not": {"$gte": head.seq, "$lte": MOST}})
+    yield from store.retried(lambda c: c.delete_many(rest))
     return int(turns.deleted_count)

@@ -185,20 +185,21 @@ class Runner:
             try:
                 return (yield from attempt(max(deadline - time.monotonic(), 0.1)))
             except PyMongoError as error:
-                unselected = isinstance(error, ServerSelectionTimeoutError)
-                if not is_transient(error) or time.monotonic() > deadline:
+                unselected, pause = isinstance(error, ServerSelectionTimeoutError), jitter(0.25)
+                if not is_transient(error) or time.monotonic() + pause > deadline:
                     if unknown and unselected:  # this attempt did nothing, but one before it may have
                         raise ConnectionFailure(str(error)) from error
                     raise
                 unknown = unknown or not unselected
-            yield Pause(jitter(0.25))
+            yield Pause(pause)
 
     def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
         """The result of an aggregation; these look at a whole user, so they get the long time limit."""
 
         def whole(seconds: float) -> Flow[list[dict[str, Any]]]:
+            deadline = time.monotonic() + seconds
             cursor = yield Call(lambda c: c.aggregate(pipeline), seconds)
-            return (yield Call(lambda c: cursor.to_list(), seconds))  # type: ignore[no-any-return]  # untyped
+            return (yield Call(lambda c: cursor.to_list(), max(deadline - time.monotonic(), 0.1)))  # type: ignore[no-any-return]  # untyped
 
         yield from self.there()
         return (yield from self._again(whole, self.settings.save_timeout))

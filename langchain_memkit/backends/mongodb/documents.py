@@ -11,7 +11,7 @@ from typing import Any, Literal
 from bson import Decimal128, ObjectId
 from pymongo import ASCENDING, IndexModel
 
-from langchain_memkit.backends._history.rows import MARKER_TTL, Head, Row, Scope, read_turn
+from langchain_memkit.backends._history.rows import MARKER_TTL, MOST, Head, Row, Scope, read_turn
 from langchain_memkit.base import TokenCounter, Turn
 from langchain_memkit.errors import MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
@@ -19,8 +19,6 @@ from langchain_memkit.messages.counting import count_tokens, counter_name
 
 Kind = Literal["turn", "clear", "purge"]
 MARKERS = ["clear", "purge"]
-MOST = 2**53
-"""No session has so many turns: a larger position is damaged, and is neither read nor counted on from."""
 SHOWN = {"isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
 """What a query asks of documents that were not soft-deleted."""
 
@@ -58,11 +56,6 @@ def turns_filter(user_id: str, session_id: str | None = None, **conditions: Any)
     if session_id is not None:
         query["session_id"] = {"$eq": session_id}
     return {**query, "seq": {"$gt": 0, "$lte": MOST}, **conditions}
-
-
-def damaged_filter(user_id: str, session_id: str) -> dict[str, Any]:
-    """Documents of ours whose position is none, which no reader sees: what is erased goes with them all the same."""
-    return turns_filter(user_id, session_id, seq={"$exists": True, "$not": {"$gt": 0, "$lte": MOST}})
 
 
 def legacy_filter(session_id_key: str, history_key: str, session_id: str | None = None) -> dict[str, Any]:

@@ -54,9 +54,8 @@ def ensure(store: Commands, models: list[IndexModel]) -> Flow[None]:
         _indexed.add(key)
 
 
-def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch) -> Flow[None]:
+def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch, deadline: float) -> Flow[None]:
     """Inserts documents in order, with their ids, until all are there; what a broken connection hides is looked up."""
-    deadline = time.monotonic() + store.patience
     pending, begun = list(documents), False
     while pending:
         try:
@@ -70,11 +69,12 @@ def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch) 
         except PyMongoError as error:
             again = is_transient(error) or _met_itself(error)
             begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError)) or _inserted(error) > 0
-            if not again or time.monotonic() > deadline:
+            pause = jitter(0.25)
+            if not again or time.monotonic() + pause > deadline:
                 if begun:
                     raise unclear(store, text_of(error), batch) from error
                 raise
-        yield Pause(jitter(0.25))
+        yield Pause(pause)
 
 
 def _met_itself(error: PyMongoError) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from langchain_core.messages import BaseMessage, message_to_dict
@@ -52,11 +53,12 @@ class LangChainRowStore(MongoTurnStore):
         yield from self._ensure()
         query = legacy_filter(*self.settings.legacy_keys, scope.session_id)
         query[f"{MARK}.op"] = {"$in": [row.op for row in batch.rows]}
-        found = yield from known(self, query, {MARK: 1}, batch)
+        deadline = time.monotonic() + self.patience
+        found = yield from known(self, query, {MARK: 1}, batch, deadline)
         there = {(d[MARK].get("op"), d[MARK].get("i")) for d in found}
         missing = [d for d in documents if (d[MARK]["op"], d[MARK]["i"]) not in there]
         if missing:
-            yield from insert_once(self, missing, batch)
+            yield from insert_once(self, missing, batch, deadline)
 
     def _documents(self, scope: Scope, batch: Batch) -> list[dict[str, Any]]:
         session_id_key, history_key = self.settings.legacy_keys

@@ -7,6 +7,7 @@ count: somebody edited them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -162,13 +163,14 @@ class QAStore(Commands):
     def _append(self, scope: Scope, batch: Batch, documents: list[dict[str, Any]]) -> Flow[None]:
         yield from self._ensure()
         query = {**self._filter(scope), "op": {"$in": [d["op"] for d in documents]}}
-        found = yield from known(self, query, ["op", "messages", "v"], batch)
+        deadline = time.monotonic() + self.patience
+        found = yield from known(self, query, ["op", "messages", "v"], batch, deadline)
         there = {d["op"]: d for d in found}
         for index, row in enumerate(batch.rows):
             if row.op in there:  # else it is new, or several documents
                 stored_or_conflict(batch, index, read_turn(there[row.op], self.settings.token_counter))
         if missing := [d for d in documents if d["op"] not in there]:
-            yield from insert_once(self, missing, batch)
+            yield from insert_once(self, missing, batch, deadline)
 
     def _documents(self, scope: Scope, row: Row, messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         starts = [*turn_starts(messages), len(messages)]

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 from pymongo.read_concern import ReadConcern
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import EMPTY, Enough, Head, Page, Scope, until_enough
+from langchain_memkit.backends._history.rows import EMPTY, MOST, Enough, Head, Page, Scope, until_enough
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Commands, Settings
 from langchain_memkit.backends.mongodb.documents import (
     MARKERS,
-    MOST,
     SHOWN,
     head_of,
     is_live,

@@ -24,7 +24,7 @@ def settled(
     """What matches, once a majority has what the primary has; None if that is not so in time."""
 
     def primary_only(collection: Any) -> Any:
-        return collection.with_options(read_concern=ReadConcern("local")).find(query, fields).to_list()
+        return collection.with_options(read_concern=ReadConcern("local")).find(query, ["_id"]).to_list()
 
     while True:
         timeout = min(max(deadline - time.monotonic(), 0.1), store.settings.timeout)
@@ -42,25 +42,25 @@ def known(
     query: dict[str, Any],
     fields: dict[str, Any] | list[str],
     batch: Batch,
-    deadline: float | None = None,
+    deadline: float,
 ) -> Flow[list[dict[str, Any]]]:
     """What is stored of a batch already, sent again until the deadline.
 
     Raises:
         HistoryWriteError: Something is, but no majority has confirmed it in time.
     """
-    deadline = deadline or time.monotonic() + store.patience
     while True:
         try:
             found = yield from settled(store, query, fields, deadline)
         except PyMongoError as error:
-            if not is_transient(error) or time.monotonic() > deadline:
+            pause = jitter(0.25)
+            if not is_transient(error) or time.monotonic() + pause > deadline:
                 raise
         else:
             if found is None:
                 raise unclear(store, "no majority has confirmed it", batch)
             return found
-        yield Pause(jitter(0.25))
+        yield Pause(pause)
 
 
 def unclear(store: Commands, reason: str, batch: Batch) -> HistoryWriteError:

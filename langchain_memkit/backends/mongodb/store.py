@@ -85,7 +85,7 @@ class MongoTurnStore(Reader):
             return (yield from flow)
         except (PyMongoError, HistoryWriteError) as error:
             cause = error if isinstance(error, PyMongoError) else error.__cause__
-            reason = text_of(cause) if isinstance(cause, PyMongoError) else str(error)
+            reason = text_of(cause) if isinstance(cause, PyMongoError) else "other writers were faster every time"
             msg = f"cannot write to {self.clients.hosts}: {reason}. Not all is deleted yet: call again to go on."
             raise HistoryWriteError(msg, maybe_stored=True) from cause
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -64,6 +65,8 @@ MIGRATIONS = [
     """,
 ]
 """Forward migrations; `PRAGMA user_version` counts those that were applied."""
+
+TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", "".join(MIGRATIONS)))
 
 
 class Database:

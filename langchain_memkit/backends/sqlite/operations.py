@@ -11,6 +11,7 @@ from uuid import uuid4
 from langchain_memkit.backends._history.rows import (
     EMPTY,
     MARKER_TTL,
+    MOST,
     Batch,
     Enough,
     Head,
@@ -25,7 +26,7 @@ from langchain_memkit.backends._history.rows import (
     until_enough,
 )
 from langchain_memkit.backends.sqlite.database import Database
-from langchain_memkit.backends.sqlite.rows import HERE, LIVE, MOST, SOUND, date_of, iso_date_of, lost_turns, own
+from langchain_memkit.backends.sqlite.rows import HERE, LIVE, SOUND, date_of, iso_date_of, lost_turns, own
 from langchain_memkit.base import Now, SessionInfo, TokenCounter, Turn
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, StaleTurnError
 from langchain_memkit.messages.codec import FORMAT_VERSION

@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from langchain_memkit.backends._history.rows import Scope
+from langchain_memkit.backends._history.rows import MOST, Scope
 from langchain_memkit.backends.sqlite.database import REPAIR
 from langchain_memkit.base import Turn
 
-MOST = 2**53  # no session has so many turns
 HERE = "user_id = :user AND session_id = :session"
 LIVE = "(expires_at IS NULL OR expires_at > :now)"
 SOUND = (  # of a row that says where the session stands; a damaged one is passed over

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from langchain_memkit._flow import Flow, drive
-from langchain_memkit.backends.sqlite.database import FAILURES, Database, explained
+from langchain_memkit.backends.sqlite.database import FAILURES, TABLES, Database, explained
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError, MessageTooLargeError
 
 logger = logging.getLogger("langchain_memkit")
 
-TABLES = {"turns", "message_ids", "key_values", "vectors", "vector_accesses", "vector_generations", "vector_meta"}
 WRITTEN_ANEW = 16 * 2**20  # bytes: how large a file may be to be written anew after a deletion, in some 0.1 s
 
 T = TypeVar("T")
@@ -87,7 +86,8 @@ class Transactions:
         except FAILURES as error:
             # the log may hold all of it, and yet the disk did not confirm it: then it is there after a restart
             unknown = committing and getattr(error, "sqlite_errorname", "") == "SQLITE_IOERR_FSYNC"
-            state = "It may be stored: retry with the same turn_id" if unknown else "Nothing was stored"
+            again = "retry with the same turn_id" if "turn_id" in context else "call again"
+            state = f"It may be stored: {again}" if unknown else "Nothing was stored"
             msg = f"cannot write {self._database.path}: {explained(error)}. {state}."
             raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
 
@@ -118,7 +118,7 @@ class Transactions:
         try:
             yield scrub
         except FAILURES as error:
-            msg = "deleted, but the text stays in %s or its -wal until the next clear or purge: %s"
+            msg = "deleted, but the text may stay in %s or its -wal until the next clear or purge: %s"
             logger.warning(msg, self._database.path, explained(error))
 
 

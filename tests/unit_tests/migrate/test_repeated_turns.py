@@ -25,5 +25,5 @@ def test_repeated_lines(tmp_path: Path) -> None:
     lines = f"{head}\n{first}\n{first}\n{second}\n{other}\n{third}\n{end}\n"
     report = import_history(new, io.StringIO(lines), progress=False)
     assert [m.text for m in new("s1").messages] == ["a", "b", "c"]
-    assert len(report.skipped) == 1
+    assert (report.turns, len(report.skipped)) == (4, 1), "the repeated line arrived twice, the other turn did not"
     assert "turn:b" in report.skipped[0]
