@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import quote
 
 __all__ = ["check_id", "check_text", "user_prefix"]
 
 MAX_ID_BYTES = 512
+WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@\s]*:[^/\s]*@")
 
 
 def check_id(value: object, name: str) -> str:
@@ -23,7 +25,8 @@ def check_id(value: object, name: str) -> str:
 
     Raises:
         TypeError: It is not a `str`.
-        ValueError: It is empty, too long, or holds NUL or a lone surrogate.
+        ValueError: It is empty, too long, holds NUL or a lone surrogate, or is a connection string with a password: ids
+            are shown, and the arguments are in the wrong order.
 
     Example:
         >>> check_id("s1", "session_id")
@@ -33,7 +36,11 @@ def check_id(value: object, name: str) -> str:
         ...
         TypeError: session_id must be a str, not dict. If yours are numbers or UUIDs, pass str(...).
     """
-    return check_text(value, name, MAX_ID_BYTES)
+    text = check_text(value, name, MAX_ID_BYTES)
+    if "://" in text and WITH_PASSWORD.match(text):
+        msg = f"{name} is a connection string with a password: are the arguments in the right order?"
+        raise ValueError(msg)
+    return text
 
 
 def check_text(value: object, name: str, most: int, least: int = 1) -> str:

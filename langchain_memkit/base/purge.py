@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from langchain_memkit.base.ids import check_id
+from langchain_memkit.errors import ConfigurationError
 
 __all__ = ["Purgeable", "apurge_user", "purge_user"]
 
@@ -36,6 +37,7 @@ def purge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
     Raises:
         TypeError: `user_id` is no string.
         ValueError: `user_id` is no valid id.
+        ConfigurationError: There are no parts, or one of them cannot forget a user; nothing was deleted.
         HistoryWriteError: A part failed; calling again continues.
 
     Example:
@@ -45,11 +47,23 @@ def purge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
         >>> purge_user("u1", histories)
         [{'sessions': 1, 'turns': 1}]
     """
-    check_id(user_id, "user_id")
+    _check(user_id, parts)
     return [part.purge(user_id) for part in parts]
 
 
 async def apurge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
     """Async twin of `purge_user`."""
-    check_id(user_id, "user_id")
+    _check(user_id, parts)
     return [await part.apurge(user_id) for part in parts]
+
+
+def _check(user_id: str, parts: Sequence[Any]) -> None:
+    """Before anything is deleted."""
+    check_id(user_id, "user_id")
+    if not parts:
+        msg = "purge_user takes the user and the factories, stores and memories in use; without them nothing is deleted"
+        raise ConfigurationError(msg)
+    for i, part in enumerate(parts):
+        if not isinstance(part, Purgeable):
+            msg = f"parts[{i}], a {type(part).__name__}, has no purge(user_id) to forget a user. Nothing was deleted."
+            raise ConfigurationError(msg)

@@ -64,7 +64,7 @@ def _looked_at(output: Output, place: Place, fix: bool) -> list[Check]:
         checks.append(Check(place.label, "fail", str(error)))
     except HistoryReadError as error:
         advice = "is the server running, are host, user and password right, does a firewall stand in between?"
-        advice = advice if place.is_mongodb else "is it a file of SQLite, and may this user read it?"
+        advice = advice if place.is_mongodb else ""  # a file's errors say themselves what to do
         checks.append(Check(place.label, "fail", output.brief(error), advice))
     except OSError as error:
         checks.append(Check(place.label, "fail", error.strerror or str(error), "may this user read it?"))
@@ -81,7 +81,7 @@ def _file(place: Place) -> Iterator[Check]:
         return
     facts = files.inspect_file(place.path)
     whole = "ok" if not facts.problems else "; ".join(facts.problems)
-    advice = "restore a backup, or save what can be read: memkit export FILE --from " + name if facts.problems else ""
+    advice = files.REPAIR if facts.problems else ""
     yield Check(f"{name}: integrity", "fail" if facts.problems else "ok", whole, advice)
     yield _version(name, facts)
     wal = facts.journal_mode == "wal"
@@ -106,6 +106,10 @@ def _file(place: Place) -> Iterator[Check]:
         if table in facts.tables:
             advice = f"to move them in: memkit migrate --from {name} --from-format {kept_as} --to ..."
             yield Check(f"{name}: {table}", "ok", f"conversations of {what}", advice)
+    others = sorted(table for table in facts.tables - files.TABLES if not table.startswith("sqlite_"))
+    if others:
+        advice = "it is not written anew after a clear, see docs/operations.md" if facts.version else ""
+        yield Check(f"{name}: tables of others", "ok", ", ".join(others), advice)
 
 
 def _version(name: str, facts: files.FileFacts) -> Check:

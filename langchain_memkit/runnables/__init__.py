@@ -15,6 +15,7 @@ from pydantic import BaseModel, RootModel, create_model
 
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.runnables.memories import OnLoadError
 from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
 from langchain_memkit.runnables.session import checked_function
@@ -80,6 +81,9 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         **kwargs: Any,
     ) -> None:
         checked_function(get_session_history)
+        if unknown := kwargs.keys() - RunnableBindingBase.model_fields.keys():
+            msg = f"no such argument: {', '.join(sorted(unknown))}"  # pydantic would drop it
+            raise ConfigurationError(msg)
         policy = self._policy_type.of(
             output_messages_key,
             preprocessor,

@@ -96,6 +96,9 @@ class Policy:
 
     def check(self) -> None:
         """Refuses misspelt policies now rather than at the first failure."""
+        if self.before_save is not None and not callable(self.before_save):
+            msg = f"before_save must be a function of messages, not {type(self.before_save).__name__}"  # type: ignore[unreachable]  # callers without types
+            raise ConfigurationError(msg)
         allowed: dict[str, tuple[str, ...]] = {
             "on_save_error": ("raise", "log"),
             "on_model_error": ("discard", "save_input"),

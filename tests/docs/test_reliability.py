@@ -29,8 +29,10 @@ def test_the_table_is_that_of_the_records(record: Any) -> None:
 
 def test_messages_are_text(record: Any) -> None:
     """What a test said breaks no table: bars, line breaks, tags; nor does it tell where it ran."""
-    row = {"passed": 0, "failed": 1, "seconds": 1, "figures": [], "failed_by_assertion": [["t", "a|b\n<b> `c`"]]}
-    assert record._peer_cell(row) == "1 of 1 fail<br>a/b &lt;b&gt; 'c'"
+    figure = {"name": "x", "measured": "a|b\n<b> `c`", "bound": "<= 0", "passed": False, "badness": 1}
+    row = {"passed": 0, "failed": 1, "seconds": 1, "figures": [figure]}
+    assert record._peer_cell(row) == "1 of 1 fail<br>a/b &lt;b&gt; 'c' (&lt;= 0)"
+    assert record._memkit_cell(row, None) == "0 of 1 hold, 1 s<br>1 counts of harm: worst a/b &lt;b&gt; 'c'"
     assert record.scrubbed(f"{record.ROOT}/x 127.0.0.1:27017 gate_0123456789ab") == ".../x 127.0.0.1 gate_0123456789ab"
 
 

@@ -47,6 +47,7 @@ CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
 )
 TRANSIENT_CODES = {6, 7, 50, 64, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
 DUPLICATE_KEY = 11000
+NOT_IN_NAMES = (frozenset('/\\. "$\x00'), frozenset("$\x00"))  # of databases, of collections
 TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
 
 
@@ -77,6 +78,12 @@ class Place:
     save_timeout: float
 
     def __post_init__(self) -> None:
+        given: tuple[Any, Any] = self.names
+        for name, argument, refused in zip(given, ("database_name", "collection_name"), NOT_IN_NAMES, strict=True):
+            if not isinstance(name, str) or not name or not refused.isdisjoint(name):
+                # not the value: a connection string in the wrong place has a password
+                msg = f"{argument} must be a str without any of {' '.join(sorted(map(repr, refused)))}"
+                raise ConfigurationError(msg)
         if not (self.timeout > 0 and self.save_timeout > 0):
             values = f"{self.timeout!r:.50} and {self.save_timeout!r:.50}"
             msg = f"timeout and save_timeout are in seconds, above 0; got {values}"

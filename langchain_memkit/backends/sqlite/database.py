@@ -234,7 +234,7 @@ def shared_database(path: str | os.PathLike[str], timeout: float) -> Database:
 FAILURES = (sqlite3.Error, UnicodeDecodeError)
 """What a file can raise; the second where SQLite's own text quotes a damaged name."""
 
-REPAIR = "restore a backup, or save what can be read: memkit doctor FILE, memkit export"
+REPAIR = "restore a backup, or save what can be read with SQLite's own tool: sqlite3 FILE .recover"
 HINTS = {
     sqlite3.SQLITE_BUSY: "another program is writing; `timeout=` sets how long to wait for it",
     sqlite3.SQLITE_CANTOPEN: "does its folder exist, and may it be written to?",

@@ -15,7 +15,7 @@ from langchain_memkit.errors import HistoryReadError, HistoryWriteError, Message
 
 logger = logging.getLogger("langchain_memkit")
 
-WRITTEN_ANEW = 16 * 2**20  # bytes: how large a file may be to be written anew after a deletion, in some 0.1 s
+WRITTEN_ANEW = 8 * 2**20  # bytes: how large a file may be to be written anew after a deletion, in some 0.05 s
 
 T = TypeVar("T")
 

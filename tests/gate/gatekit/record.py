@@ -49,6 +49,16 @@ TITLES = {
     "R21": "Memory poisoning: 100 hostile texts through every memory",
 }
 
+TELLING = {  # which figures of a row are shown one by one; all of them stand in the record
+    "R1": "longest turn",
+    "R2": "turns$",
+    "R10": "construct|lag",
+    "R11": "last 20$|add$|memory$",
+    "R16": "there and back",
+    "R18": "connections|memory|lag|turns|p50|p99",
+    "R19": "1000000/1000",
+}
+
 
 def surroundings(server: str) -> dict[str, Any]:
     """Where and with what the gate ran."""
@@ -89,22 +99,28 @@ def table(memkit: dict[str, Any], peer: dict[str, Any]) -> str:
     lines.append("|---|---|---|---|")
     for name, title in TITLES.items():
         theirs = "has no such thing" if name in OURS else _peer_cell(peer["rows"][name])
-        lines.append(f"| {name} | {title} | {theirs} | {_memkit_cell(memkit['rows'][name])} |")
+        lines.append(f"| {name} | {title} | {theirs} | {_memkit_cell(memkit['rows'][name], TELLING.get(name))} |")
     return "\n".join(lines)
 
 
-def _memkit_cell(row: dict[str, Any]) -> str:
+def _memkit_cell(row: dict[str, Any], telling: str | None) -> str:
+    """How many hold, how often harm was counted (never), and the figures that tell how well."""
     total = row["passed"] + row["failed"]
-    cell = [f"{row['passed']} of {total} hold, {row['seconds']:.0f} s"]
-    return _cell([*cell, *(f"{f['measured']} ({f['bound']})" for f in row["figures"])])
+    harm = [f for f in row["figures"] if f["bound"] == "<= 0"]
+    lines = [f"{row['passed']} of {total} hold, {row['seconds']:.0f} s"]
+    if harm:
+        worst = max(harm, key=lambda f: float(f["badness"]))
+        seen = "all 0" if not worst["badness"] else f"worst {worst['measured']}"
+        lines.append(f"{len(harm)} counts of harm: {seen}")
+    shown = [f for f in row["figures"] if f not in harm and telling and re.search(telling, f["name"])]
+    return _cell([*lines, *(f["measured"] for f in shown)])
 
 
 def _peer_cell(row: dict[str, Any]) -> str:
-    """How many fail, and what was measured beyond its bound, or the first reason."""
+    """How many fail, and what was measured beyond its bound."""
     total = row["passed"] + row["failed"]
     missed = [f"{f['measured']} ({f['bound']})" for f in row["figures"] if not f["passed"]]
-    why = missed[:4] or [reason for _, reason in row["failed_by_assertion"][:1]]
-    return _cell([f"{row['failed']} of {total} fail", *why])
+    return _cell([f"{row['failed']} of {total} fail", *missed[:4]])
 
 
 def _cell(lines: list[str]) -> str:

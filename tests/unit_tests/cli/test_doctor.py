@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit.cli import environment
 from langchain_memkit.errors import SpacyModelMissing
 
@@ -161,3 +162,14 @@ def test_spacy_that_is_broken(memkit: Memkit, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert "warn  spaCy pipeline: spaCy cannot be used: RuntimeError: numpy is another" in done.stdout, done.stderr
     assert "ok    Python" in done.stdout
+
+
+def test_tables_of_others(memkit: Memkit, tmp_path: Path) -> None:
+    """An app's own tables in the file are named, since such a file is not written anew after a clear."""
+    SQLiteChatMessageHistory(tmp_path / "chat.db", "s1").add_user_message("hi")
+    with closing(sqlite3.connect(tmp_path / "chat.db")) as connection, connection:
+        connection.execute("CREATE TABLE orders (id INTEGER)")
+    code, checks = looked_at(memkit, "chat.db")
+    assert code == 0
+    assert checks["chat.db: tables of others"]["found"] == "orders"
+    assert "not written anew" in checks["chat.db: tables of others"]["advice"]
