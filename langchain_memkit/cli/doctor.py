@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from langchain_memkit.backends.sqlite import inspection as files
+from langchain_memkit.backends.sqlite.database import REPAIR, TABLES
 from langchain_memkit.cli.environment import Check, check_environment
 from langchain_memkit.cli.places import Place, require_mongodb
 from langchain_memkit.cli.printing import Output
@@ -81,7 +82,7 @@ def _file(place: Place) -> Iterator[Check]:
         return
     facts = files.inspect_file(place.path)
     whole = "ok" if not facts.problems else "; ".join(facts.problems)
-    advice = files.REPAIR if facts.problems else ""
+    advice = REPAIR if facts.problems else ""
     yield Check(f"{name}: integrity", "fail" if facts.problems else "ok", whole, advice)
     yield _version(name, facts)
     wal = facts.journal_mode == "wal"
@@ -106,7 +107,7 @@ def _file(place: Place) -> Iterator[Check]:
         if table in facts.tables:
             advice = f"to move them in: memkit migrate --from {name} --from-format {kept_as} --to ..."
             yield Check(f"{name}: {table}", "ok", f"conversations of {what}", advice)
-    others = sorted(table for table in facts.tables - files.TABLES if not table.startswith("sqlite_"))
+    others = sorted(table for table in facts.tables - TABLES if not table.startswith("sqlite_"))
     if others:
         advice = "it is not written anew after a clear, see docs/operations.md" if facts.version else ""
         yield Check(f"{name}: tables of others", "ok", ", ".join(others), advice)

@@ -26,7 +26,7 @@ from langchain_memkit.backends._history.rows import (
     new_epoch,
     stored_or_conflict,
 )
-from langchain_memkit.backends.mongodb.commands import DUPLICATE_KEY, Call, Pause, is_transient, jitter, text_of
+from langchain_memkit.backends.mongodb.commands import DUPLICATE_KEY, Call, is_transient, next_try, text_of
 from langchain_memkit.backends.mongodb.documents import (
     MARKERS,
     Kind,
@@ -97,10 +97,10 @@ class Append:
                 cause: PyMongoError | None = error
             else:
                 cause = None
-            pause = jitter(0.25 if cause else 0.02)
-            if time.monotonic() + pause > self.deadline:
+            pause = next_try(self.deadline, 0.25 if cause else 0.02)
+            if pause is None:
                 raise self._failed(message) from cause
-            yield Pause(pause)
+            yield pause
 
     @property
     def _begun(self) -> bool:

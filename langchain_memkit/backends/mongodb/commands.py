@@ -47,6 +47,7 @@ CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
 )
 TRANSIENT_CODES = {6, 7, 50, 64, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
 DUPLICATE_KEY = 11000
+LEAST = 0.05  # seconds before a deadline in which no new try begins: the driver would carry it beyond
 NOT_IN_NAMES = (frozenset('/\\. "$\x00'), frozenset("$\x00"))  # of databases, of collections
 TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
 
@@ -67,6 +68,12 @@ class Pause(NamedTuple):
     """Wait before the next try."""
 
     seconds: float
+
+
+def next_try(deadline: float, longest: float = 0.25) -> Pause | None:
+    """The pause before the next try, no longer than half of what is left; None if too little is left for one."""
+    left = deadline - time.monotonic()
+    return Pause(min(jitter(longest), left / 2)) if left > LEAST else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,13 +199,13 @@ class Runner:
             try:
                 return (yield from attempt(max(deadline - time.monotonic(), 0.1)))
             except PyMongoError as error:
-                unselected, pause = isinstance(error, ServerSelectionTimeoutError), jitter(0.25)
-                if not is_transient(error) or time.monotonic() + pause > deadline:
+                unselected, pause = isinstance(error, ServerSelectionTimeoutError), next_try(deadline)
+                if not is_transient(error) or pause is None:
                     if unknown and unselected:  # this attempt did nothing, but one before it may have
                         raise ConnectionFailure(str(error)) from error
                     raise
                 unknown = unknown or not unselected
-            yield Pause(pause)
+            yield pause
 
     def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
         """The result of an aggregation; these look at a whole user, so they get the long time limit."""

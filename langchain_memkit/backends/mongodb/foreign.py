@@ -21,9 +21,8 @@ from langchain_memkit.backends.mongodb.commands import (
     DUPLICATE_KEY,
     Call,
     Commands,
-    Pause,
     is_transient,
-    jitter,
+    next_try,
     text_of,
 )
 from langchain_memkit.backends.mongodb.documents import is_soft_deleted
@@ -69,12 +68,12 @@ def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch, 
         except PyMongoError as error:
             again = is_transient(error) or _met_itself(error)
             begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError)) or _inserted(error) > 0
-            pause = jitter(0.25)
-            if not again or time.monotonic() + pause > deadline:
+            pause = next_try(deadline)
+            if not again or pause is None:
                 if begun:
                     raise unclear(store, text_of(error), batch) from error
                 raise
-        yield Pause(pause)
+        yield pause
 
 
 def _met_itself(error: PyMongoError) -> bool:

@@ -14,7 +14,7 @@ from pymongo.read_concern import ReadConcern
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Batch
-from langchain_memkit.backends.mongodb.commands import Call, Commands, Pause, is_transient, jitter
+from langchain_memkit.backends.mongodb.commands import Call, Commands, Pause, is_transient, jitter, next_try
 from langchain_memkit.errors import HistoryWriteError
 
 
@@ -53,14 +53,14 @@ def known(
         try:
             found = yield from settled(store, query, fields, deadline)
         except PyMongoError as error:
-            pause = jitter(0.25)
-            if not is_transient(error) or time.monotonic() + pause > deadline:
+            pause = next_try(deadline)
+            if not is_transient(error) or pause is None:
                 raise
         else:
             if found is None:
                 raise unclear(store, "no majority has confirmed it", batch)
             return found
-        yield Pause(pause)
+        yield pause
 
 
 def unclear(store: Commands, reason: str, batch: Batch) -> HistoryWriteError:

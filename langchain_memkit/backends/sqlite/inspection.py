@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, REPAIR, TABLES, explained
+from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, explained
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 
 __all__ = [
-    "REPAIR",
-    "TABLES",
     "Fault",
     "FileFacts",
     "build_missing",
