@@ -83,12 +83,19 @@ def record_of(document: Any) -> Record:
         source=_text(known, "source"),
         date=_date(next((known[key] for key in ("date", "created_at", "timestamp") if key in known), None)),
         id=document.id,
+        score=_score(known),
     )
 
 
 def _text(metadata: Mapping[str, Any], key: str) -> str:
     value = metadata.get(key)
     return "" if value is None else str(value)
+
+
+def _score(metadata: Mapping[str, Any]) -> float | None:
+    """What retrievers say of how well a document answers, under the names that are in use."""
+    found = (metadata.get(key) for key in ("relevance_score", "score"))
+    return next((float(value) for value in found if isinstance(value, (int, float))), None)
 
 
 def _date(value: Any) -> datetime | None:

@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command
 
 from langchain_memkit.base import HistoryView, Memory, TurnContext
-from langchain_memkit.messages.notes import compose_notes
+from langchain_memkit.messages.unsaid import compose_notes
 from langchain_memkit.middleware.partial import Partial, gathering
 from langchain_memkit.middleware.state import Mark, index_of, is_foreign_summary, is_said, moment
 from langchain_memkit.runnables.saving import OpenTurn

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.notes import compose_notes
 from langchain_memkit.messages.text import one_line
+from langchain_memkit.messages.unsaid import compose_notes
 from langchain_memkit.middleware.run import Run
 from langchain_memkit.runnables.memories import Memories
 

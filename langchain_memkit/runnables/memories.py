@@ -18,6 +18,7 @@ from langchain_memkit.base import HistoryView, Memory, Query
 from langchain_memkit.errors import ConfigurationError, MemoryReadError
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.memories.telling import LOAD_ERROR, name_of
+from langchain_memkit.messages.notes import named
 from langchain_memkit.messages.turns import group_starts
 from langchain_memkit.runnables.session import session_history
 
@@ -108,7 +109,7 @@ class Memories:
             if isinstance(result, Exception):
                 yield from self._failed(memory, result, config)
             else:
-                loaded += result
+                loaded += named(result, name_of(memory))
         return loaded
 
     def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> Flow[None]:

@@ -20,7 +20,8 @@ from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_ste
 from langchain_memkit._histories import stored_ids
 from langchain_memkit.base import CONTEXT, GetSessionHistory, TurnContext, check_id
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
-from langchain_memkit.messages.notes import compose_notes, is_note
+from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.unsaid import compose_notes
 from langchain_memkit.preprocessors.loading import load
 from langchain_memkit.runnables.memories import with_note
 from langchain_memkit.runnables.saving import OpenTurn, Policy

@@ -431,7 +431,7 @@ def test_it_reads_well_in_a_terminal() -> None:
     ]
     seen = explain_turn(preprocessor, given)
     assert str(seen) == (
-        "132 of 200 tokens (approximate); 4 messages summarized, 0 dropped\n"
+        "132 of 200 tokens (approximate); 4 messages kept, 4 summarized, 0 dropped\n"
         "  system █                                              7\n"
         " summary ██████                                        32\n"
         " history ███████████████████                           93\n"
@@ -449,14 +449,14 @@ def test_it_reads_well_in_a_terminal() -> None:
 def test_messages_as_the_unit() -> None:
     """With `token_counter=len` figures are messages, and are called so."""
     seen = explain_turn(create_trim_preprocessor(2, token_counter=len), talk(2))
-    assert str(seen).startswith("2 of 2 messages; 0 messages summarized, 2 dropped\n")
-    assert "<b>2 of 2 messages</b>; 0 messages summarized, 2 dropped" in seen._repr_html_()
+    assert str(seen).startswith("2 of 2 messages; 2 messages kept, 0 summarized, 2 dropped\n")
+    assert "<b>2 of 2 messages</b>; 2 messages kept, 0 summarized, 2 dropped" in seen._repr_html_()
 
 
 def test_nothing_at_all() -> None:
     """No messages: zeros, and a line."""
     seen = explain_turn(create_trim_preprocessor(10), [])
-    assert str(seen) == "0 of 10 tokens (approximate); 0 messages summarized, 0 dropped"
+    assert str(seen) == "0 of 10 tokens (approximate); 0 messages kept, 0 summarized, 0 dropped"
     assert sum(seen.tokens.values()) == 0
     assert "<table>" in seen._repr_html_()
 
@@ -478,8 +478,8 @@ def test_to_dict_is_json(histories: Any) -> None:
     assert data["messages"][0]["tokens"] == seen.messages[0].tokens > 85
     assert data["counter"] == "approximate"
     assert data.keys() == {
-        "messages", "tokens", "max_tokens", "dropped", "summarized", "dropped_ids", "summarized_ids", "notes",
-        "counter",
+        "messages", "tokens", "max_tokens", "dropped", "summarized", "dropped_ids", "summarized_ids", "recalled",
+        "notes", "counter",
     }  # fmt: skip
 
 

@@ -68,7 +68,7 @@ DRIVERS = {
     "langchain_core.chat_history": ("_compat.py",),
     "langchain_core.runnables.history": ("_compat.py",),
     "langchain_core.load": (),
-    "rich": ("_progress.py", "cli/"),
+    "rich": ("_progress.py", "cli/", "explain/terminal.py"),
     "typer": ("cli/",),
     "pickle": (),
     "langchain": ("middleware/",),

@@ -12,8 +12,9 @@ from langchain_memkit.base import TokenCounter, TokenCounterLike
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import count_tokens, resolve_counter
 from langchain_memkit.messages.cuts import lead_length, whole_tool_groups
-from langchain_memkit.messages.notes import Record, Template, framed, note_message, unsaid, with_records
+from langchain_memkit.messages.notes import Record, Template, framed, note_message, with_records
 from langchain_memkit.messages.turns import group_starts, turn_starts
+from langchain_memkit.messages.unsaid import unsaid
 from langchain_memkit.preprocessors.budget import checked_size
 
 __all__ = ["Composer", "Found", "Place"]

@@ -15,9 +15,9 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.composed.composing import Composer, Found, Place
 from langchain_memkit.memories.composed.factory import ComposedMemoryFactory
 from langchain_memkit.memories.composed.sources import OnLoadError, Source, checked_policy, load_all, source_of
-from langchain_memkit.memories.telling import on_all, save_all, take_back
+from langchain_memkit.memories.telling import name_of, on_all, save_all, take_back
 from langchain_memkit.messages.counting import approximate_tokens
-from langchain_memkit.messages.notes import Template, apart, framed, records_of
+from langchain_memkit.messages.notes import Template, apart, framed, named, records_of
 
 __all__ = ["ComposedMemory"]
 
@@ -204,7 +204,8 @@ class ComposedMemory(Memory):
         results = yield from load_all(self._sources, asked, self._on_load_error)
         found = [Found(recalled)]
         for source, messages in zip(self._sources, results, strict=True):
-            found.append(Found([record for message in messages for record in records_of(message)], source.max_tokens))
+            told = named(messages, name_of(source.memory))
+            found.append(Found([record for message in told for record in records_of(message)], source.max_tokens))
         compose = partial(composer.compose, dialogue, found)
         if composer.counter is approximate_tokens and composer.template is framed:
             return compose()

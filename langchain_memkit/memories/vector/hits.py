@@ -154,7 +154,7 @@ def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
     )
 
 
-def record_of(ranked: Ranked, document: Document, rank: int) -> Record:
+def record_of(ranked: Ranked, rerank: float | None, document: Document, rank: int) -> Record:
     """A record as it stands in a note; `rank`: how many are more relevant."""
     entry, lines = ranked.entry, _shown(ranked, document)
     return Record(
@@ -163,6 +163,7 @@ def record_of(ranked: Ranked, document: Document, rank: int) -> Record:
         date=entry.at,
         parts=tuple((line.message, line.text) for line in lines),
         rank=rank,
+        score=ranked.score if rerank is None else rerank,
     )
 
 

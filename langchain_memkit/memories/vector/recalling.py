@@ -57,8 +57,8 @@ def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = Fal
     misses = 0
     ranked = yield from _ranked(core, user_id, text, keep)
     for i in range(0, len(ranked), BATCH):
-        for found, _, document in (yield from _fetched(core, user_id, ranked[i : i + BATCH], seen)):
-            record = record_of(found, document, len(chosen))
+        for found, rerank, document in (yield from _fetched(core, user_id, ranked[i : i + BATCH], seen)):
+            record = record_of(found, rerank, document, len(chosen))
             cost = _tokens(core, HumanMessage(lines_of(record)))
             if cost > room:
                 misses += 1

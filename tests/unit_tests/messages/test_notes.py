@@ -13,15 +13,14 @@ from langchain_memkit.messages.codec import decode_message, encode_messages
 from langchain_memkit.messages.notes import (
     Record,
     apart,
-    compose_notes,
     is_note,
     note_message,
     plain_lines,
     records_of,
-    unsaid,
     with_records,
 )
 from langchain_memkit.messages.text import escaped, one_line, quoted
+from langchain_memkit.messages.unsaid import compose_notes, unsaid
 from langchain_memkit.testing.memories import HOSTILE_TEXTS, assert_framed
 
 AT = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
@@ -200,7 +199,7 @@ def test_a_long_history_is_not_read_for_nothing() -> None:
     from unittest.mock import patch
 
     shown = [HumanMessage(f"remark {i}", id=f"m{i}") for i in range(100)]
-    with patch("langchain_memkit.messages.notes.said", wraps=lambda m: str(m.content)) as looked_at:
+    with patch("langchain_memkit.messages.unsaid.said", wraps=lambda m: str(m.content)) as looked_at:
         assert compose_notes([], shown) is None
         assert looked_at.call_count == 0
         assert compose_notes([note_message([Record("remark 7", id="m7")])], shown) is None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -16,133 +14,17 @@ from langchain_core.runnables.config import ensure_config, merge_configs
 
 from langchain_memkit.base import TokenCounter
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.explain.view import PARTS, RecalledRecord, ShownMessage, TurnExplanation
 from langchain_memkit.memories.telling import LOAD_ERROR
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens, counter_name
-from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.notes import apart, is_note
 from langchain_memkit.messages.text import said
 from langchain_memkit.preprocessors.report import EVENT, part_of
 from langchain_memkit.runnables import RunnableWithMessageHistory
 from langchain_memkit.runnables.saving import OpenTurn
 from langchain_memkit.runnables.turn import HistoryTurn
 
-__all__ = ["ShownMessage", "TurnExplanation", "aexplain_turn", "explain_turn"]
-
-PARTS = ("system", "summary", "history", "notes", "input")  # and "reserved", which no message is
-BAR = 40  # characters
-EXCERPT = 100  # characters
-COLOURS = {
-    "system": "#8d99ae",
-    "summary": "#e9c46a",
-    "history": "#2a9d8f",
-    "notes": "#8ab17d",
-    "input": "#e76f51",
-    "reserved": "#cccccc",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ShownMessage:
-    """One message that the model is given.
-
-    Attributes:
-        part: `"system"`, `"summary"`, `"history"`, `"notes"` (what memories recalled) or `"input"`.
-        role: `"human"`, `"ai"`, `"tool"`, `"system"`.
-        text: What it says; tool calls, and images and files by name, in brackets.
-        tokens: How large it is, as `TurnExplanation.counter` counts.
-        id: Its id, if it has one.
-    """
-
-    part: str
-    role: str
-    text: str
-    tokens: int
-    id: str | None
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TurnExplanation:
-    """What a turn would give the model. Prints as text, shows as a table in notebooks, and is data: `to_dict()`.
-
-    Attributes:
-        messages: In the order in which the model gets them.
-        tokens: In sum, by part; with `"reserved"` if something is, for the answer and the schemas of tools.
-        max_tokens: The budget, answer and tools included; None if no preprocessor of ours takes part.
-        dropped: How many of the messages that were read are neither shown nor in a summary.
-        summarized: How many messages the summary stands for.
-        dropped_ids: Ids of what was dropped; None for a message without one.
-        summarized_ids: Ids of what was read in this turn and is summarized; of earlier turns only the count is known.
-        notes: What did not go as wished.
-        counter: What counted: `"approximate"`, the name of an encoding, `"len"` for messages.
-    """
-
-    messages: list[ShownMessage]
-    tokens: dict[str, int]
-    max_tokens: int | None = None
-    dropped: int = 0
-    summarized: int = 0
-    dropped_ids: list[str | None] = field(default_factory=list)
-    summarized_ids: list[str | None] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    counter: str = "approximate"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        """A bar for each part, then a line for each message."""
-        whole = max(sum(self.tokens.values()), self.max_tokens or 0, 1)
-        lines = [f"{self._size()}; {self._left_out()}"]
-        lines += [f"{p:>8} {'█' * round(BAR * n / whole):<{BAR}} {n:>7,}" for p, n in self.tokens.items() if n]
-        lines += [f"{m.part:>8} {m.role:>6} {m.tokens:>6,}  {_line(_unframed(m))}" for m in self.messages]
-        return "\n".join([*lines, *(f"    note {_line(note)}" for note in self.notes)])
-
-    def __repr__(self) -> str:
-        """The same: what a prompt shows."""
-        return str(self)
-
-    def _size(self) -> str:
-        of = f" of {self.max_tokens:,}" if self.max_tokens else ""
-        unit = "messages" if self.counter == "len" else f"tokens ({self.counter})"
-        return f"{sum(self.tokens.values()):,}{of} {unit}"
-
-    def _left_out(self) -> str:
-        return f"{self.summarized:,} messages summarized, {self.dropped:,} dropped"
-
-    def _repr_html_(self) -> str:
-        """The same for notebooks; what was said is shown as text, whatever it holds."""
-        whole = max(sum(self.tokens.values()), self.max_tokens or 0, 1)
-        bar = "".join(
-            f'<div title="{p}: {n:,}" style="width:{100 * n / whole:.2f}%;background:{COLOURS[p]}"></div>'
-            for p, n in self.tokens.items()
-        )
-        legend = " ".join(
-            f'<span style="color:{COLOURS[p]}">&#9632;</span> {p} {n:,}' for p, n in self.tokens.items() if n
-        )
-        rows = "".join(
-            f"<tr><td>{m.part}</td><td>{html.escape(m.role)}</td><td>{m.tokens:,}</td>"
-            f'<td style="text-align:left;white-space:pre-wrap">{html.escape(m.text)}</td></tr>'
-            for m in self.messages
-        )
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        return (
-            f"<div><b>{html.escape(self._size())}</b>; {self._left_out()}"
-            f'<div style="display:flex;height:1em;background:#eee">{bar}</div>{legend}{notes}'
-            f"<table><tr><th>part</th><th>role</th><th>tokens</th><th>text</th></tr>{rows}</table></div>"
-        )
-
-
-def _unframed(message: ShownMessage) -> str:
-    """A summary or records without the words around them, which would take up the line."""
-    tag = {"summary": "summary", "notes": "records"}.get(message.part)
-    inner = message.text.partition(f"<{tag}>\n")[2] if tag else ""
-    return inner.removesuffix(f"\n</{tag}>") or message.text
-
-
-def _line(text: str) -> str:
-    """The beginning of a text as one line without control characters, which a terminal would obey."""
-    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text[: 10 * EXCERPT].split()))
-    return line if len(line) <= EXCERPT else line[: EXCERPT - 3] + "..."
+__all__ = ["RecalledRecord", "ShownMessage", "TurnExplanation", "aexplain_turn", "explain_turn"]
 
 
 def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfig | None = None) -> TurnExplanation:
@@ -158,7 +40,7 @@ def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfi
         config: As for `invoke`, with the ids.
 
     Returns:
-        Messages, tokens by part, and what was summarized and dropped.
+        Messages, tokens by part, and what was kept, summarized, dropped and recalled.
 
     Raises:
         ConfigurationError: The runnable is neither; nothing was called.
@@ -278,6 +160,7 @@ def _explained(shown: Sequence[BaseMessage], asked: int, preprocessor: Any, list
         max((event["summarized"] for event in heard), default=0),
         [message_id for event in heard for message_id in event["dropped_ids"]],
         [message_id for event in heard for message_id in event["summarized_ids"]],
+        [RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text) for r in apart(shown)[1]],
         notes,
         counter_name(counter),
     )

@@ -1,0 +1,192 @@
+"""What a turn gives the model, for people: as text, in a notebook, in a terminal with rich; and as plain data."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+__all__ = ["PARTS", "RecalledRecord", "ShownMessage", "TurnExplanation", "excerpt", "known_of", "score_of", "unframed"]
+
+PARTS = ("system", "summary", "history", "notes", "input")  # and "reserved", which no message is
+BAR = 40  # characters
+EXCERPT = 100  # characters
+COLOURS = {
+    "system": "#8d99ae",
+    "summary": "#e9c46a",
+    "history": "#2a9d8f",
+    "notes": "#8ab17d",
+    "input": "#e76f51",
+    "reserved": "#cccccc",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ShownMessage:
+    """One message that the model is given.
+
+    Attributes:
+        part: `"system"`, `"summary"`, `"history"`, `"notes"` (what memories recalled) or `"input"`.
+        role: `"human"`, `"ai"`, `"tool"`, `"system"`.
+        text: What it says; tool calls, and images and files by name, in brackets.
+        tokens: How large it is, as `TurnExplanation.counter` counts.
+        id: Its id, if it has one.
+    """
+
+    part: str
+    role: str
+    text: str
+    tokens: int
+    id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecalledRecord:
+    """One record that memories recalled and the model is given.
+
+    Attributes:
+        memory: The kind of memory.
+        score: How well it answers, if the memory says so; to be compared within one memory only.
+        about: What it is about: an entity's name, a title; or who said it.
+        source: Where it comes from: a session, a file, a title; empty if nobody says.
+        date: When it was said or written; None if nobody says.
+        text: What it says, word for word.
+    """
+
+    memory: str
+    score: float | None
+    about: str
+    source: str
+    date: datetime | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TurnExplanation:
+    """What a turn would give the model: as text, as a table in notebooks, in colours with rich, as data: `to_dict()`.
+
+    Attributes:
+        messages: In the order in which the model gets them.
+        tokens: In sum, by part; with `"reserved"` if something is, for the answer and the schemas of tools.
+        max_tokens: The budget, answer and tools included; None if no preprocessor of ours takes part.
+        dropped: How many of the messages that were read are neither shown nor in a summary.
+        summarized: How many messages the summary stands for.
+        dropped_ids: Ids of what was dropped; None for a message without one.
+        summarized_ids: Ids of what was read in this turn and is summarized; of earlier turns only the count is known.
+        recalled: What memories recalled, in the order in which the model gets it.
+        notes: What did not go as wished.
+        counter: What counted: `"approximate"`, the name of an encoding, `"len"` for messages.
+    """
+
+    messages: list[ShownMessage]
+    tokens: dict[str, int]
+    max_tokens: int | None = None
+    dropped: int = 0
+    summarized: int = 0
+    dropped_ids: list[str | None] = field(default_factory=list)
+    summarized_ids: list[str | None] = field(default_factory=list)
+    recalled: list[RecalledRecord] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    counter: str = "approximate"
+
+    @property
+    def kept(self) -> int:
+        """How many messages of the history are shown as they are."""
+        return sum(message.part == "history" for message in self.messages)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as JSON takes it: dates in ISO 8601."""
+        recalled = [{**asdict(r), "date": r.date and r.date.isoformat()} for r in self.recalled]
+        return {**asdict(self), "recalled": recalled}
+
+    def __str__(self) -> str:
+        """A bar for each part, a line for each message, and one for each record that was recalled."""
+        whole = max(sum(self.tokens.values()), self.max_tokens or 0, 1)
+        lines = [f"{self.size}; {self.left_out}"]
+        lines += [f"{p:>8} {'█' * round(BAR * n / whole):<{BAR}} {n:>7,}" for p, n in self.tokens.items() if n]
+        lines += [f"{m.part:>8} {m.role:>6} {m.tokens:>6,}  {excerpt(unframed(m))}" for m in self.messages]
+        lines += [f"recalled {score_of(r):>6} {_origin(r)}: {excerpt(r.text)}" for r in self.recalled]
+        return "\n".join([*lines, *(f"    note {excerpt(note)}" for note in self.notes)])
+
+    def __repr__(self) -> str:
+        """The same: what a prompt shows."""
+        return str(self)
+
+    @property
+    def size(self) -> str:
+        """Tokens in all, of the budget, in words."""
+        of = f" of {self.max_tokens:,}" if self.max_tokens else ""
+        unit = "messages" if self.counter == "len" else f"tokens ({self.counter})"
+        return f"{sum(self.tokens.values()):,}{of} {unit}"
+
+    @property
+    def left_out(self) -> str:
+        """How many messages were kept, summarized and dropped, and how many records recalled, in words."""
+        recalled = f", {len(self.recalled):,} records recalled" if self.recalled else ""
+        return f"{self.kept:,} messages kept, {self.summarized:,} summarized, {self.dropped:,} dropped{recalled}"
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks; what was said is shown as text, whatever it holds."""
+        whole = max(sum(self.tokens.values()), self.max_tokens or 0, 1)
+        bar = "".join(
+            f'<div title="{p}: {n:,}" style="width:{100 * n / whole:.2f}%;background:{COLOURS[p]}"></div>'
+            for p, n in self.tokens.items()
+        )
+        legend = " ".join(
+            f'<span style="color:{COLOURS[p]}">&#9632;</span> {p} {n:,}' for p, n in self.tokens.items() if n
+        )
+        rows = "".join(
+            f"<tr><td>{m.part}</td><td>{html.escape(m.role)}</td><td>{m.tokens:,}</td>"
+            f'<td style="text-align:left;white-space:pre-wrap">{html.escape(m.text)}</td></tr>'
+            for m in self.messages
+        )
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        recalled = "".join(
+            f"<tr><td>{html.escape(r.memory)}</td><td>{score_of(r)}</td><td>{html.escape(known_of(r))}</td>"
+            f'<td style="text-align:left;white-space:pre-wrap">{html.escape(r.text)}</td></tr>'
+            for r in self.recalled
+        )
+        if recalled:
+            head = "<tr><th>recalled by</th><th>score</th><th>of</th><th>text</th></tr>"
+            recalled = f"<table>{head}{recalled}</table>"
+        return (
+            f"<div><b>{html.escape(self.size)}</b>; {self.left_out}"
+            f'<div style="display:flex;height:1em;background:#eee">{bar}</div>{legend}{notes}'
+            f"<table><tr><th>part</th><th>role</th><th>tokens</th><th>text</th></tr>{rows}</table>{recalled}</div>"
+        )
+
+    def __rich__(self) -> Any:
+        """The same for a terminal, in colours: what `rich.print` shows."""
+        from langchain_memkit.explain.terminal import drawn
+
+        return drawn(self)
+
+
+def score_of(record: RecalledRecord) -> str:
+    """Its score in two digits, if it has one."""
+    return "" if record.score is None else f"{record.score:.2f}"
+
+
+def known_of(record: RecalledRecord) -> str:
+    """What it is about, when and from where, as far as anybody knows."""
+    day = record.date.date().isoformat() if record.date else ""
+    return ", ".join(part for part in (record.about, day, record.source) if part)
+
+
+def _origin(record: RecalledRecord) -> str:
+    known = excerpt(known_of(record))
+    return f"{excerpt(record.memory)} ({known})" if known else excerpt(record.memory)
+
+
+def unframed(message: ShownMessage) -> str:
+    """A summary or records without the words around them, which would take up the line."""
+    tag = {"summary": "summary", "notes": "records"}.get(message.part)
+    inner = message.text.partition(f"<{tag}>\n")[2] if tag else ""
+    return inner.removesuffix(f"\n</{tag}>") or message.text
+
+
+def excerpt(text: str) -> str:
+    """The beginning of a text as one line without control characters, which a terminal would obey."""
+    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text[: 10 * EXCERPT].split()))
+    return line if len(line) <= EXCERPT else line[: EXCERPT - 3] + "..."
