@@ -3,8 +3,9 @@
 
 VENV    ?= .venv
 PYTHON  ?=
-# Test processes that run at a time (0: all in one, for a debugger), and further arguments of pytest or of the demo.
-WORKERS ?= 2
+# Test processes that run at a time (0: all in one, for a debugger; three on two cores, since many tests wait for servers),
+# and further arguments of pytest or of the demo.
+WORKERS ?= 3
 ARGS    ?=
 # Twice quiet is errors only; make QUIET= shows all that pip says.
 QUIET   ?= --quiet --quiet
