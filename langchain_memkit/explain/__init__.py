@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseLanguageModel
@@ -20,9 +20,9 @@ from langchain_memkit.messages.counting import approximate_tokens, count_tokens,
 from langchain_memkit.messages.notes import apart, is_note
 from langchain_memkit.messages.text import said
 from langchain_memkit.preprocessors.report import EVENT, part_of
+from langchain_memkit.retrievers.condense import EVENT as CONDENSED
 from langchain_memkit.runnables import RunnableWithMessageHistory
 from langchain_memkit.runnables.saving import OpenTurn
-from langchain_memkit.runnables.turn import HistoryTurn
 
 __all__ = ["RecalledRecord", "ShownMessage", "TurnExplanation", "aexplain_turn", "explain_turn"]
 
@@ -30,13 +30,15 @@ __all__ = ["RecalledRecord", "ShownMessage", "TurnExplanation", "aexplain_turn",
 def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfig | None = None) -> TurnExplanation:
     """Shows what the model would be given for an input, without calling it and without storing the turn.
 
-    Loads and composes as the turn itself would, so a summary that is due is written. What prompts inside the wrapped
-    runnable add is not seen.
+    Loads and composes as the turn itself would, so a summary that is due is written, and a RAG chain searches and has a
+    follow-up question rewritten. What prompts inside the wrapped runnable add is not seen, nor an agent's system
+    prompt, nor what a checkpointer holds of its thread.
 
     Args:
-        runnable: What `create_runnable_with_message_history` returned (with a parser behind it, if you like), or a
-            preprocessor, or several in a row.
-        input: What the runnable would be invoked with; for a preprocessor, a list of messages.
+        runnable: What `create_runnable_with_message_history` or `create_conversational_rag_chain` returned (with a
+            parser behind it, if you like); of an agent, its `MessageHistoryMiddleware`; or a preprocessor, or several
+            in a row.
+        input: What the runnable (or agent) would be invoked with; for a preprocessor, a list of messages.
         config: As for `invoke`, with the ids.
 
     Returns:
@@ -77,17 +79,29 @@ class _Listener(BaseCallbackHandler):
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
         self.failed: list[str] = []
+        self.searched_for: str | None = None
 
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         if name == EVENT:
             self.heard.append(data)
+        elif name == CONDENSED and data["rewritten"]:
+            self.searched_for = data["question"]
         elif name == LOAD_ERROR:
             self.failed.append(f"{data['memory']} could not be loaded: {data['error']}: {data['message']}")
 
 
-def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[HistoryTurn | None, RunnableConfig, _Listener]:
+class _Turn(Protocol):
+    """What opens a turn without running it: that of a chain, of a RAG chain, of an agent's middleware."""
+
+    preprocessor: Any
+
+    def open(self, value: Any, config: RunnableConfig | None = None, /) -> OpenTurn: ...
+    async def aopen(self, value: Any, config: RunnableConfig | None = None, /) -> OpenTurn: ...
+
+
+def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[_Turn | None, RunnableConfig, _Listener]:
     listener, found, alone = _Listener(), runnable, False
-    while not isinstance(found, HistoryTurn):
+    while not hasattr(found, "aopen"):
         if isinstance(found, RunnableBindingBase):
             config = merge_configs(found.config, config)
             alone = isinstance(found, RunnableWithMessageHistory)
@@ -100,12 +114,13 @@ def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[HistoryTurn 
     config = merge_configs({"callbacks": [listener]}, ensure_config(config))
     if alone:  # an enclosing chain's history is not ours
         config["configurable"] = {k: v for k, v in config["configurable"].items() if k != "message_history"}
-    if isinstance(found, HistoryTurn):
+    if hasattr(found, "aopen"):
         return found, config, listener
     if not _is_ours(found) or any(isinstance(_bare(step), BaseLanguageModel) for step in _steps(found)):
         msg = (
-            "explain_turn takes what create_runnable_with_message_history returned, or a preprocessor (several in a "
-            f"row, without a model), not this {type(runnable).__name__}"
+            "explain_turn takes what create_runnable_with_message_history returned, an agent's "
+            "MessageHistoryMiddleware, or a preprocessor (several in a row, without a model), "
+            f"not this {type(runnable).__name__}"
         )
         raise ConfigurationError(msg)
     return None, config, listener
@@ -152,6 +167,9 @@ def _explained(shown: Sequence[BaseMessage], asked: int, preprocessor: Any, list
     if max_tokens is not None and counter_name(counter) == "len":  # such a budget is one of past messages
         max_tokens += tokens["input"]
     reserved = max((event["reserved"] for event in heard), default=0)
+    total = sum(tokens.values()) + reserved
+    if max_tokens is not None and total > max_tokens:
+        notes.append(f"{total - max_tokens:,} more than the budget: what has to be shown does not fit")
     return TurnExplanation(
         messages,
         {**tokens, **({"reserved": reserved} if reserved else {})},
@@ -163,4 +181,5 @@ def _explained(shown: Sequence[BaseMessage], asked: int, preprocessor: Any, list
         [RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text) for r in apart(shown)[1]],
         notes,
         counter_name(counter),
+        listener.searched_for,
     )

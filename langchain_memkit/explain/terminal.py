@@ -28,5 +28,7 @@ def drawn(seen: TurnExplanation) -> Any:
     for r in seen.recalled:
         recalled.add_row(Text(excerpt(r.memory)), score_of(r), Text(excerpt(known_of(r))), Text(excerpt(r.text)))
     notes = [Text(f"note {excerpt(note)}", style="italic") for note in seen.notes]
+    if seen.searched_for is not None:
+        notes.insert(0, Text(f"searched for: {excerpt(seen.searched_for)}"))
     title = Text(f"{seen.size}; {seen.left_out}", style="bold")
     return Group(title, bar, legend, shown, *([recalled] if seen.recalled else []), *notes)

@@ -77,6 +77,7 @@ class TurnExplanation:
         recalled: What memories recalled, in the order in which the model gets it.
         notes: What did not go as wished.
         counter: What counted: `"approximate"`, the name of an encoding, `"len"` for messages.
+        searched_for: What a retriever was asked in place of a follow-up question; None if the question went as it is.
     """
 
     messages: list[ShownMessage]
@@ -89,6 +90,7 @@ class TurnExplanation:
     recalled: list[RecalledRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     counter: str = "approximate"
+    searched_for: str | None = None
 
     @property
     def kept(self) -> int:
@@ -106,6 +108,8 @@ class TurnExplanation:
         lines = [f"{self.size}; {self.left_out}"]
         lines += [f"{p:>8} {'█' * round(BAR * n / whole):<{BAR}} {n:>7,}" for p, n in self.tokens.items() if n]
         lines += [f"{m.part:>8} {m.role:>6} {m.tokens:>6,}  {excerpt(unframed(m))}" for m in self.messages]
+        if self.searched_for is not None:
+            lines.append(f"searched for: {excerpt(self.searched_for)}")
         lines += [f"recalled {score_of(r):>6} {_origin(r)}: {excerpt(r.text)}" for r in self.recalled]
         return "\n".join([*lines, *(f"    note {excerpt(note)}" for note in self.notes)])
 
@@ -147,6 +151,8 @@ class TurnExplanation:
             f'<td style="text-align:left;white-space:pre-wrap">{html.escape(r.text)}</td></tr>'
             for r in self.recalled
         )
+        if self.searched_for is not None:
+            notes += f"<p>searched for: {html.escape(self.searched_for)}</p>"
         if recalled:
             head = "<tr><th>recalled by</th><th>score</th><th>of</th><th>text</th></tr>"
             recalled = f"<table>{head}{recalled}</table>"

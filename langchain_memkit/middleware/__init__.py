@@ -25,6 +25,7 @@ from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step, shielded
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.telling import OnLoadError
 from langchain_memkit.middleware.claims import Claims
 from langchain_memkit.middleware.ending import failed, finish, stopped, watch
 from langchain_memkit.middleware.opening import Door, configured, place_of_run
@@ -32,9 +33,9 @@ from langchain_memkit.middleware.run import Run, messages_of
 from langchain_memkit.middleware.runs import TWICE, Handle, Runs
 from langchain_memkit.middleware.state import HistoryState, divide
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
+from langchain_memkit.middleware.trial import trial
 from langchain_memkit.middleware.view import shown
-from langchain_memkit.runnables.memories import OnLoadError
-from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
+from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, OpenTurn, Policy
 from langchain_memkit.runnables.session import checked_function
 
 __all__ = ["MessageHistoryMiddleware"]
@@ -121,6 +122,19 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._runs = Runs()
         self._needs_user = tools
         self.tools: Sequence[BaseTool] = memory_tools(policy.memories, self._run_of) if tools else []
+
+    @property
+    def preprocessor(self) -> Any:
+        """What is applied to the past; None for nothing."""
+        return self._policy.preprocessor
+
+    def open(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
+        """A run as far as its first call of the model, for `explain_turn`: nothing is called, nothing is stored."""
+        return trial(self._door).invoke(value, config)
+
+    async def aopen(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
+        """Async twin of `open`."""
+        return await trial(self._door).ainvoke(value, config)
 
     def before_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
         """Opens the turn."""

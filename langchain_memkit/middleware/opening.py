@@ -73,6 +73,8 @@ class Door:
         configurable: dict[str, Any],
         config: RunnableConfig,
         others: Collection[str] = (),
+        *,
+        trial: bool = False,
     ) -> Flow[Run]:
         """A run with new input. What the state holds beside it and the transcript does not is stored first.
 
@@ -81,6 +83,7 @@ class Door:
             configurable: The ids of the call.
             config: Of the call.
             others: Ids of what runs say that are under way: they store it themselves.
+            trial: Whether somebody only wants to see what would be shown: nothing is stored.
         """
         messages: list[BaseMessage] = list(state["messages"])
         before: Mark | None = state.get("memkit_turn")
@@ -105,7 +108,7 @@ class Door:
         run = Run(place, mark, {m.id for m in messages[:first] if m.id}, known, *bound, view)
         if before is not None and mark["skip"] != before["skip"]:
             run.known = set()  # the branch is stored whole, beginning with its question
-        elif left and not (before is None and (yield from _was_cleared(bound, view))):
+        elif left and not trial and not (before is None and (yield from _was_cleared(bound, view))):
             # somebody may have stored it since: this is rare enough for another look
             stored: set[str] = set()
             if bound.native:

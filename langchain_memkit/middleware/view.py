@@ -25,7 +25,9 @@ from langchain_memkit.runnables.saving import Policy
 __all__ = ["shown"]
 
 
-def shown(run: Run, policy: Policy, given: Sequence[BaseMessage], config: RunnableConfig) -> Flow[list[BaseMessage]]:
+def shown(
+    run: Run, policy: Policy, given: Sequence[BaseMessage], config: RunnableConfig, *, trial: bool = False
+) -> Flow[list[BaseMessage]]:
     """The messages for one call of the model.
 
     Args:
@@ -33,6 +35,7 @@ def shown(run: Run, policy: Policy, given: Sequence[BaseMessage], config: Runnab
         policy: Its options.
         given: The messages as the middleware before this one left them.
         config: Of the call.
+        trial: Whether somebody only wants to see it.
     """
     summary = [m for m in given if is_foreign_summary(m)][-1:]
     own = run.own(given)
@@ -42,7 +45,8 @@ def shown(run: Run, policy: Policy, given: Sequence[BaseMessage], config: Runnab
     inside = in_turn(config, run.history, context)
     if run.loaded is None:
         seen = run.view._replace(messages=past)
-        run.loaded = yield from policy.memories.load(run.memories, seen, own, inside, whole=chain is None)
+        whole = chain is None
+        run.loaded = yield from policy.memories.load(run.memories, seen, own, inside, whole=whole, trial=trial)
     kept: list[BaseMessage] = past
     if chain is not None:
         most = run.note(own)

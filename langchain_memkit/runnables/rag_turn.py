@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.utils import AddableDict
@@ -52,7 +53,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
     def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
         """The input with `context`, `standalone_question` and `answer`."""
         config = ensure_config(config)
-        value, messages = drive(self._prepared(input, config), run_step)
+        value, messages = drive(self.prepared(input, config), run_step)
         return {**value, ANSWER: _text(self._llm.invoke(messages, config, **kwargs))}
 
     async def ainvoke(
@@ -60,7 +61,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
     ) -> dict[str, Any]:
         """Async twin of `invoke`."""
         config = ensure_config(config)
-        value, messages = await adrive(self._prepared(input, config), arun_step)
+        value, messages = await adrive(self.prepared(input, config), arun_step)
         return {**value, ANSWER: _text(await self._llm.ainvoke(messages, config, **kwargs))}
 
     def stream(
@@ -71,7 +72,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
         begins = _begins(config)
         if begins:
             yield _given(input)
-        value, messages = drive(self._prepared(input, config), run_step)
+        value, messages = drive(self.prepared(input, config), run_step)
         if begins:
             yield AddableDict({key: value[key] for key in (STANDALONE, CONTEXT)})
         empty = True
@@ -91,7 +92,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
         begins = _begins(config)
         if begins:
             yield _given(input)
-        value, messages = await adrive(self._prepared(input, config), arun_step)
+        value, messages = await adrive(self.prepared(input, config), arun_step)
         if begins:
             yield AddableDict({key: value[key] for key in (STANDALONE, CONTEXT)})
         empty = True
@@ -103,7 +104,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
         if empty:
             yield AddableDict({ANSWER: ""})
 
-    def _prepared(self, given: dict[str, Any], config: RunnableConfig) -> Flow[tuple[dict[str, Any], Any]]:
+    def prepared(self, given: dict[str, Any], config: RunnableConfig) -> Flow[tuple[dict[str, Any], Any]]:
         """The input with what was found, and what the model is asked."""
         asked = Asked.of(input_messages(given, self._input_key))
         query: Any = {"input": asked.question, HISTORY: [*given[HISTORY], *asked.before]}
@@ -165,6 +166,12 @@ def _text(output: Any) -> str:
 
 class RagTurn(HistoryTurn):
     """A turn that stores what its answer was made from, and is tried with less of the past while nothing was said."""
+
+    def _tried(self, value: Any, config: RunnableConfig) -> Flow[OpenTurn]:
+        turn = yield from super()._tried(value, config)
+        answering: Answering = self.runnable  # type: ignore[assignment]  # made with it
+        _, given = yield from answering.prepared(turn.input, turn.config)
+        return replace(turn, shown=given.to_messages() if isinstance(given, PromptValue) else given)
 
     def _smaller(
         self,

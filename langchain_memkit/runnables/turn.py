@@ -59,7 +59,7 @@ class HistoryTurn(Runnable[Any, Any]):
         """The turn as far as the model: loaded and composed, nothing called, nothing stored."""
 
         def opened(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> OpenTurn:
-            return drive(self._open(value, config, trial=True), run_step)
+            return drive(self._tried(value, config), run_step)
 
         turn: OpenTurn = self._call_with_config(opened, input, config)
         return turn
@@ -68,7 +68,7 @@ class HistoryTurn(Runnable[Any, Any]):
         """Async twin of `open`."""
 
         async def opened(value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> OpenTurn:
-            return await adrive(self._open(value, config, trial=True), arun_step)
+            return await adrive(self._tried(value, config), arun_step)
 
         turn: OpenTurn = await self._acall_with_config(opened, input, config)
         return turn
@@ -228,6 +228,9 @@ class HistoryTurn(Runnable[Any, Any]):
         await shielded(lambda: adrive(self._policy.save(turn, streamed.value), arun_step))
 
     # -- the steps of a turn
+
+    def _tried(self, value: Any, config: RunnableConfig) -> Flow[OpenTurn]:
+        return self._open(value, config, trial=True)
 
     def _open(self, value: Any, config: RunnableConfig, scale: float = 1.0, *, trial: bool = False) -> Flow[OpenTurn]:
         """Checks, captures the input, loads, composes. Nothing is stored yet."""

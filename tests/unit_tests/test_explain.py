@@ -479,7 +479,7 @@ def test_to_dict_is_json(histories: Any) -> None:
     assert data["counter"] == "approximate"
     assert data.keys() == {
         "messages", "tokens", "max_tokens", "dropped", "summarized", "dropped_ids", "summarized_ids", "recalled",
-        "notes", "counter",
+        "notes", "counter", "searched_for",
     }  # fmt: skip
 
 

@@ -534,11 +534,14 @@ def test_memories_beside_the_documents(run: Styles, histories: Any) -> None:
 
 
 def test_explain_turn(histories: Any) -> None:
-    """The turn can be looked at without being run."""
+    """The turn can be looked at without being run: instruction, conversation, documents and question."""
     model = Model()
-    chat = create_conversational_rag_chain(model, finding(AGE), histories)
+    chat = create_conversational_rag_chain(model, finding(AGE), histories, condense="weighted")
     chat.invoke({"input": FIRST}, S1)
-    assert [m.text for m in explain_turn(chat, {"input": SECOND}, S1).messages] == [FIRST, model.answer, SECOND]
+    seen = explain_turn(chat, {"input": SECOND}, S1)
+    assert [m.part for m in seen.messages] == ["system", "history", "history", "notes", "input"]
+    assert [m.text for m in seen.messages if m.part in ("history", "input")] == [FIRST, model.answer, SECOND]
+    assert [record.text for record in seen.recalled] == [AGE.page_content]
     assert len(model.calls) == 1
 
 

@@ -1,0 +1,46 @@
+"""What a run would show the model first, for somebody who only wants to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.messages import convert_to_messages
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+
+from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.middleware.opening import Door, configured
+from langchain_memkit.middleware.view import shown
+from langchain_memkit.runnables.saving import OpenTurn
+
+__all__ = ["trial"]
+
+
+def trial(door: Door) -> Runnable[Any, OpenTurn]:
+    """From an agent's input to the turn as it would be opened. What a checkpoint of the thread holds is not known."""
+
+    def opened(value: Any, config: RunnableConfig) -> OpenTurn:
+        return drive(_opened(door, value, config), run_step)
+
+    async def aopened(value: Any, config: RunnableConfig) -> OpenTurn:
+        return await adrive(_opened(door, value, config), arun_step)
+
+    return RunnableLambda(opened, afunc=aopened, name="explain_turn")
+
+
+def _opened(door: Door, value: Any, config: RunnableConfig) -> Flow[OpenTurn]:
+    if not (isinstance(value, Mapping) and "messages" in value):
+        msg = f'the input of an agent is {{"messages": [...]}}, not {type(value).__name__}'
+        raise ConfigurationError(msg)
+    given = value["messages"]
+    # the agent's state gives each message an id; a copy, since the caller's are not ours
+    messages = [
+        m if m.id else m.model_copy(update={"id": str(uuid4())})
+        for m in convert_to_messages(given if isinstance(given, list) else [given])
+    ]
+    run = yield from door.begin({"messages": messages}, configured(config, None), config, trial=True)
+    given = yield from shown(run, door.policy, messages, config, trial=True)
+    return replace(run.turn([], config), shown=given, asked=run.own(messages))

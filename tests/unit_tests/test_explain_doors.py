@@ -1,0 +1,141 @@
+"""`explain_turn` of a RAG chain and of an agent: it shows what the model is then really given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda
+
+from langchain_memkit import (
+    CondenseQuestionRetriever,
+    KeyValueMemory,
+    MessageHistoryMiddleware,
+    SQLiteChatMessageHistory,
+    create_conversational_rag_chain,
+    create_history_preprocessor,
+    create_runnable_with_message_history,
+    create_trim_preprocessor,
+    explain_turn,
+)
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.explain import TurnExplanation, aexplain_turn
+from langchain_memkit.testing import FakeChatModel
+
+S1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
+BOOKS = KeyValueMemory({"The Skeleton Songs": "Poems by Arabella Dusk."})
+FERRY = Document("The ferry to Skye leaves at nine.", id="ferry", metadata={"source": "times.md"})
+TEMPLATE = ChatPromptTemplate.from_messages([("system", "Records: {context}"), ("human", "{chat_history} {input}")])
+
+
+@pytest.fixture
+def histories() -> Iterator[Any]:
+    """A factory in memory."""
+    with SQLiteChatMessageHistory.factory(":memory:") as factory:
+        yield factory
+
+
+async def explained(style: str, runnable: Any, value: Any) -> TurnExplanation:
+    """What `explain_turn` or its twin says."""
+    return explain_turn(runnable, value, S1) if style == "sync" else await aexplain_turn(runnable, value, S1)
+
+
+def texts(seen: TurnExplanation) -> list[str]:
+    """What it says that the model is given."""
+    return [message.text for message in seen.messages]
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+@pytest.mark.parametrize("prompt", [None, TEMPLATE], ids=["default prompt", "template"])
+async def test_rag(histories: Any, style: str, prompt: Any) -> None:
+    """Documents, instruction and rewritten question are in it, nothing is stored, and the model is given the same."""
+    model = FakeChatModel()
+    rewriter: Any = RunnableLambda(lambda messages: AIMessage("When does the ferry to Skye arrive?"))
+    retriever = CondenseQuestionRetriever(retriever=RunnableLambda(lambda question: [FERRY]), llm=rewriter)
+    rag = create_conversational_rag_chain(model, retriever, histories, prompt=prompt)
+    rag.invoke({"input": "When does the ferry to Skye leave?"}, S1)
+    calls = len(model.calls)
+    seen = await explained(style, rag, {"input": "And when does it arrive?"})
+    assert len(model.calls) == calls
+    assert len(histories("s1", "u1").messages) == 2
+    assert seen.searched_for == "When does the ferry to Skye arrive?"
+    assert f"searched for: {seen.searched_for}" in str(seen)
+    assert seen.searched_for in seen._repr_html_()
+    rag.invoke({"input": "And when does it arrive?"}, S1)
+    assert texts(seen) == [message.text for message in model.calls[-1]]
+    if prompt is None:
+        found = seen.recalled[0]
+        assert (found.memory, found.about, found.source, found.text) == (
+            "retriever",
+            "[1]",
+            "times.md",
+            FERRY.page_content,
+        )
+        assert [m.part for m in seen.messages] == ["system", "history", "history", "notes", "input"]
+
+
+async def test_rag_stands_alone(histories: Any) -> None:
+    """A question that goes as it is needs no word about it."""
+    rag = create_conversational_rag_chain(FakeChatModel(), lambda question: [FERRY], histories)
+    seen = explain_turn(rag, {"input": "When does the ferry to Skye leave?"}, S1)
+    assert seen.searched_for is None
+    assert "searched for" not in str(seen)
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+async def test_agent(histories: Any, style: str) -> None:
+    """The transcript through the preprocessor, what memories recall, the new input: as the agent's model gets it."""
+    model = FakeChatModel()
+    options: Any = {"preprocessor": create_trim_preprocessor(200), "memories": [BOOKS]}
+    middleware = MessageHistoryMiddleware(histories, **options)
+    agent = create_agent(model, [], middleware=[middleware])
+    for i in range(20):
+        agent.invoke({"messages": [("user", f"It is day {i} at sea, and the wind is fair.")]}, S1)
+    calls, stored = len(model.calls), len(histories("s1", "u1").messages)
+    value = {"messages": [("user", "Who wrote The Skeleton Songs?")]}
+    seen = await explained(style, middleware, value)
+    assert (len(model.calls), len(histories("s1", "u1").messages)) == (calls, stored)
+    assert seen.recalled[0].text == "Poems by Arabella Dusk."
+    assert seen.dropped > 0
+    assert seen.max_tokens is not None
+    assert sum(seen.tokens.values()) <= seen.max_tokens
+    agent.invoke(value, S1)
+    assert texts(seen) == [message.text for message in model.calls[-1]]
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+async def test_agent_stores_nothing(histories: Any, style: str) -> None:
+    """Older messages in the input are shown, and not taken into the transcript by a look."""
+    talk = [HumanMessage("I am Nemo."), AIMessage("Hello!"), HumanMessage("Who am I?")]
+    middleware = MessageHistoryMiddleware(histories)
+    seen = await explained(style, middleware, {"messages": talk})
+    assert histories("s1", "u1").messages == []
+    assert seen.messages[-1].part == "input"
+    assert seen.messages[-1].text == "Who am I?"
+    assert all(message.id is None for message in talk)
+
+
+def test_agent_wrong(histories: Any) -> None:
+    """The graph itself, and what is no input of an agent, are told how to ask."""
+    middleware = MessageHistoryMiddleware(histories)
+    with pytest.raises(ConfigurationError, match="MessageHistoryMiddleware"):
+        explain_turn(create_agent(FakeChatModel(), [], middleware=[middleware]), {"messages": []}, S1)
+    with pytest.raises(ConfigurationError, match="messages"):
+        explain_turn(middleware, "hello", S1)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_over_budget(histories: Any) -> None:
+    """If what has to be shown does not fit, the explanation says by how much."""
+    memory = KeyValueMemory({"The Skeleton Songs": "Poems by Arabella Dusk. " * 30})
+    fits = create_history_preprocessor(lambda prompt: "Talk of the weather.", max_tokens=120)
+    chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=fits, memories=[memory])
+    seen = explain_turn(chat, "Who wrote The Skeleton Songs?", S1)
+    assert seen.max_tokens is not None
+    over = sum(seen.tokens.values()) - seen.max_tokens
+    assert over > 0
+    assert f"{over:,} more than the budget: what has to be shown does not fit" in seen.notes
