@@ -2,11 +2,16 @@
 
 Start with `create_runnable_with_message_history` and `SQLiteChatMessageHistory`. Names that need an extra are loaded
 when they are first used.
+
+To know the code, read in this order: `base` has the words and the one abstraction, `memories/composed` makes one memory
+of several, `runnables` carries a turn through, `testing` says what all of it promises. `_flow` tells how one body of
+logic serves both call styles. Everything that knows an outside dependency is in `backends`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
     from langchain_memkit.middleware import MessageHistoryMiddleware
     from langchain_memkit.retrievers import CondenseQuestionRetriever
     from langchain_memkit.runnables.rag import create_conversational_rag_chain
+
+    __version__: str
 
 __all__ = [
     "ChatHistoryMemory",
@@ -81,8 +88,10 @@ _LAZY = {
 """Name -> module, extra, and the packages that the extra brings."""
 
 
-def __getattr__(name: str) -> Any:
-    """Loads a name that needs an extra (PEP 562)."""
+def _load(name: str) -> Any:
+    """Loads a name that needs an extra (PEP 562), or reads the version of the installed package."""
+    if name == "__version__":
+        return _version("langchain-memkit")
     if name not in _LAZY:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
@@ -97,5 +106,9 @@ def __getattr__(name: str) -> Any:
         raise MissingExtraError(msg) from error
 
 
+if not TYPE_CHECKING:  # a type checker would take every name for one that exists
+    __getattr__ = _load
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -9,6 +9,9 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Step
 
+CONDENSED = "memkit_condense_question"
+"""What a question became: heard with the fields of a `StandaloneQuestion`."""
+
 
 def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step:
     """Tells callback handlers; only what a question became holds text of a message."""

@@ -75,6 +75,12 @@ async def arun_step(step: Step) -> Any:
     return await step.asynchronous()
 
 
+def is_async(function: Any) -> bool:
+    """Whether calling it gives a coroutine: an async function, or an object with an async `__call__`."""
+    called = getattr(function, "__call__", None)  # noqa: B004  # the method itself is asked
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
 def user_code(function: Callable[..., Any], *args: Any, name: str) -> Step:
     """A caller's function, plain or async. On an event loop a plain one runs in a thread: it may do I/O."""
 
@@ -88,12 +94,21 @@ def user_code(function: Callable[..., Any], *args: Any, name: str) -> Step:
         return result
 
     async def asynchronous() -> Any:
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004  # the method itself is asked
+        if is_async(function):
             return await function(*args)
         result = await run_in_executor(None, function, *args)
         return await result if inspect.isawaitable(result) else result
 
     return Step(sync, asynchronous)
+
+
+def in_thread(function: Callable[[], T], *, long: bool = True) -> Step:
+    """Work without I/O. If it takes long, an event loop is not held up: there it runs in a thread."""
+
+    async def asynchronous() -> T:
+        return await asyncio.to_thread(function) if long else function()
+
+    return Step(function, asynchronous)
 
 
 def together(steps: Sequence[Step]) -> Step:

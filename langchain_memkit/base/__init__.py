@@ -2,6 +2,9 @@
 
 *Memory is a list of messages.* A history keeps turns; a view is what was read of it; a preprocessor takes messages and
 returns messages; a memory loads messages. Nothing here does I/O.
+
+Read `memory` first, then `turns`; `aliases` names what is passed around, `purge` forgets a user, `ids` and `given`
+check what callers hand in.
 """
 
 from langchain_memkit.base.aliases import (
@@ -12,7 +15,7 @@ from langchain_memkit.base.aliases import (
     TokenCounterLike,
     utc_now,
 )
-from langchain_memkit.base.given import file_given, kind_given
+from langchain_memkit.base.given import file_given, kind_given, seconds_given
 from langchain_memkit.base.ids import check_id, check_text, user_prefix
 from langchain_memkit.base.memory import EntityExtractor, Memory, MemoryFactory, Mention, Query, SavedTurn
 from langchain_memkit.base.purge import Purgeable, apurge_user, purge_user
@@ -54,6 +57,7 @@ __all__ = [
     "file_given",
     "kind_given",
     "purge_user",
+    "seconds_given",
     "user_prefix",
     "utc_now",
 ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from langchain_memkit.errors import ConfigurationError
 
-__all__ = ["file_given", "kind_given"]
+__all__ = ["file_given", "kind_given", "seconds_given"]
 
 ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")  # of two letters or more: C:/ is a drive
+LONGEST = 1e9  # seconds: 30 years, less than a thread can wait for
 P = TypeVar("P", bound="str | os.PathLike[str]")
 
 
@@ -53,3 +54,29 @@ def kind_given(value: object, wanted: type) -> str:
         langgraph = "; it is one of LangGraph's, so wrap it: LangGraphKeyValueStore(store)"
         return type(value).__name__ + (langgraph if hasattr(value, "list_namespaces") else "")
     return f"the class {value.__name__}" + (": call it" if issubclass(value, wanted) else "")
+
+
+def seconds_given(value: Any, name: str, *, none: str = "", most: float = LONGEST) -> None:
+    """Checks a span of time that a caller passed.
+
+    Args:
+        value: Seconds.
+        name: Of the argument.
+        none: What None means; empty if it may not be None.
+        most: The longest.
+
+    Raises:
+        ConfigurationError: It is no number above 0, or more than `most`.
+
+    Example:
+        >>> seconds_given(0.5, "timeout")
+        >>> seconds_given("1d", "ttl", none="to keep turns")
+        Traceback (most recent call last):
+        ...
+        langchain_memkit.errors.ConfigurationError: ttl must be seconds above 0, or None to keep turns; got '1d'
+    """
+    if value is None and none:
+        return
+    if not (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most):
+        msg = f"{name} must be seconds above 0{f', or None {none}' if none else ''}; got {value!r:.50}"
+        raise ConfigurationError(msg)

@@ -61,6 +61,12 @@ class SavedTurn(list[BaseMessage]):
         turn_id: The turn's id: the same one again is a retry.
         epoch: Of the session; 0 if unknown.
         expires_at: When the stored turn goes of itself; None for never.
+
+    Example:
+        >>> from langchain_core.messages import HumanMessage
+        >>> turn = SavedTurn([HumanMessage("hi", id="1")], turn_id="t1")
+        >>> len(turn), turn.turn_id, turn.epoch
+        (1, 't1', 0)
     """
 
     def __init__(
@@ -157,6 +163,11 @@ class Mention(NamedTuple):
         label: Its kind, in spaCy's words: `"PERSON"`, `"ORG"`, `"GPE"`, ...
         start: Where it begins, in characters.
         end: Where it ends: `source[start:end] == text`.
+
+    Example:
+        >>> mention = Mention("Harrison", "PERSON", 0, 8)
+        >>> "Harrison likes tea."[mention.start : mention.end]
+        'Harrison'
     """
 
     text: str

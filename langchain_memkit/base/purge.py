@@ -13,7 +13,7 @@ __all__ = ["Purgeable", "apurge_user", "purge_user"]
 
 @runtime_checkable
 class Purgeable(Protocol):
-    """Anything that can forget a user: the factories of our histories, and later memories and stores."""
+    """Anything that can forget a user: our stores, and the factories of histories and memories."""
 
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Deletes all content of the user and returns counts."""

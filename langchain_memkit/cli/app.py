@@ -182,9 +182,7 @@ def purge(
     user: Annotated[str, _text("--user", "Whose.")],
     places: In = None,
     database: Database = None,
-    collection: Annotated[
-        str | None, _text("--collection", "MongoDB: only this one; else all of the database.")
-    ] = None,
+    collection: OnlyCollection = None,
     user_id_key: UserIdKey = "userId",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: DryRun = False,
@@ -206,9 +204,7 @@ def doctor(
         list[str] | None, typer.Argument(metavar="[WHERE]...", help=f"Files and URIs; else {URI}.")
     ] = None,
     database: Database = None,
-    collection: Annotated[
-        str | None, _text("--collection", "MongoDB: only this one; else all of the database.")
-    ] = None,
+    collection: OnlyCollection = None,
     session_id_key: SessionIdKey = "SessionId",
     history_key: HistoryKey = "History",
     user_id_key: UserIdKey = "userId",

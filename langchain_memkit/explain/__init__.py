@@ -12,6 +12,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, merge_configs
 
+from langchain_memkit._events import CONDENSED
 from langchain_memkit.base import TokenCounter
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.explain.view import PARTS, RecalledRecord, ShownMessage, TurnExplanation
@@ -20,7 +21,6 @@ from langchain_memkit.messages.counting import approximate_tokens, count_tokens,
 from langchain_memkit.messages.notes import apart, is_note
 from langchain_memkit.messages.text import said
 from langchain_memkit.preprocessors.report import EVENT, part_of
-from langchain_memkit.retrievers.condense import EVENT as CONDENSED
 from langchain_memkit.runnables import RunnableWithMessageHistory
 from langchain_memkit.runnables.saving import OpenTurn
 

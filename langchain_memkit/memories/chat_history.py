@@ -72,7 +72,14 @@ class ChatHistoryMemory(Memory):
         *,
         read_only: bool = False,
     ) -> ChatHistoryMemoryFactory:
-        """Makes memories over what `get_session_history(session_id, user_id=None)` returns."""
+        """Makes memories over what `get_session_history(session_id, user_id=None)` returns.
+
+        Example:
+            >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> memories = ChatHistoryMemory.factory(SQLiteChatMessageHistory.factory(":memory:"))
+            >>> memories("s1").load()
+            []
+        """
         return ChatHistoryMemoryFactory(get_session_history, preprocessor, read_only=read_only)
 
     def load(self, query: str = "") -> list[BaseMessage]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from langchain_memkit._flow import Flow, Step, together
-from langchain_memkit._histories import epoch_at
+from langchain_memkit._histories import epoch_at, stored_ids
 from langchain_memkit.base import Memory, SavedTurn, utc_now
-from langchain_memkit.errors import HistoryReadError, MemoryWriteError
+from langchain_memkit.errors import HistoryReadError, MemoryReadError, MemoryWriteError
 from langchain_memkit.memories.retriever import RetrieverMemory
 
-__all__ = ["LOAD_ERROR", "name_of", "on_all", "save_all", "take_back", "tell"]
+__all__ = ["LOAD_ERROR", "OnLoadError", "load_failure", "name_of", "on_all", "save_all", "take_back", "tell"]
 
 logger = logging.getLogger("langchain_memkit")
 
 LOAD_ERROR = "memkit_load_error"
 """What callback handlers hear of a memory that could not be loaded."""
+
+OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError], None]
+"""What is done about one."""
 
 
 def name_of(memory: Any) -> str:
@@ -26,6 +29,14 @@ def name_of(memory: Any) -> str:
     if isinstance(memory, RetrieverMemory):
         return repr(memory)
     return getattr(memory, "__name__", type(memory).__name__)  # a function has one of its own
+
+
+def load_failure(memory: Any, error: Exception) -> tuple[MemoryReadError, dict[str, str]]:
+    """What is raised, and what callback handlers hear, of a memory that could not be loaded."""
+    name = name_of(memory)
+    failure = MemoryReadError(f"{name} could not be loaded: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure, {"memory": name, "error": type(error).__name__, "message": str(error)}
 
 
 def on_all(parts: Sequence[Any], verb: str, *args: Any) -> Flow[list[Any]]:
@@ -81,7 +92,7 @@ def take_back(memories: Collection[Memory], turn: SavedTurn, history: Any) -> Fl
     able = [memory for memory in memories if not memory.read_only and hasattr(memory, "aforget_messages")]
     ids = [message.id for message in turn if message.id]
     if able and ids and hasattr(history, "astored_ids"):
-        stored = yield Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
+        stored = yield stored_ids(history, ids)
         if not stored:
             yield from on_all(able, "forget_messages", ids)
 

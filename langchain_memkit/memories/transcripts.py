@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit._flow import Flow, Step
-from langchain_memkit._histories import read_messages
+from langchain_memkit._histories import read_messages, stored_ids
 from langchain_memkit.base import GetSessionHistory
 from langchain_memkit.errors import ConfigurationError
 
-__all__ = ["Stretch", "erased_messages", "history_of", "read_transcript", "stretches_of"]
+__all__ = ["Stretch", "erased_messages", "history_of", "read_transcript", "stretch_of", "stretches_of"]
 
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 """When a message was said of which that is not known."""
@@ -59,7 +59,7 @@ def stretches_of(history: Any) -> Step:
     """The whole of a history, oldest first."""
 
     async def aturns() -> list[Stretch]:
-        return [_stretch(turn) async for turn in history.aiter_turns()]
+        return [stretch_of(turn) async for turn in history.aiter_turns()]
 
     messages = read_messages(history)
 
@@ -67,7 +67,7 @@ def stretches_of(history: Any) -> Step:
         return [Stretch(await messages.asynchronous(), None)]
 
     if hasattr(history, "iter_turns"):
-        return Step(lambda: [_stretch(turn) for turn in history.iter_turns()], aturns)
+        return Step(lambda: [stretch_of(turn) for turn in history.iter_turns()], aturns)
     return Step(lambda: [Stretch(messages.sync(), None)], amessages)
 
 
@@ -83,7 +83,8 @@ def read_transcript(
     return (yield stretches_of(history))  # type: ignore[no-any-return]  # results of steps are untyped
 
 
-def _stretch(turn: Any) -> Stretch:
+def stretch_of(turn: Any) -> Stretch:
+    """A turn as it is read here."""
     # rows of other packages have no ids that could be asked for
     return Stretch(turn.messages, turn.created_at, turn.epoch, turn.expires_at, bool(turn.seq))
 
@@ -104,12 +105,8 @@ def erased_messages(
     for session, ids in wanted.items():
         history = yield history_of(get_session_history, session, user_id)
         if hasattr(history, "stored_ids"):
-            found = yield _asked(history, sorted(ids))
+            found = yield stored_ids(history, sorted(ids))
         else:
             found = {message.id for message in (yield read_messages(history))}
         erased |= {(session, message) for message in set(ids) - found}
     return erased
-
-
-def _asked(history: Any, ids: Sequence[str]) -> Step:
-    return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))

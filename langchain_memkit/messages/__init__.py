@@ -1,4 +1,9 @@
-"""Pure functions over messages: the codec of the stores (`codec`), turns and cuts (`turns`). No I/O."""
+"""Pure functions over messages. No I/O.
+
+Where a conversation may be cut: `turns`, `cuts`. What it costs: `counting`, `blocks`, `openai_tokens`. What it says:
+`text`, `sentences`. What memories recall, as a message: `notes`, `unsaid`. What goes into a chain and comes out of it:
+`chain_io`. How messages are stored: `codec`.
+"""
 
 from langchain_memkit.messages.codec import decode_message, encode_message
 from langchain_memkit.messages.cuts import whole_tool_groups

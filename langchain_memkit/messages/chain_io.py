@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from langchain_memkit.errors import UnsupportedOutputError
 from langchain_memkit.messages.cuts import STATUS, whole_tool_groups
+from langchain_memkit.messages.turns import same_message
 
 __all__ = ["StreamedOutput", "aborted", "input_messages", "output_messages", "without_echo"]
 
@@ -154,18 +155,13 @@ def without_echo(
         >>> without_echo([HumanMessage("hi", id="7"), AIMessage("hello")], asked, asked)
         [AIMessage(content='hello', additional_kwargs={}, response_metadata={}, tool_calls=[], invalid_tool_calls=[])]
     """
-    if not asked or not any(_same(message, asked[-1]) for message in output):
+    if not asked or not any(same_message(message, asked[-1]) for message in output):
         return list(output)
     known = {m.id: m for m in shown if m.id}
     rest = [m for m in output if m.id is None or known.get(m.id) != m]
     unnamed = [m for m in shown if not m.id]
-    echoed = len(rest) >= len(unnamed) and all(_same(*pair) for pair in zip(rest, unnamed, strict=False))
+    echoed = len(rest) >= len(unnamed) and all(same_message(*pair) for pair in zip(rest, unnamed, strict=False))
     return rest[len(unnamed) :] if echoed else rest
-
-
-def _same(got: BaseMessage, given: BaseMessage) -> bool:
-    """Whether a message came back; one that was given without an id may have been given one."""
-    return got == (given if given.id else given.model_copy(update={"id": got.id}))
 
 
 def aborted(messages: Sequence[BaseMessage]) -> list[BaseMessage]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -189,20 +189,15 @@ def _restored(plain: dict[str, Any]) -> Record:
 
 
 def named(messages: Iterable[BaseMessage], memory: str) -> list[BaseMessage]:
-    """Messages whose notes say which memory recalled their records, where that is not said yet.
+    """What a memory returned as notes that say which memory it was, where that is not said yet.
 
     Example:
-        >>> [note] = named([note_message([Record("Tea at five.")])], "KeyValueMemory")
-        >>> records_of(note)[0].memory
-        'KeyValueMemory'
+        >>> [note, other] = named([note_message([Record("Tea at five.")]), HumanMessage("No shoes.")], "HouseMemory")
+        >>> records_of(note)[0].memory, records_of(other)[0].memory
+        ('HouseMemory', 'HouseMemory')
     """
-    return [_named(message, memory) if RECORDS in message.response_metadata else message for message in messages]
-
-
-def _named(message: BaseMessage, memory: str) -> BaseMessage:
-    known = message.response_metadata
-    records = [{**plain, "memory": plain.get("memory") or memory} for plain in known[RECORDS]]
-    return message.model_copy(update={"response_metadata": {**known, RECORDS: records}})
+    recalled = [[replace(r, memory=r.memory or memory) for r in records_of(message)] for message in messages]
+    return [note_message(records) for records in recalled if records]
 
 
 def plain_lines(records: Iterable[Record]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from html import escape
 from typing import Any
 
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit.messages.blocks import block_cost
 
-__all__ = ["escaped", "one_line", "quoted", "said", "without_records"]
+__all__ = ["escaped", "one_line", "printable", "printable_html", "quoted", "said", "without_records"]
 
 # </summary>, < / records>, ..., and the marks of chat templates, which a local server might obey: <|im_start|>, the
 # same with DeepSeek's wide bar, and Gemma's <start_of_turn>
@@ -42,6 +43,16 @@ def one_line(text: str, most: int = 80) -> str:
     plain = UNSEEN.sub("\ufffd", " ".join(text[: 10 * most].split()))
     line = "".join(c if c.isprintable() else "\ufffd" for c in plain)
     return escaped(line if len(line) <= most else line[: most - 3] + "...")
+
+
+def printable(text: str) -> str:
+    """Without characters that turn the direction of what follows, or that end the line: for people to look at."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def printable_html(text: str) -> str:
+    """The same for a notebook, in which stored text stays text."""
+    return escape(printable(text))
 
 
 def quoted(text: str) -> str:

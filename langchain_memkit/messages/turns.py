@@ -144,6 +144,9 @@ def batch_op(messages: Sequence[BaseMessage], turn_id: str | None) -> str:
 
 def same_messages(stored: Sequence[BaseMessage], given: Sequence[BaseMessage]) -> bool:
     """Whether a retried batch says what is stored; ids count only where the caller gave them."""
-    return len(stored) == len(given) and all(
-        s == (g if g.id else g.model_copy(update={"id": s.id})) for s, g in zip(stored, given, strict=True)
-    )
+    return len(stored) == len(given) and all(same_message(*pair) for pair in zip(stored, given, strict=True))
+
+
+def same_message(got: BaseMessage, given: BaseMessage) -> bool:
+    """Whether a message came back; one that was given without an id may have been given one."""
+    return got == (given if given.id else given.model_copy(update={"id": got.id}))

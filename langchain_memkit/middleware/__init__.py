@@ -1,4 +1,8 @@
-"""The same transcript for agents: a middleware for `langchain.agents.create_agent`."""
+"""The same transcript for agents: a middleware for `langchain.agents.create_agent`.
+
+A run of the agent is a turn: `opening` begins it or takes it up again, `view` is what each call of the model shows, and
+`ending` stores it. What lives that long is a `run`, found again in `runs` by what the agent's `state` says.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit.base import HistoryMessages
 from langchain_memkit.messages.counting import approximate_tokens
 from langchain_memkit.messages.cuts import RESULTS, find_cut, whole_tool_groups
@@ -109,15 +108,10 @@ def _fitting(
     lead = next((i for i, m in enumerate(own) if isinstance(m, AIMessage)), len(own))
     if budget is None or budget.counts_messages or lead == len(own):
         return own
-    work = partial(_cut, own, lead, budget, scale, beside)
     # a counter of the app may do I/O
-    quick = budget.counter is approximate_tokens
-    kept: list[BaseMessage] = yield Step(work, lambda: _at_once(work) if quick else asyncio.to_thread(work))
+    slow = budget.counter is not approximate_tokens
+    kept: list[BaseMessage] = yield in_thread(partial(_cut, own, lead, budget, scale, beside), long=slow)
     return kept
-
-
-async def _at_once(work: partial[list[BaseMessage]]) -> list[BaseMessage]:
-    return work()
 
 
 def _cut(

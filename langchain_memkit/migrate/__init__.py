@@ -4,6 +4,8 @@ Nothing is read twice into the target: every turn keeps the name it is stored un
 and nothing else, and a run that broke off is finished by the next one. What cannot be read is counted and named.
 """
 
+# to read it: `sources` (`foreign`, `threads`, `joining` for those of other packages) and `writing` are the two ends;
+# `moving` goes between stores, `files` between a store and `lines`
 from __future__ import annotations
 
 from langchain_memkit.migrate.files import aexport_history, aimport_history, export_history, import_history

@@ -1,4 +1,4 @@
-"""Where summaries are kept if nothing else is said."""
+"""Where summaries, entities and entries are kept if nothing else is said: in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the summariser is asked, and how a conversation is put before it."""
+"""What the summarizer is asked, and how a conversation is put before it."""
 
 from __future__ import annotations
 

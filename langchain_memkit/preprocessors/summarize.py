@@ -24,6 +24,7 @@ from langchain_memkit.base import (
     Window,
     check_id,
     kind_given,
+    seconds_given,
     user_prefix,
     utc_now,
 )
@@ -304,9 +305,7 @@ def create_history_preprocessor(
     if store is not None and not isinstance(store, BaseStore):
         msg = f"store must be a BaseStore of langchain_core.stores, not {kind_given(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):  # type: ignore[redundant-expr]  # callers without types
-        msg = f"timeout is in seconds and must be above 0, or None; got {timeout!r:.50}"
-        raise ConfigurationError(msg)
+    seconds_given(timeout, "timeout", none="for the model's own")
     if not callable(now):
         msg = f"now must be a function that returns the time, not {type(now).__name__}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)

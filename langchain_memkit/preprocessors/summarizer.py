@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from langchain_memkit._flow import Flow, Step, model_call
+from langchain_memkit._flow import Flow, Step, in_thread, model_call
 from langchain_memkit.base import Now, Position, TokenCounter
 from langchain_memkit.errors import StaleTurnError
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens
@@ -65,12 +64,8 @@ class Summarizer:
 
     def counting(self, function: Callable[[], T]) -> Step:
         """Work that counts tokens; on an event loop a counter of the caller's runs in a thread, since it may do I/O."""
-
-        async def acount() -> T:
-            cheap = self.budget.counts_messages or self.budget.counter is approximate_tokens
-            return function() if cheap else await asyncio.to_thread(function)
-
-        return Step(function, acount)
+        cheap = self.budget.counts_messages or self.budget.counter is approximate_tokens
+        return in_thread(function, long=not cheap)
 
     def compact(
         self, talk: Conversation, sizes: Sequence[int], length: int, config: RunnableConfig

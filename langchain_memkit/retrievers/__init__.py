@@ -1,4 +1,9 @@
-"""Retrieval for follow-up questions: a question is made to stand alone before it is searched for."""
+"""Retrieval for follow-up questions: a question is made to stand alone before it is searched for.
+
+`question` goes through it: `gate` tells whether a question stands alone, `asking` has a model rewrite it, `checking`
+refuses what is no such question, `contextualize` weighs terms without a model. `condense` puts it before any retriever,
+which `searching` and `weighing` then ask; `past` is the conversation as all of them see it.
+"""
 
 from langchain_memkit.retrievers.checking import refusal
 from langchain_memkit.retrievers.condense import CondenseQuestionRetriever

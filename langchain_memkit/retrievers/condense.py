@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_memkit._events import event
+from langchain_memkit._events import CONDENSED, event
 from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError
@@ -40,8 +40,6 @@ from langchain_memkit.retrievers.searching import Search
 
 __all__ = ["CondenseQuestionRetriever"]
 
-EVENT = "memkit_condense_question"
-"""The event that callback handlers hear (`on_custom_event`), with the fields of a `StandaloneQuestion`."""
 QUESTION = "memkit_question"
 """Where a document's metadata holds the same."""
 
@@ -217,7 +215,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         found = yield from self._condenser.condense(question, turns, strength, config)
         if found.by == "off":
             return (yield from Search(**search).run(found, turns))
-        yield event(config, EVENT, asdict(found))
+        yield event(config, CONDENSED, asdict(found))
         chosen = Search(**search, skipped=skipped, fuse=self.fuse_original, strength=strength)
         documents = yield from chosen.run(found, turns)
         return [_marked(document, found) for document in documents]

@@ -34,11 +34,7 @@ Check: TypeAlias = Callable[[str, str, Sequence[str]], str | None]
 
 CALL: RunnableConfig = {"run_name": "condense_question", "tags": ["nostream"], "metadata": {"memkit": "question"}}
 EACH_RUN = ("turn_id", "run_id", "checkpoint_id", "checkpoint_ns")  # what is another in every run
-ENDS = (
-    "finish_reason",
-    "stop_reason",
-    "done_reason",
-)  # where answers say why they end: OpenAI, Google; Anthropic; Ollama
+ENDS = ("finish_reason", "stop_reason", "done_reason")  # why an answer ends: OpenAI, Google; Anthropic; Ollama
 UNSUPPORTED = {400, 404, 405, 415, 422, 501}  # what servers say to a request for structured output that they cannot do
 
 

@@ -126,7 +126,7 @@ def _documents(found: Any) -> list[Document]:
     return documents
 
 
-# ---------------------------------------------------------------------------------------------------- how many
+# -- how many
 
 
 def unbound(retriever: Runnable[str, Any]) -> Runnable[str, Any]:

@@ -94,7 +94,7 @@ def _origin(kind: type, name: str) -> type:
     return next((parent for parent in kind.__mro__ if name in vars(parent)), object)
 
 
-# ------------------------------------------------------------------------------------------------------- by terms
+# -- by terms
 
 
 def _takes_terms(retriever: Any) -> bool:
@@ -123,7 +123,7 @@ def _by_terms(bm25: Any, question: str, turns: Sequence[Turn], strength: Strengt
     return [bm25.docs[i] for i in heapq.nlargest(k, range(len(scores)), key=scores.__getitem__)]
 
 
-# ------------------------------------------------------------------------------------------------------ by vector
+# -- by vector
 
 
 def _search_by_vector(retriever: Any, options: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,8 @@
-"""The main door: any runnable with a durable conversation around it."""
+"""The main door: any runnable with a durable conversation around it.
+
+A call becomes a `turn`: `session` finds its conversation, `memories` loads what is recalled, the runnable answers, and
+`saving` stores the turn before the answer is returned. `rag` and its modules put retrieval into such a turn.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from pydantic import BaseModel, RootModel, create_model
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.runnables.memories import OnLoadError
+from langchain_memkit.memories.telling import OnLoadError
 from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
 from langchain_memkit.runnables.session import checked_function
 from langchain_memkit.runnables.turn import HistoryTurn

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from langchain_core.messages import BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
@@ -15,18 +15,16 @@ from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableCo
 from langchain_memkit._events import event
 from langchain_memkit._flow import Flow, Step, together, user_code
 from langchain_memkit.base import HistoryView, Memory, Query
-from langchain_memkit.errors import ConfigurationError, MemoryReadError
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.retriever import RetrieverMemory
-from langchain_memkit.memories.telling import LOAD_ERROR, name_of
+from langchain_memkit.memories.telling import LOAD_ERROR, OnLoadError, load_failure, name_of
 from langchain_memkit.messages.notes import named
 from langchain_memkit.messages.turns import group_starts
 from langchain_memkit.runnables.session import session_history
 
-__all__ = ["Memories", "OnLoadError", "with_note"]
+__all__ = ["Memories", "with_note"]
 
 logger = logging.getLogger("langchain_memkit")
-
-OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +111,10 @@ class Memories:
         return loaded
 
     def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> Flow[None]:
-        name = name_of(memory)
-        failure = MemoryReadError(f"{name} could not be loaded: {type(error).__name__}: {error}")
-        failure.__cause__ = error
+        failure, heard = load_failure(memory, error)
         if self.on_load_error == "raise":
             raise failure
-        yield event(config, LOAD_ERROR, {"memory": name, "error": type(error).__name__, "message": str(error)})
+        yield event(config, LOAD_ERROR, heard)
         if callable(self.on_load_error):
             yield user_code(self.on_load_error, failure, name="on_load_error")
         else:

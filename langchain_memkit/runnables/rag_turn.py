@@ -16,12 +16,12 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.utils import AddableDict
 
 from langchain_memkit._compat import ContextOverflowError
+from langchain_memkit._events import CONDENSED
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import CONTEXT as TURN
 from langchain_memkit.base import TurnContext
 from langchain_memkit.errors import UnsupportedOutputError
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
-from langchain_memkit.retrievers.condense import EVENT
 from langchain_memkit.retrievers.past import CITATIONS, CITED, DOCUMENTS, document_key
 from langchain_memkit.runnables.rag_prompt import Asked, RagPrompt
 from langchain_memkit.runnables.saving import OpenTurn, Policy
@@ -127,7 +127,7 @@ class _Heard(BaseCallbackHandler):
         self.question = ""
 
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
-        if name == EVENT and not self.question:  # the first is ours; a retriever within may be of the same kind
+        if name == CONDENSED and not self.question:  # the first is ours; a retriever within may be of the same kind
             self.question = data["question"]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, TypeAlias
 from uuid import NAMESPACE_OID, uuid5
 
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._compat import ContextOverflowError
@@ -89,6 +89,9 @@ class Policy:
             before_save: As given.
             words: The `on_...` in the order of the fields, `on_load_error` last.
         """
+        if not (preprocessor is None or isinstance(preprocessor, Runnable) or callable(preprocessor)):
+            msg = f"preprocessor must be a runnable or function of messages, not {type(preprocessor).__name__}"
+            raise ConfigurationError(msg)
         chain = None if preprocessor is None else coerce_to_runnable(preprocessor)
         policy = cls(output_key, chain, Memories.of(memories, words[-1]), before_save, *words[:-1])
         policy.check()

@@ -88,6 +88,10 @@ class Ranking:
         Recency is 0.995 to the power of the hours since the last access. Source: Park et al., "Generative Agents:
         Interactive Simulacra of Human Behavior", UIST 2023. For agents that live in one scene for some days: over
         months of conversation, recency hides most of what is asked for.
+
+        Example:
+            >>> Ranking.generative_agents().recency
+            1.0
         """
         return cls(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, recency=1.0, importance=1.0, over_all=True)
 

@@ -55,11 +55,21 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
+_CASES = ("_stopped_turns", "_vector_hostile", "_vector_records", "_vector_searches", "_windows")
+"""Modules with cases of which contracts are made."""
+
+
+def _load(name: str) -> Any:
     """Loads what needs pytest or pymongo when it is first used (PEP 562)."""
     if name not in _LAZY:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    if "pytest" in sys.modules and _LAZY[name] not in sys.modules:
-        sys.modules["pytest"].register_assert_rewrite(_LAZY[name])  # so that a failed case shows its values
+    if "pytest" in sys.modules:
+        found = [_LAZY[name], *(f"{__name__}.{cases}" for cases in _CASES)]
+        unseen = [module for module in found if module not in sys.modules]
+        sys.modules["pytest"].register_assert_rewrite(*unseen)  # so that a failed case shows its values
     return getattr(import_module(_LAZY[name]), name)
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that exists
+    __getattr__ = _load

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeAlias
 
+import pytest
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import RunnableGenerator
+
+Call: TypeAlias = Callable[..., Any]
 
 ITERATORS = ("iter_", "yield_")
 
@@ -48,8 +52,6 @@ class Styles:
 
 def streaming(function: Any) -> Any:
     """A runnable that streams what the generator function yields for its whole input."""
-    import inspect
-
     if inspect.isasyncgenfunction(function):
 
         async def atransform(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -86,3 +88,16 @@ async def call_async(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         return await target.aget_messages()
     result = getattr(target, f"a{name}")(*args, **kwargs)
     return [item async for item in result] if name.startswith(ITERATORS) else await result
+
+
+class BothStyles:
+    """A base of contracts whose cases run in both styles."""
+
+    @pytest.fixture(params=["sync", "async"])
+    def call(self, request: pytest.FixtureRequest) -> Iterator[Call]:
+        """`call(store, "mset", ...)` in both styles; `call(history, "messages")` reads; iterators come as lists."""
+        if request.param == "sync":
+            yield call_sync
+            return
+        with asyncio.Runner() as runner:
+            yield lambda target, name, *args, **kwargs: runner.run(call_async(target, name, *args, **kwargs))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import NAMESPACE_URL, uuid5
@@ -13,10 +12,9 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 
 from langchain_memkit.scoring.index import entry_of
-from langchain_memkit.testing._styles import call_async, call_sync
+from langchain_memkit.testing._styles import BothStyles, Call
 
 MakeStore: TypeAlias = Callable[..., Any]
-Call: TypeAlias = Callable[..., Any]
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678000, UTC)
 EMBEDDING = DeterministicFakeEmbedding(size=16)
@@ -67,7 +65,7 @@ def expected(documents: Sequence[Document]) -> list[Any]:
     return sorted((e.id, e.session, e.position, e.at, e.said, e.messages) for e in entries)
 
 
-class Stores:
+class Stores(BothStyles):
     """Fixtures."""
 
     @pytest.fixture
@@ -84,15 +82,6 @@ class Stores:
     def other(self, make_store: MakeStore) -> Any:
         """Another one on the same place, as another process has."""
         return make_store(EMBEDDING)
-
-    @pytest.fixture(params=["sync", "async"])
-    def call(self, request: pytest.FixtureRequest) -> Iterator[Call]:
-        """`call(store, "write", ...)` in both styles."""
-        if request.param == "sync":
-            yield call_sync
-            return
-        with asyncio.Runner() as runner:
-            yield lambda target, name, *args, **kwargs: runner.run(call_async(target, name, *args, **kwargs))
 
     @pytest.fixture
     def save(self, call: Call) -> Call:

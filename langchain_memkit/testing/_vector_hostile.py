@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from langchain_core.documents import Document
 
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, MessageEncodeError
-from langchain_memkit.testing._vector_cases import AT, Call, Stores, record
+from langchain_memkit.testing._styles import Call
+from langchain_memkit.testing._vector_cases import AT, Stores, record
 from langchain_memkit.testing.properties import SETTINGS, metadata, texts
 
 HOSTILE_IDS = [{"$ne": 1}, {"$gt": ""}, None, 123, b"k", ["k"], True, ("k",)]

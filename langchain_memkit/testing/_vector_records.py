@@ -12,7 +12,8 @@ from langchain_core.documents import Document
 from langchain_memkit.base import apurge_user, purge_user
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError
 from langchain_memkit.scoring.index import digest_of
-from langchain_memkit.testing._vector_cases import AT, EMBEDDING, Call, MakeStore, Stores, facts, record
+from langchain_memkit.testing._styles import Call
+from langchain_memkit.testing._vector_cases import AT, EMBEDDING, MakeStore, Stores, facts, record
 from langchain_memkit.testing._vector_cases import expected as expected_facts
 
 USERS = ("u1", "u2")

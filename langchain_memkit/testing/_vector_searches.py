@@ -10,7 +10,8 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
-from langchain_memkit.testing._vector_cases import EMBEDDING, Call, MakeStore, Stores, Wrong, record
+from langchain_memkit.testing._styles import Call
+from langchain_memkit.testing._vector_cases import EMBEDDING, MakeStore, Stores, Wrong, record
 
 
 class SearchCases(Stores):

@@ -8,7 +8,8 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_memkit.base import HistoryMessages, Position, Window
-from langchain_memkit.testing.langchain_histories import Call, LangChainHistoryContract, MakeHistory, exchange, texts
+from langchain_memkit.testing._styles import Call
+from langchain_memkit.testing.langchain_histories import LangChainHistoryContract, MakeHistory, exchange, texts
 
 __all__ = ["WindowCases", "position_of"]
 

@@ -21,8 +21,9 @@ from langchain_memkit.errors import (
     MessageEncodeError,
     StaleTurnError,
 )
+from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing._windows import WindowCases
-from langchain_memkit.testing.langchain_histories import Call, LangChainHistoryContract, MakeHistory, exchange, texts
+from langchain_memkit.testing.langchain_histories import LangChainHistoryContract, MakeHistory, exchange, texts
 
 __all__ = ["ChatMessageHistoryContract"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -26,13 +26,12 @@ from hypothesis import strategies as st
 
 from langchain_memkit.base import apurge_user, purge_user, user_prefix
 from langchain_memkit.errors import HistoryWriteError, MessageEncodeError
-from langchain_memkit.testing._styles import call_async, call_sync
+from langchain_memkit.testing._styles import BothStyles, Call
 from langchain_memkit.testing.properties import SETTINGS, keys, values
 
 __all__ = ["KeyValueStoreContract"]
 
 MakeStore: TypeAlias = Callable[[], Any]
-Call: TypeAlias = Callable[..., Any]
 
 HOSTILE_KEYS = [{"$ne": None}, {"$gt": ""}, None, 123, b"k", ["k"], True, ("k",)]
 BAD_KEYS = ["", "a\x00b", "\ud800", "x" * 4097, "é" * 2049]
@@ -59,7 +58,7 @@ operations = st.lists(
 )
 
 
-class KeyValueStoreContract:
+class KeyValueStoreContract(BothStyles):
     """For a `BaseStore[str, dict]` with async twins, `purge` and `close`; give it a `make_store` fixture.
 
     `make_store()` returns a new store object over one place per test.
@@ -69,15 +68,6 @@ class KeyValueStoreContract:
     def make_store(self) -> MakeStore:
         """Override: a function without arguments."""
         raise RuntimeError("give the contract a `make_store` fixture")
-
-    @pytest.fixture(params=["sync", "async"])
-    def call(self, request: pytest.FixtureRequest) -> Iterator[Call]:
-        """`call(store, "mset", ...)` in both styles; keys come as a list."""
-        if request.param == "sync":
-            yield call_sync
-            return
-        with asyncio.Runner() as runner:
-            yield lambda target, name, *args, **kwargs: runner.run(call_async(target, name, *args, **kwargs))
 
     def test_starts_empty(self, make_store: MakeStore, call: Call) -> None:
         """Nothing is there, and nothing to do is no error."""

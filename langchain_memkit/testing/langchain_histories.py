@@ -13,7 +13,7 @@ Example:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -33,12 +33,11 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.tool import tool_call_chunk
 
-from langchain_memkit.testing._styles import call_async, call_sync
+from langchain_memkit.testing._styles import BothStyles, Call
 
 __all__ = ["LangChainHistoryContract", "exchange", "texts"]
 
 MakeHistory: TypeAlias = Callable[..., Any]
-Call: TypeAlias = Callable[..., Any]
 
 
 def exchange(text: str) -> list[BaseMessage]:
@@ -82,7 +81,7 @@ def one_of_each() -> list[BaseMessage]:
     ]
 
 
-class LangChainHistoryContract:
+class LangChainHistoryContract(BothStyles):
     """For any LangChain chat history; give it a `make_history` fixture.
 
     `make_history(session_id, user_id=None)` returns a new history object over one store per test.
@@ -92,15 +91,6 @@ class LangChainHistoryContract:
     def make_history(self) -> MakeHistory:
         """Override: a function of (session_id, user_id=None)."""
         raise RuntimeError("give the contract a `make_history` fixture")
-
-    @pytest.fixture(params=["sync", "async"])
-    def call(self, request: pytest.FixtureRequest) -> Iterator[Call]:
-        """`call(history, "add_messages", ...)` in both styles; `call(history, "messages")` reads."""
-        if request.param == "sync":
-            yield call_sync
-            return
-        with asyncio.Runner() as runner:
-            yield lambda target, name, *args, **kwargs: runner.run(call_async(target, name, *args, **kwargs))
 
     def test_starts_empty(self, make_history: MakeHistory, call: Call) -> None:
         """A session nobody wrote to has no messages."""

@@ -40,7 +40,7 @@ ARROWS = {
     "runnables": PURE | {"memories", "preprocessors", "retrievers"},
     "backends": PURE | {"scoring"},
     "classic": PURE | {"memories"},
-    "explain": PURE | {"memories", "preprocessors", "retrievers", "runnables"},
+    "explain": PURE | {"memories", "preprocessors", "runnables"},
     "middleware": PURE | {"memories", "preprocessors", "runnables"},
     "migrate": PURE | {"backends"},
     "cli": PURE | {"backends", "migrate"},

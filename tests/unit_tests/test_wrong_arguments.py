@@ -12,6 +12,7 @@ from langchain_memkit import (
     MongoDBKeyValueStore,
     RunnableWithMessageHistory,
     SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
     create_conversational_rag_chain,
     create_runnable_with_message_history,
     purge_user,
@@ -33,6 +34,15 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "misspelt": (lambda: RunnableWithMessageHistory(MODEL, HISTORIES, input_message_key="x"), "input_message_key"),
     "misspelt, in rag": (lambda: RAG(MODEL, lambda q: [], HISTORIES, on_save_eror="log"), "on_save_eror"),
     "no function": (lambda: create_runnable_with_message_history(MODEL, HISTORIES, before_save="x"), "before_save"),  # type: ignore[arg-type]
+    "no seconds": (lambda: SQLiteChatMessageHistory(":memory:", "s1", ttl="1d"), "ttl must be seconds above 0, or"),  # type: ignore[arg-type]
+    "no time": (lambda: MongoDBChatMessageHistory(URI, "s1", ttl=-1), "ttl must be seconds above 0, or None to keep"),
+    "quoted": (lambda: SQLiteKeyValueStore(":memory:", timeout="5"), "timeout must be seconds above 0; got '5'"),  # type: ignore[arg-type]
+    "quoted, MongoDB": (lambda: MongoDBChatMessageHistory(URI, "s1", timeout="5"), "timeout must be seconds above 0"),  # type: ignore[arg-type]
+    "endless": (
+        lambda: MongoDBChatMessageHistory(URI, "s1", save_timeout=float("inf")),
+        "save_timeout must be seconds",
+    ),
+    "a budget": (lambda: create_runnable_with_message_history(MODEL, HISTORIES, preprocessor=100), "preprocessor must"),  # type: ignore[arg-type]
     "no parts": (lambda: purge_user("u1"), "without them nothing is deleted"),
     "no part": (lambda: purge_user("u1", HISTORIES, "w.db"), r"parts\[1\], a str, has no purge"),  # type: ignore[arg-type]
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -19,10 +18,7 @@ from langchain_memkit.base import HistoryView, TokenCounter, Turn, Window, check
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import approximate_tokens
 
-logger = logging.getLogger("langchain_memkit")
-
-
-INLINE = 50
+INLINE = 50  # messages that an event loop encodes itself
 
 
 class TurnHistory(ReadingFlows, BaseChatMessageHistory):
@@ -196,6 +192,13 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
 
         Raises:
             HistoryReadError: The store cannot be reached or read.
+
+        Example:
+            >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> history = SQLiteChatMessageHistory(":memory:", "s1")
+            >>> history.add_user_message("What is memkit?")
+            >>> history.last_questions()
+            ['What is memkit?']
         """
         return self._store.run(self._last_questions(n))
 
@@ -283,6 +286,13 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
 
         Returns:
             Whether there was such a turn.
+
+        Example:
+            >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> history = SQLiteChatMessageHistory(":memory:", "s1")
+            >>> history.add_user_message("What is memkit?")
+            >>> history.delete_turn(1), history.messages
+            (True, [])
         """
         return self._store.run(self._store.flag(self._scope, turn, deleted=True))
 

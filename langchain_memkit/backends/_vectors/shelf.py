@@ -6,15 +6,14 @@ the one at which the records were read, nothing is read. Else all stamps are lis
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.backends._vectors.rows import (
     UNREADABLE,
@@ -31,11 +30,9 @@ from langchain_memkit.backends._vectors.rows import (
 from langchain_memkit.base import Now
 from langchain_memkit.scoring.index import Entry, Index
 
-__all__ = ["Shelf", "in_thread"]
+__all__ = ["Shelf"]
 
 logger = logging.getLogger("langchain_memkit")
-
-T = TypeVar("T")
 
 BATCH = 1000  # rows fetched at once
 GROWTH = 1.2  # of an index before its size is estimated anew
@@ -48,11 +45,6 @@ class Source(Protocol):
     def stamps(self, user_id: str) -> Flow[list[int]]: ...
     def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]: ...
     def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]: ...
-
-
-def in_thread(function: Callable[[], T]) -> Step:
-    """Work that takes time; an event loop is not held up."""
-    return Step(function, lambda: asyncio.to_thread(function))
 
 
 class Held:

@@ -11,12 +11,11 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, run_step
 from langchain_memkit.backends._vectors.embedding import question_vector
 from langchain_memkit.backends._vectors.forgetting import Forgetting
 from langchain_memkit.backends._vectors.rows import Row, Shown, Vector, plain_row, shown_of
 from langchain_memkit.backends._vectors.scope import Filter, Scope, check_k, diverse, pages_of, scope_of
-from langchain_memkit.backends._vectors.shelf import in_thread
 from langchain_memkit.base import check_id
 
 

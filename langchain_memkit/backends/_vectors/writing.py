@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from langchain_core.documents import Document
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, run_step
 from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.embedding import checked
 from langchain_memkit.backends._vectors.reading import Reading
 from langchain_memkit.backends._vectors.rows import Row, Written, check_ids, record_row, shown_of
-from langchain_memkit.backends._vectors.shelf import in_thread
 from langchain_memkit.base import check_id
 from langchain_memkit.scoring.index import Begun
 

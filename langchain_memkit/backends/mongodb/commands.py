@@ -28,7 +28,7 @@ from pymongo.write_concern import WriteConcern
 from langchain_memkit._flow import Flow, adrive, drive
 from langchain_memkit.backends._history.rows import Batch
 from langchain_memkit.backends.mongodb.clients import Clients, redact
-from langchain_memkit.base import Now, TokenCounter
+from langchain_memkit.base import Now, TokenCounter, seconds_given
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryReadError,
@@ -91,10 +91,8 @@ class Place:
                 # not the value: a connection string in the wrong place has a password
                 msg = f"{argument} must be a str without any of {' '.join(sorted(map(repr, refused)))}"
                 raise ConfigurationError(msg)
-        if not (self.timeout > 0 and self.save_timeout > 0):
-            values = f"{self.timeout!r:.50} and {self.save_timeout!r:.50}"
-            msg = f"timeout and save_timeout are in seconds, above 0; got {values}"
-            raise ConfigurationError(msg)
+        seconds_given(self.timeout, "timeout")
+        seconds_given(self.save_timeout, "save_timeout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,9 +252,6 @@ class Commands(Runner):
     """The same for stores of chat histories."""
 
     settings: Settings
-
-    def __init__(self, clients: Clients, settings: Settings) -> None:
-        super().__init__(clients, settings)
 
     @property
     def place(self) -> Any:

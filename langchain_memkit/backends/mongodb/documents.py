@@ -79,8 +79,13 @@ def index_models(session_id_key: str, index_kwargs: Mapping[str, Any]) -> list[I
         IndexModel([*scope, ("messages.id", ASCENDING)], partialFilterExpression=OURS, name="memkit_message_ids"),
         IndexModel(scope, name="memkit_shard_key"),
         IndexModel([("expiresAt", ASCENDING)], expireAfterSeconds=0, partialFilterExpression=OURS, name="memkit_ttl"),
-        IndexModel([(session_id_key, ASCENDING), ("_id", ASCENDING)], **{"name": "memkit_legacy", **index_kwargs}),
+        legacy_index(session_id_key, index_kwargs),
     ]
+
+
+def legacy_index(session_id_key: str, index_kwargs: Mapping[str, Any]) -> IndexModel:
+    """The index that reads langchain-mongodb's rows of a session in order."""
+    return IndexModel([(session_id_key, ASCENDING), ("_id", ASCENDING)], **{"name": "memkit_legacy", **index_kwargs})
 
 
 def turn_document(

@@ -15,7 +15,7 @@ from langchain_memkit.backends.mongodb.documents import FIELDS
 from langchain_memkit.backends.mongodb.layout_langchain import LangChainRowStore
 from langchain_memkit.backends.mongodb.layout_qa import QAStore
 from langchain_memkit.backends.mongodb.store import MongoTurnStore
-from langchain_memkit.base import Now, TokenCounterLike, utc_now
+from langchain_memkit.base import Now, TokenCounterLike, seconds_given, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import resolve_counter
 
@@ -209,7 +209,8 @@ def _check_arguments(
         if not value or value in FIELDS or value.startswith("$") or "." in value:
             msg = f"{name} must be a plain field name other than {', '.join(FIELDS)}; got {value!r:.50}"
             raise ConfigurationError(msg)
-    if ttl is not None and not ttl >= MIN_TTL:
+    seconds_given(ttl, "ttl", none="to keep turns")
+    if ttl is not None and ttl < MIN_TTL:
         msg = f"ttl is in seconds, from {MIN_TTL} (the server removes expired turns once a minute); got {ttl!r:.50}"
         raise ConfigurationError(msg)
     if layout not in STORES:

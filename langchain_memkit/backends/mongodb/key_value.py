@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bson import encode
 from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient, MongoClient, ReplaceOne
-from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._key_value.data import KeyRange, Stored
 from langchain_memkit.backends._key_value.verbs import KeyValueStore
 from langchain_memkit.backends.mongodb.clients import Clients
-from langchain_memkit.backends.mongodb.commands import (
-    Call,
-    Pause,
-    Place,
-    Runner,
-    codes_of,
-    is_transient,
-    jitter,
-    text_of,
-)
-from langchain_memkit.errors import HistoryWriteError, MessageTooLargeError
+from langchain_memkit.backends.mongodb.commands import Call, Place
+from langchain_memkit.backends.mongodb.repeating import RepeatingRunner, batches
+from langchain_memkit.errors import MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 
-DUPLICATE_KEY = 11000
 MAX_DOCUMENT = 16 * 2**20
-BATCH = 500  # documents of one command
 
 
 class MongoDBKeyValueStore(KeyValueStore):
@@ -86,15 +74,17 @@ class MongoDBKeyValueStore(KeyValueStore):
         return f"{type(self).__name__}({self._name})"
 
 
-class _Documents(Runner):
+class _Documents(RepeatingRunner):
     """Flows on the collection."""
+
+    upserts_may_meet = True
 
     def get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]:
         return (yield from self.reading(self._get(keys)))
 
     def _get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]:
         found: dict[str, Stored] = {}
-        for batch in _batches(keys):
+        for batch in batches(keys):
             query = {"_id": {"$in": batch}}
             documents = yield Call(lambda c, query=query: c.find(query).to_list(), self.settings.timeout)  # type: ignore[misc]  # bound now
             found.update((d["_id"], Stored(d.get("value"), d.get("v"))) for d in documents)
@@ -112,11 +102,11 @@ class _Documents(Runner):
 
     def set(self, values: dict[str, Any]) -> Flow[None]:
         operations = [_replacement(key, value) for key, value in values.items()]
-        for i, batch in enumerate(_batches(operations)):
+        for i, batch in enumerate(batches(operations)):
             yield from self._sent(lambda c, batch=batch: c.bulk_write(batch), begun=i > 0)  # type: ignore[misc]  # bound now
 
     def delete(self, keys: Sequence[str]) -> Flow[None]:
-        for i, batch in enumerate(_batches(keys)):
+        for i, batch in enumerate(batches(keys)):
             query = {"_id": {"$in": batch}}
             yield from self._sent(lambda c, query=query: c.delete_many(query), begun=i > 0)  # type: ignore[misc]  # bound now
 
@@ -125,32 +115,10 @@ class _Documents(Runner):
         result = yield from self._sent(lambda c: c.delete_many(query))
         return int(result.deleted_count)
 
-    def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Flow[Any]:
-        """A write, sent again until the deadline: repeating it changes nothing. `begun`: there were writes before."""
-        deadline = time.monotonic() + self.patience
-        while True:
-            try:
-                return (yield Call(function, max(deadline - time.monotonic(), 0.1)))
-            except PyMongoError as error:
-                # two upserts of a new key may meet
-                again = is_transient(error) or DUPLICATE_KEY in codes_of(error)
-                counts = getattr(error, "details", None) or {}
-                begun = begun or counts.get("nUpserted", 0) + counts.get("nMatched", 0) > 0
-                begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
-                if not again or time.monotonic() > deadline:
-                    state = "Some of it may be done: calling again is safe" if begun else "Nothing was changed"
-                    msg = f"cannot write to {self.clients.hosts}: {text_of(error)}. {state}."
-                    raise HistoryWriteError(msg, maybe_stored=begun) from error
-            yield Pause(jitter(0.25))
-
 
 def _between(keys: KeyRange) -> dict[str, Any]:
     """A range of the index on `_id`; keys of other types are in no range of texts."""
     return {"_id": {"$gte": keys.begin} if keys.end is None else {"$gte": keys.begin, "$lt": keys.end}}
-
-
-def _batches(items: Sequence[Any]) -> Iterator[list[Any]]:
-    return (list(items[i : i + BATCH]) for i in range(0, len(items), BATCH))
 
 
 def _replacement(key: str, value: Any) -> ReplaceOne[Any]:

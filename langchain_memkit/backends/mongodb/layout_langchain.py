@@ -11,7 +11,7 @@ from pymongo import ASCENDING, IndexModel
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Batch, Origin, Scope
-from langchain_memkit.backends.mongodb.documents import legacy_filter
+from langchain_memkit.backends.mongodb.documents import legacy_filter, legacy_index
 from langchain_memkit.backends.mongodb.foreign import ascending_ids, ensure, insert_once, refuse_positions
 from langchain_memkit.backends.mongodb.settled import known
 from langchain_memkit.backends.mongodb.store import MongoTurnStore
@@ -32,9 +32,7 @@ class LangChainRowStore(MongoTurnStore):
 
     def _ensure(self) -> Flow[None]:
         key = self.settings.legacy_keys[0]
-        order = IndexModel(
-            [(key, ASCENDING), ("_id", ASCENDING)], **{"name": "memkit_legacy", **self.settings.index_kwargs}
-        )
+        order = legacy_index(key, self.settings.index_kwargs)
         ops = IndexModel(
             [(key, ASCENDING), (f"{MARK}.op", ASCENDING)],
             name="memkit_legacy_op",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,7 @@ from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.rows import Cells, Mark, Stored
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Call, Place, Runner
+from langchain_memkit.backends.mongodb.repeating import batches
 from langchain_memkit.backends.mongodb.vector_documents import (
     A_NUMBER,
     BY_ID,
@@ -35,7 +36,6 @@ from langchain_memkit.backends.mongodb.vector_indexes import ensure_vector_index
 from langchain_memkit.backends.mongodb.vector_recent import matters
 from langchain_memkit.base import Now, SessionInfo
 
-BATCH = 500  # documents of one command
 SAME = 8  # records with one text that are looked at for its vector
 
 
@@ -181,8 +181,3 @@ class VectorReader(Runner):
         """What is kept of the embedding model."""
         found = yield from self.reading(self._found({"_id": {"$eq": PROBE_ID}}, {"probe": 1}))
         return vector_of({"vector": found[0].get("probe")}) if found else None
-
-
-def batches(items: Sequence[Any]) -> Iterator[list[Any]]:
-    """Parts that one command takes."""
-    return (list(items[i : i + BATCH]) for i in range(0, len(items), BATCH))

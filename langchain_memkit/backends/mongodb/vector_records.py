@@ -20,6 +20,7 @@ from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.rows import Row, Written, check_expected
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Place
+from langchain_memkit.backends.mongodb.repeating import BATCH, Taken, batches
 from langchain_memkit.backends.mongodb.vector_documents import (
     draw_stamps,
     draw_step,
@@ -38,9 +39,8 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     vector_of,
     with_ids,
 )
-from langchain_memkit.backends.mongodb.vector_reader import BATCH, batches
 from langchain_memkit.backends.mongodb.vector_recent import Recent, Session, Token, last_of
-from langchain_memkit.backends.mongodb.vector_writer import Taken, VectorWriter
+from langchain_memkit.backends.mongodb.vector_writer import VectorWriter
 from langchain_memkit.base import Now
 from langchain_memkit.errors import HistoryConflictError
 

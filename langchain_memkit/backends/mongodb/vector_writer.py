@@ -1,18 +1,17 @@
-"""Flows that change a collection of vectors, but for the storing of records: sending, recalls, deleting."""
+"""Flows that change a collection of vectors, but for the storing of records: recalls, deleting."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from bson import Int64
-from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.rows import Row
-from langchain_memkit.backends.mongodb.commands import Call, Pause, codes_of, is_transient, jitter, text_of
+from langchain_memkit.backends.mongodb.commands import Pause
+from langchain_memkit.backends.mongodb.repeating import BATCH, RepeatingRunner, Taken, batches
 from langchain_memkit.backends.mongodb.vector_documents import (
     BY_ID,
     ON_DEAD,
@@ -30,20 +29,15 @@ from langchain_memkit.backends.mongodb.vector_markers import (
     marker_filter,
     markers_filter,
 )
-from langchain_memkit.backends.mongodb.vector_reader import VectorReader, batches
-from langchain_memkit.errors import HistoryConflictError, HistoryWriteError
+from langchain_memkit.backends.mongodb.vector_reader import VectorReader
+from langchain_memkit.errors import HistoryConflictError
 
-DUPLICATE_KEY = 11000
 SEVERAL = 5  # tries of what may meet somebody else
 APART = 0.005  # seconds that a forget takes at least: so that a turn that begins after it is told from one before it
 
 
-class Taken(Exception):  # noqa: N818  # never leaves the flows
-    """There is a document with this id already."""
-
-
-class VectorWriter(VectorReader):
-    """What is deleted, and how commands are sent."""
+class VectorWriter(VectorReader, RepeatingRunner):
+    """What is recalled and deleted."""
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> Flow[None]:
         """Keeps recalls."""
@@ -120,7 +114,7 @@ class VectorWriter(VectorReader):
             order = [("accessed_at", 1), ("created_at", 1)]
             query = records_filter(user_id, accessed_at=recalled, _id={"$nin": list(keep)})
             while left:
-                some = {"sort": order, "limit": min(left, 500)}
+                some = {"sort": order, "limit": min(left, BATCH)}
                 found = yield from self.reading(self._found(query, {"_id": 1}, **some))
                 if not found:
                     break
@@ -149,22 +143,3 @@ class VectorWriter(VectorReader):
 
     def _ready(self, *, again: bool = False) -> Flow[None]:
         yield from self.writing(ensure_vector_indexes(self.clients, self.settings, again=again))
-
-    def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Flow[Any]:
-        """A command, sent again until the deadline: repeating it changes nothing. `begun`: there were writes before."""
-        deadline = time.monotonic() + self.patience
-        while True:
-            try:
-                return (yield Call(function, max(deadline - time.monotonic(), 0.1)))
-            except PyMongoError as error:
-                if DUPLICATE_KEY in codes_of(error):
-                    raise Taken from error
-                again = is_transient(error)
-                counts = getattr(error, "details", None) or {}
-                begun = begun or counts.get("nUpserted", 0) + counts.get("nMatched", 0) > 0
-                begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
-                if not again or time.monotonic() > deadline:
-                    state = "Some of it may be done: calling again is safe" if begun else "Nothing was changed"
-                    msg = f"cannot write to {self.clients.hosts}: {text_of(error)}. {state}."
-                    raise HistoryWriteError(msg, maybe_stored=begun) from error
-            yield Pause(jitter(0.25))

@@ -1,8 +1,11 @@
-"""Chat histories and key-value store in one SQLite file: no server, safe with threads and processes.
+"""Chat histories, key-values and vectors in one SQLite file: no server, safe with threads and processes.
 
 Every write is one transaction (`BEGIN IMMEDIATE`) on a WAL database with `synchronous=FULL`: a turn that was
 acknowledged survives a kill and a power cut, and half a turn is never seen. Deleted text is overwritten
 (`secure_delete`), the write-ahead log is emptied after `clear` and `purge`, and a small file is written anew.
+
+`database` has the connections, `transactions` runs flows on them; `operations` is the SQL of histories,
+`vector_records` that of vectors. `vectors` needs the extra `vector`, so it is not imported here.
 """
 
 from langchain_memkit.backends.sqlite.history import SQLiteChatMessageHistory

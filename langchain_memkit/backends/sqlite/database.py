@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from langchain_memkit.backends.sqlite.forks import databases, operation
-from langchain_memkit.base import file_given
+from langchain_memkit.base import file_given, seconds_given
 from langchain_memkit.errors import ConfigurationError
 
 MAX_IDLE = 8  # connections kept open per file
@@ -222,6 +222,8 @@ def shared_database(path: str | os.PathLike[str], timeout: float) -> Database:
     if not isinstance(path, (str, Path)) or not str(path):
         msg = f"path must be a file name or ':memory:', not {type(path).__name__}"
         raise TypeError(msg)
+    if timeout != 0:  # which is not to wait at all
+        seconds_given(timeout, "timeout")
     if str(path) == ":memory:":
         return Database(":memory:", timeout)
     name = os.path.abspath(file_given(path))

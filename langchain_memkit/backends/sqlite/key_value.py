@@ -12,6 +12,7 @@ from langchain_memkit._flow import Flow
 from langchain_memkit.backends._key_value.data import KeyRange, Stored
 from langchain_memkit.backends._key_value.verbs import KeyValueStore
 from langchain_memkit.backends.sqlite.database import Database, shared_database
+from langchain_memkit.backends.sqlite.rows import loaded
 from langchain_memkit.backends.sqlite.transactions import Transactions
 from langchain_memkit.messages.codec import FORMAT_VERSION
 
@@ -67,7 +68,7 @@ class _Rows(Transactions):
             ).fetchall()
 
         rows = yield from self._read(select)
-        return {row["key"]: Stored(_loaded(row["value"]), row["v"]) for row in rows}
+        return {row["key"]: Stored(loaded(row["value"]), row["v"]) for row in rows}
 
     def set(self, values: dict[str, Any]) -> Flow[None]:
         rows = [(key, json.dumps(value, ensure_ascii=False), FORMAT_VERSION) for key, value in values.items()]
@@ -110,11 +111,3 @@ class _Rows(Transactions):
 
 def _bounds(keys: KeyRange) -> dict[str, Any]:
     return {"begin": keys.begin, "end": b"" if keys.end is None else keys.end}  # any blob comes after every text
-
-
-def _loaded(text: object) -> Any:
-    """The plain data of a cell; None, which no value is, if it is damaged."""
-    try:
-        return json.loads(text)  # type: ignore[arg-type]  # a damaged cell may hold anything
-    except (TypeError, ValueError, RecursionError):
-        return None

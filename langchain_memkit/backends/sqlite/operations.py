@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -26,9 +27,9 @@ from langchain_memkit.backends._history.rows import (
     until_enough,
 )
 from langchain_memkit.backends.sqlite.database import Database
-from langchain_memkit.backends.sqlite.rows import HERE, LIVE, SOUND, date_of, iso_date_of, lost_turns, own
-from langchain_memkit.base import Now, SessionInfo, TokenCounter, Turn
-from langchain_memkit.errors import ConfigurationError, HistoryConflictError, StaleTurnError
+from langchain_memkit.backends.sqlite.rows import HERE, LIVE, SOUND, date_of, iso_date_of, loaded, lost_turns, own
+from langchain_memkit.base import Now, SessionInfo, TokenCounter, Turn, seconds_given
+from langchain_memkit.errors import HistoryConflictError, StaleTurnError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.counting import counter_name
 
@@ -37,9 +38,7 @@ class Operations:
     """Each takes the connection last, so that the store can bind everything else."""
 
     def __init__(self, database: Database, ttl: float | None, token_counter: TokenCounter | None, now: Now) -> None:
-        if ttl is not None and not ttl > 0:
-            msg = f"ttl is in seconds and must be above 0, or None to keep turns; got {ttl!r:.50}"
-            raise ConfigurationError(msg)
+        seconds_given(ttl, "ttl", none="to keep turns", most=math.inf)
         self._database = database
         self.ttl = ttl
         self._counter = token_counter
@@ -109,10 +108,7 @@ class Operations:
     def _turn(self, row: sqlite3.Row, newest: int | None = None) -> Turn:
         data = dict(row)
         for name in ("messages", "tokens"):
-            try:
-                data[name] = json.loads(data[name])
-            except (TypeError, ValueError, RecursionError):
-                data[name] = None
+            data[name] = loaded(data[name])
         data["createdAt"] = iso_date_of(data["created_at"])
         data["isDeleted"] = row["is_deleted"] == 1
         data["expiresAt"] = date_of(row["expires_at"])

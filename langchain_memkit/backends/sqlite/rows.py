@@ -1,7 +1,8 @@
-"""What rows of the table `turns` say, and how damage to them is noticed."""
+"""What rows say, those of the table `turns` above all, and how damage to them is noticed."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -52,6 +53,14 @@ def lost_turns(connection: sqlite3.Connection, scope: Scope, seqs: Sequence[int]
                 problem = f"turn {row[0]}: its row is not found, the file is damaged: {REPAIR}"
                 lost.append(Turn(row[0], 0, "", None, [], [], problems=[problem]))
     return lost
+
+
+def loaded(text: object) -> Any:
+    """The plain data of a cell; None, which nothing is that is stored, if it is damaged."""
+    try:
+        return json.loads(text)  # type: ignore[arg-type]  # a damaged cell may hold anything
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def date_of(seconds: Any) -> datetime | None:

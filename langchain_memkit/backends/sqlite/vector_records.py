@@ -15,7 +15,7 @@ from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.rows import Cells, Mark, Row, Stored, Written, check_expected
 from langchain_memkit.backends.sqlite.database import Database
-from langchain_memkit.backends.sqlite.rows import date_of
+from langchain_memkit.backends.sqlite.rows import LIVE, date_of
 from langchain_memkit.backends.sqlite.transactions import Transactions
 from langchain_memkit.backends.sqlite.vector_rows import (
     CELLS,
@@ -32,7 +32,6 @@ from langchain_memkit.errors import HistoryConflictError
 
 STEP = 2**16
 THESE = "IN (SELECT value FROM json_each(:these))"
-LIVE = "(expires_at IS NULL OR expires_at > :now)"
 PROBE = "probe 1"
 
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from langchain_memkit.backends._vectors.rows import Cells, Row, Stored
+from langchain_memkit.backends.sqlite.rows import loaded
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.scoring.words import STEMS_VERSION
 
@@ -50,20 +51,12 @@ def cells_of(rows: Sequence[Sequence[Any]]) -> list[Cells]:
         if len(facts) != len(rows):
             raise ValueError
     except (TypeError, ValueError, RecursionError):
-        facts = [_loaded(row[1]) for row in rows]
+        facts = [loaded(row[1]) for row in rows]
     return [Cells(row[0], fact, row[2], row[3], row[4]) for row, fact in zip(rows, facts, strict=True)]
 
 
 def stored_of(row: Sequence[Any]) -> Stored:
     """A row with the columns `STORED`."""
     stored = Stored(*row)
-    text = _loaded(stored.text) if isinstance(stored.text, bytes) else stored.text
-    return stored._replace(text=text, metadata=_loaded(stored.metadata))
-
-
-def _loaded(text: Any) -> Any:
-    """The plain data of a cell; None, which nothing is that is stored, if it is damaged."""
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        return None
+    text = loaded(stored.text) if isinstance(stored.text, bytes) else stored.text
+    return stored._replace(text=text, metadata=loaded(stored.metadata))

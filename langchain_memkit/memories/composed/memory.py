@@ -14,8 +14,8 @@ from langchain_memkit.base import Memory, MemoryFactory, Query, SavedTurn, Token
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.composed.composing import Composer, Found, Place
 from langchain_memkit.memories.composed.factory import ComposedMemoryFactory
-from langchain_memkit.memories.composed.sources import OnLoadError, Source, checked_policy, load_all, source_of
-from langchain_memkit.memories.telling import name_of, on_all, save_all, take_back
+from langchain_memkit.memories.composed.sources import Source, checked_policy, load_all, source_of
+from langchain_memkit.memories.telling import OnLoadError, name_of, on_all, save_all, take_back
 from langchain_memkit.messages.counting import approximate_tokens
 from langchain_memkit.messages.notes import Template, apart, framed, named, records_of
 

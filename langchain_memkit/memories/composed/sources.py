@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from threading import TIMEOUT_MAX, Thread
-from typing import Any, Literal, TypeAlias
+from threading import Thread
+from typing import Any
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.messages import BaseMessage
@@ -18,17 +18,15 @@ from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
 
 from langchain_memkit._flow import Flow, Step, together, user_code
-from langchain_memkit.base import Memory
-from langchain_memkit.errors import ConfigurationError, MemoryReadError
+from langchain_memkit.base import Memory, seconds_given
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.retriever import RetrieverMemory
-from langchain_memkit.memories.telling import LOAD_ERROR, name_of
+from langchain_memkit.memories.telling import LOAD_ERROR, OnLoadError, load_failure
 from langchain_memkit.preprocessors.budget import checked_size
 
-__all__ = ["OnLoadError", "Source", "checked_policy", "load_all", "source_of"]
+__all__ = ["Source", "checked_policy", "load_all", "source_of"]
 
 logger = logging.getLogger("langchain_memkit")
-
-OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +52,7 @@ class Source:
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             checked_size(self.max_tokens, "max_tokens", 1)
-        seconds: Any = self.timeout
-        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 < seconds <= TIMEOUT_MAX):
-            msg = f"timeout must be a number of seconds above 0, or None; got {seconds!r:.50}"
-            raise ConfigurationError(msg)
+        seconds_given(self.timeout, "timeout", none="for any time")
 
 
 def source_of(part: Any, name: str) -> Source:
@@ -147,12 +142,10 @@ def _in_thread(call: Callable[[], Any]) -> Future[Any]:
 
 
 def _left_out(memory: Memory, error: Exception, on_load_error: OnLoadError) -> Flow[None]:
-    name = name_of(memory)
-    failure = MemoryReadError(f"{name} could not be loaded: {type(error).__name__}: {error}")
-    failure.__cause__ = error
+    failure, heard = load_failure(memory, error)
     if on_load_error == "raise":
         raise failure
-    yield _event({"memory": name, "error": type(error).__name__, "message": str(error)})
+    yield _event(heard)
     if callable(on_load_error):
         yield user_code(on_load_error, failure, name="on_load_error")
     else:

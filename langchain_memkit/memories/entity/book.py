@@ -9,9 +9,10 @@ from heapq import nsmallest
 from itertools import pairwise
 from typing import NamedTuple
 
-from langchain_memkit.matching.finder import Found, KeyFinder
+from langchain_memkit.matching.finder import Found
 from langchain_memkit.matching.folding import fold_text
 from langchain_memkit.matching.names import Relation, display_form, is_ordinary, name_key, relation
+from langchain_memkit.memories.entity.forms import Forms
 from langchain_memkit.memories.entity.groups import Groups, fold_names, winner
 from langchain_memkit.memories.entity.rows import DescriptionRow, FactRow, Keys, Rule, id_in
 
@@ -19,7 +20,6 @@ __all__ = ["Book", "Limits", "speaker_key"]
 
 WORDS = 200  # of a question
 MOST_SHORT = 4  # letters: shorter names have one spelling
-RECENT = 64  # names in the small index, which is made anew for each new name
 ROLES = frozenset({"agent", "ai", "assistant", "bot", "human", "model", "system", "tool", "user"})
 
 
@@ -67,9 +67,7 @@ class Book:
         self._near: dict[str, dict[str, Relation]] = {}
         self._like: dict[str, set[str]] = {}
         self._groups: Groups | None = None
-        self._forms: dict[str, str] = {}
-        self._recent: dict[str, str] = {}
-        self._finders: tuple[KeyFinder | None, KeyFinder | None] = (None, None)
+        self._forms = Forms()
         self._refresh_forms()
 
     # -- what is in it
@@ -98,7 +96,7 @@ class Book:
         if _is_firm(row):
             self._groups = self._groups if row.key in self._firm else None
             self._firm[row.key] += 1
-        self.learn(display_form(row.surface), row.key)
+        self._forms.learn(display_form(row.surface), row.key)
         if row.speaker:
             self.hear(row.speaker)
 
@@ -137,7 +135,7 @@ class Book:
         """Takes the name of someone who spoke."""
         if speaker not in self._speakers and (key := speaker_key(speaker)):
             self._speakers[speaker] = key
-            self.learn(speaker, key)
+            self._forms.learn(speaker, key)
 
     def holds(self, row: FactRow) -> bool:
         """Whether the fact is there, in any live generation."""
@@ -194,31 +192,14 @@ class Book:
 
     def find(self, text: str) -> list[Found]:
         """Known names in a text."""
-        big, small = self._finders
-        if small is None or big is None:
-            big = big or KeyFinder(self._forms)
-            small = KeyFinder(self._recent)
-            self._finders = (big, small)
-        return big.find(text) + (small.find(text) if self._recent else [])
-
-    def learn(self, form: str, key: str) -> None:
-        """Takes a name that is to be looked for from now on."""
-        for name in (form, key):
-            if name and name not in self._forms and name not in self._recent:
-                self._recent[name] = key
-                self._finders = (self._finders[0], None)
-        if len(self._recent) > RECENT:
-            self._forms.update(self._recent)
-            self._recent, self._finders = {}, (None, None)
+        return self._forms.find(text)
 
     def _refresh_forms(self) -> None:
         """The forms from the beginning: names that are gone are not looked for."""
         rules = [pair for rule in self.rules.values() for pair in ((rule.name, rule.key), (rule.other, rule.other_key))]
         given = [(form, key) for form in self._vocabulary if (key := name_key(form, given=True))]
         seen = [(display_form(row.surface), row.key) for row in self.facts.values()]
-        pairs = [*given, *rules, *self._speakers.items(), *seen]
-        self._forms = {name: key for form, key in pairs for name in (form, key) if name}
-        self._recent, self._finders = {}, (None, None)
+        self._forms.start_over([*given, *rules, *self._speakers.items(), *seen])
 
     def _compare(self, key: str) -> None:
         """Finds the names that a new one is near to, once."""

@@ -11,7 +11,7 @@ from langchain_core.runnables import run_in_executor
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._flow import Flow, Step, is_async
 from langchain_memkit.base import EntityExtractor, GetSessionHistory, Now, TokenCounter, TokenCounterLike, kind_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.names import kind_of, name_key
@@ -96,8 +96,7 @@ class Core:
         async def anything() -> None:
             return None
 
-        called = getattr(self.extractor, "__call__", None)  # noqa: B004  # the method itself is asked
-        if inspect.iscoroutinefunction(self.extractor) or inspect.iscoroutinefunction(called):
+        if is_async(self.extractor):
             return Step(_refuse_async, anything)
         return Step(lambda: None, anything)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
-from langchain_memkit._flow import Flow
+from langchain_memkit._flow import Flow, in_thread
 from langchain_memkit.base import SessionInfo
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.names import display_form, name_key
@@ -20,7 +20,6 @@ from langchain_memkit.memories.entity.mentions import Source, Spot, clean, facts
 from langchain_memkit.memories.entity.portraits import list_entities
 from langchain_memkit.memories.entity.recall import candidates, choose, compose
 from langchain_memkit.memories.entity.rows import FactRow, Keys, Rule
-from langchain_memkit.memories.entity.shelf import in_thread
 
 __all__ = ["EntityFlows", "list_sessions", "purge"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from html import escape
 from typing import Any
 
 from langchain_memkit.errors import MissingExtraError
+from langchain_memkit.messages.text import printable, printable_html
 
 __all__ = ["Entity", "EntityList", "Fact"]
 
@@ -78,10 +78,10 @@ class EntityList(list[Entity]):
         lines = [f"{len(self) or 'no'} {'entity' if len(self) == 1 else 'entities'}"]
         for entity in self:
             since, last = entity.since.date().isoformat(), entity.last.date().isoformat()
-            newest = _plain(entity.description or entity.facts[-1].text)
+            newest = printable(entity.description or entity.facts[-1].text)
             newest = newest if len(newest) <= WIDTH else newest[: WIDTH - 3] + "..."
             kind = f" ({entity.type})" if entity.type else ""
-            lines.append(f"{_plain(entity.name)}{kind}: {len(entity.facts)} from {since} to {last}: {newest}")
+            lines.append(f"{printable(entity.name)}{kind}: {len(entity.facts)} from {since} to {last}: {newest}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -118,23 +118,14 @@ class EntityList(list[Entity]):
 
 
 def _cells(entity: Entity) -> list[str]:
-    newest = "<br>".join(_safe(fact.text) for fact in entity.facts[: -SHOWN - 1 : -1])
-    also, maybe = (_safe(", ".join(names)) for names in (entity.aliases, entity.maybe))
+    newest = "<br>".join(printable_html(fact.text) for fact in entity.facts[: -SHOWN - 1 : -1])
+    also, maybe = (printable_html(", ".join(names)) for names in (entity.aliases, entity.maybe))
     return [
-        _safe(entity.name),
-        _safe(entity.type),
+        printable_html(entity.name),
+        printable_html(entity.type),
         also,
         maybe,
         str(len(entity.facts)),
         entity.last.date().isoformat(),
-        _safe(entity.description) or newest,
+        printable_html(entity.description) or newest,
     ]
-
-
-def _safe(text: str) -> str:
-    return escape(_plain(text))
-
-
-def _plain(text: str) -> str:
-    """Without characters that turn the direction of what follows, or that end the line."""
-    return "".join(c if c.isprintable() else " " for c in text)

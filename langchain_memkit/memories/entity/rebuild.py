@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from langchain_memkit._flow import Flow
+from langchain_memkit._flow import Flow, in_thread
 from langchain_memkit._progress import progress_bar
 from langchain_memkit.memories.derived import check_writable
 from langchain_memkit.memories.entity.book import Book
 from langchain_memkit.memories.entity.core import Core
 from langchain_memkit.memories.entity.mentions import Source, Spot, facts_of, find_names, sources_of
 from langchain_memkit.memories.entity.rows import FactRow, fact_id, id_in
-from langchain_memkit.memories.entity.shelf import in_thread
 from langchain_memkit.memories.transcripts import UNDATED, Stretch, read_transcript
 
 __all__ = ["rebuild"]

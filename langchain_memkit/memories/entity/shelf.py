@@ -8,35 +8,27 @@ one.)
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 from uuid import uuid4
 
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import Now
 from langchain_memkit.memories.entity.book import Book, Limits
 from langchain_memkit.memories.entity.rows import FactRow, Keys, Rule, read_row
 
-__all__ = ["Shelf", "in_thread"]
+__all__ = ["Shelf"]
 
 logger = logging.getLogger("langchain_memkit")
-
-T = TypeVar("T")
 
 USERS = 64
 VERSIONS = 16  # rows: more are removed by the next change
 BATCH = 1000
-
-
-def in_thread(function: Callable[[], T]) -> Step:
-    """Work that takes time; an event loop is not held up."""
-    return Step(function, lambda: asyncio.to_thread(function))
 
 
 class Shelf:

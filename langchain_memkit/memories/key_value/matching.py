@@ -11,11 +11,10 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, user_code
+from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, in_thread, run_step, user_code
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.nearest import nearest
 from langchain_memkit.memories.key_value.catalog import Hit
-from langchain_memkit.memories.key_value.shelf import work
 from langchain_memkit.messages.text import one_line
 
 __all__ = ["ModelMatcher", "ask_matcher", "create_model_matcher"]
@@ -74,7 +73,7 @@ class ModelMatcher:
         return await adrive(self._match(text, titles), arun_step)
 
     def _match(self, text: str, titles: Sequence[str]) -> Flow[list[str]]:
-        offered: list[str] = yield work(
+        offered: list[str] = yield in_thread(
             lambda: nearest(text, titles, self._max_titles), long=len(titles) > self._max_titles
         )
         if not offered or not text.strip():

@@ -9,7 +9,7 @@ from typing import Any, Self
 from langchain_core.messages import BaseMessage
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, run_step
 from langchain_memkit.base import Memory, TokenCounterLike, check_id, kind_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.key_value.catalog import Catalog, Hit
@@ -17,7 +17,7 @@ from langchain_memkit.memories.key_value.entries import Entries, alias_lists, en
 from langchain_memkit.memories.key_value.factory import KeyValueMemoryFactory
 from langchain_memkit.memories.key_value.matching import ask_matcher, hits_of
 from langchain_memkit.memories.key_value.note import entries_note, not_in
-from langchain_memkit.memories.key_value.shelf import Shelf, work
+from langchain_memkit.memories.key_value.shelf import Shelf
 from langchain_memkit.messages.counting import approximate_tokens, resolve_counter
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.text import said
@@ -230,7 +230,7 @@ class KeyValueMemory(Memory):
         return (yield from self._hits(catalog, text))
 
     def _hits(self, catalog: Catalog, text: str) -> Flow[list[Hit]]:
-        hits: list[Hit] = yield work(lambda: catalog.hits(text), long=len(catalog.titles) > MANY)
+        hits: list[Hit] = yield in_thread(lambda: catalog.hits(text), long=len(catalog.titles) > MANY)
         if self._matcher is None or not catalog.titles or not text.strip():
             return hits
         answer = yield ask_matcher(self._matcher, text, catalog.titles)
@@ -247,7 +247,7 @@ class KeyValueMemory(Memory):
         past: Sequence[BaseMessage] = getattr(query, "past", ())
         seen: Sequence[BaseMessage] = getattr(query, "seen", ())
         long = len(catalog.titles) > MANY or self._counter is not approximate_tokens
-        return (yield work(lambda: self._note(catalog, hits, past, seen), long=long))  # type: ignore[no-any-return]  # a step's result
+        return (yield in_thread(lambda: self._note(catalog, hits, past, seen), long=long))  # type: ignore[no-any-return]  # a step's result
 
     def _note(
         self, catalog: Catalog, hits: Sequence[Hit], past: Sequence[BaseMessage], seen: Sequence[BaseMessage]

@@ -6,38 +6,26 @@ it was, all entries are read again. The token is read before them, so what chang
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import user_prefix
 from langchain_memkit.memories.key_value.catalog import Catalog
 from langchain_memkit.memories.key_value.entries import Entry
 
-__all__ = ["Shelf", "work"]
+__all__ = ["Shelf"]
 
 logger = logging.getLogger("langchain_memkit")
 
-T = TypeVar("T")
-
 BATCH = 1000  # keys of a read or a removal
 UNREAD = object()
-
-
-def work(function: Callable[[], T], *, long: bool) -> Step:
-    """Work without I/O; if it takes long, an event loop is not held up."""
-
-    async def asynchronous() -> T:
-        return await asyncio.to_thread(function) if long else function()
-
-    return Step(function, asynchronous)
 
 
 class Shelf:
@@ -79,7 +67,7 @@ class Shelf:
             entries += filter(None, map(Entry.from_row, values))
         if len(entries) < len(keys):
             logger.warning("%d of %d key-value entries are damaged and left out", len(keys) - len(entries), len(keys))
-        return (yield work(lambda: self._build(token, entries), long=True))  # type: ignore[no-any-return]  # results of steps are untyped
+        return (yield in_thread(lambda: self._build(token, entries)))  # type: ignore[no-any-return]  # results of steps are untyped
 
     def _build(self, token: Any, entries: list[Entry]) -> Catalog:
         with self._lock:  # of many threads that saw the change, one builds

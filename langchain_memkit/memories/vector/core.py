@@ -13,7 +13,7 @@ from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit._flow import Flow, Step
-from langchain_memkit.base import GetSessionHistory, Now, TokenCounter, TokenCounterLike, kind_given
+from langchain_memkit.base import GetSessionHistory, Now, TokenCounter, TokenCounterLike, kind_given, seconds_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.vector.foreign import ForeignStore
 from langchain_memkit.memories.vector.importance import plain_importance
@@ -25,8 +25,6 @@ from langchain_memkit.scoring.ranking import Question, Ranking
 __all__ = ["Core"]
 
 logger = logging.getLogger("langchain_memkit")
-
-FOREVER = 1e10  # seconds: 300 years
 
 
 @dataclass(frozen=True)
@@ -160,9 +158,7 @@ def _check_numbers(ttl: Any, **numbers: Any) -> None:
         if number is not None and (not isinstance(number, int) or number < 1):
             msg = f"{name} must be a whole number above 0; got {number!r:.50}"
             raise ConfigurationError(msg)
-    if ttl is not None and not (isinstance(ttl, (int, float)) and 0 < ttl < FOREVER):
-        msg = f"ttl must be a number of seconds above 0 and below {FOREVER:.0e}; got {ttl!r:.50}"
-        raise ConfigurationError(msg)
+    seconds_given(ttl, "ttl", none="to keep records")
 
 
 def _check_functions(**functions: Any) -> None:

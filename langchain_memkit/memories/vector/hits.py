@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from html import escape
 from typing import Any
 
 from langchain_core.documents import Document
@@ -13,6 +12,7 @@ from langchain_core.documents import Document
 from langchain_memkit.errors import MissingExtraError
 from langchain_memkit.memories.vector.rounds import Line, lines_of_document
 from langchain_memkit.messages.notes import Record
+from langchain_memkit.messages.text import printable, printable_html
 from langchain_memkit.scoring.ranking import PARTS, Ranked
 
 __all__ = ["Hit", "HitList", "hit_of", "record_of"]
@@ -60,9 +60,9 @@ class HitList(list[Hit]):
         """A line for each: score, date, session, the beginning of the text."""
         lines = [f"{len(self) or 'no'} {'hit' if len(self) == 1 else 'hits'}"]
         for hit in self:
-            text = _plain(hit.text)
+            text = printable(hit.text)
             text = text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
-            lines.append(f"{hit.score:.2f} ({_day(hit)}, session {_plain(hit.session_id)}): {text}")
+            lines.append(f"{hit.score:.2f} ({_day(hit)}, session {printable(hit.session_id)}): {text}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -74,8 +74,8 @@ class HitList(list[Hit]):
         rows = []
         for hit in self:
             numbers = [hit.score, *(hit.parts.get(name, 0.0) for name in names)]
-            cells = [*(f"{number:.2f}" for number in numbers), _day(hit), _safe(hit.session_id)]
-            said = "<br>".join(_safe(line) for line in hit.text.split("\n"))
+            cells = [*(f"{number:.2f}" for number in numbers), _day(hit), printable_html(hit.session_id)]
+            said = "<br>".join(printable_html(line) for line in hit.text.split("\n"))
             rows.append("".join(f"<td>{cell}</td>" for cell in [*cells, said]))
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -121,7 +121,7 @@ class HitList(list[Hit]):
             raise MissingExtraError(msg) from error
         if ax is None:
             _, ax = pyplot.subplots(figsize=(8, 0.4 * len(self) + 1))
-        labels = [f"{i + 1}. {_plain(hit.text)[:40]}" for i, hit in enumerate(self)]
+        labels = [f"{i + 1}. {printable(hit.text)[:40]}" for i, hit in enumerate(self)]
         lefts = [0.0] * len(self)
         for name in self._parts():
             widths = [hit.parts.get(name, 0.0) for hit in self]
@@ -190,12 +190,3 @@ def _text(lines: Sequence[Line]) -> str:
 
 def _day(hit: Hit) -> str:
     return hit.date.date().isoformat() if hit.date else "no date"
-
-
-def _safe(text: str) -> str:
-    return escape(_plain(text))
-
-
-def _plain(text: str) -> str:
-    """Without characters that turn the direction of what follows, or that end the line."""
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 
 from langchain_core.documents import Document
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._progress import progress_bar
 from langchain_memkit.memories.derived import check_writable
 from langchain_memkit.memories.transcripts import UNDATED, Stretch, read_transcript
@@ -45,8 +44,7 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
         # before the transcript is read: what is cleared from now on must not come back
         generations[session] = (yield from begin(core, user_id, session, ())).generation
         stretches = yield from read_transcript(history, core.get_session_history, session, user_id)
-        work = partial(_records, core, user_id, session, stretches)
-        wanted[session] = yield Step(work, partial(asyncio.to_thread, work))
+        wanted[session] = yield in_thread(partial(_records, core, user_id, session, stretches))
         counts["messages"] += sum(len(d.metadata["said"]) for d in wanted[session] if not d.metadata.get("chunk"))
     with progress_bar(progress, "remembering", sum(map(len, wanted.values()))) as advance:
         for session, documents in wanted.items():

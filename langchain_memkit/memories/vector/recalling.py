@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from typing import Any, TypeAlias
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, HumanMessage
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit.errors import HistoryWriteError
 from langchain_memkit.memories.transcripts import erased_messages
 from langchain_memkit.memories.vector.core import Core
@@ -83,8 +82,7 @@ def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = Fal
 def _ranked(core: Core, user_id: str, text: str, keep: Keep) -> Flow[Sequence[Found]]:
     """Records, best first, with the reranker's score if there is one."""
     index, question = yield from core.look(user_id, text)
-    work = lambda: rank(index, question, core.ranking, keep)  # noqa: E731  # both styles
-    found: list[Ranked] = yield Step(work, lambda: asyncio.to_thread(work))
+    found: list[Ranked] = yield in_thread(lambda: rank(index, question, core.ranking, keep))
     if question.vector is None and question.similar is None:  # then everything is ranked, matches first
         found = [ranked for ranked in found if ranked.score > 0]
     if core.reranker is None or not found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from langchain_core.documents import Document
 
-from langchain_memkit._flow import Flow, Step, user_code
+from langchain_memkit._flow import Flow, Step, in_thread, user_code
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError, HistoryWriteError
 from langchain_memkit.memories.transcripts import Stretch
 from langchain_memkit.memories.vector.core import Core
@@ -43,7 +42,7 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch) -> Flow[No
         rounds = [r._replace(expires_at=core.expiry(r.at, r.expires_at)) for r in rounds_of([stretch], core.now())]
         return rounds, [documents_of(r, user_id, session_id, micros(r.at), core.splitter) for r in rounds]
 
-    rounds, drafts = yield Step(drafted, lambda: asyncio.to_thread(drafted))
+    rounds, drafts = yield in_thread(drafted)
     if not rounds:
         return
     since: str | None = None  # what the first try was told: a forget after that concerns the later ones as well

@@ -262,7 +262,7 @@ def test_arguments(standalone: Any) -> None:
     with pytest.raises(ConfigurationError, match="must be provided"):
         MongoDBKeyValueStore()
     for arguments in ({"timeout": 0}, {"save_timeout": -1}, {"timeout": float("nan")}):
-        with pytest.raises(ConfigurationError, match="in seconds"):
+        with pytest.raises(ConfigurationError, match="seconds above 0"):
             MongoDBKeyValueStore(standalone.uri, **arguments)
     with pytest.raises(ConfigurationError) as raised:
         MongoDBKeyValueStore("mongodb://nemo:s3cr3t@host:99999/").mget(["k"])

@@ -602,7 +602,7 @@ def test_arguments(standalone: Any) -> None:
         MongoDBVectorStore(embedding=EMBEDDING)
     with pytest.raises(ConfigurationError, match="Embeddings"):
         MongoDBVectorStore(standalone.uri)
-    with pytest.raises(ConfigurationError, match="in seconds"):
+    with pytest.raises(ConfigurationError, match="seconds above 0"):
         MongoDBVectorStore(standalone.uri, EMBEDDING, timeout=0)
     with pytest.raises(ConfigurationError) as raised:
         MongoDBVectorStore("mongodb://nemo:s3cr3t@host:99999/", EMBEDDING).index("u1")

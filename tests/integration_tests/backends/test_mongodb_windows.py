@@ -12,8 +12,8 @@ from langchain_mongodb.chat_message_histories import MongoDBChatMessageHistory a
 
 from langchain_memkit import MongoDBChatMessageHistory
 from langchain_memkit.base import Window
-from langchain_memkit.testing._styles import call_async, call_sync
-from langchain_memkit.testing.langchain_histories import Call, exchange, texts
+from langchain_memkit.testing._styles import Call, call_async, call_sync
+from langchain_memkit.testing.langchain_histories import exchange, texts
 
 
 def said(*names: str) -> list[str]:

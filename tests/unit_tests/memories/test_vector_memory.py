@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -536,5 +537,6 @@ def test_the_histories_file_may_hold_the_records(tmp_path: Path, embeddings: Cou
         histories("s1", "u1").add_messages(turn("Nemo is my cat.", "Cute!"))
         assert memory.rebuild(progress=False)["added"] == 1
         store.close()
-    tables = {row[0] for row in sqlite3.connect(path).execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    with closing(sqlite3.connect(path)) as connection:
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert "turns" in tables

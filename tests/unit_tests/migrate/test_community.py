@@ -152,7 +152,9 @@ def test_another_turn_in_the_same_row(store: Path, target: Any) -> None:
     """Begun again with the very line that stood in that row before, a turn is a conflict: named, and nothing mixed."""
     migrate(langchain_sql_source(store), target, progress=False)
     for session in ("s2", "s1"):
-        peer(store, session).clear()
+        old = peer(store, session)
+        old.clear()
+        old.engine.dispose()
     old = peer(store)
     old.add_messages([TALK[0], HumanMessage("something else")])
     old.engine.dispose()

@@ -638,9 +638,11 @@ def test_history_aware_retriever_in_its_chain(run: Run) -> None:
             create_history_aware_retriever(RunnableLambda(llm), RunnableLambda(inner), prompt), lambda value: "48"
         )
         context = run(chain, "invoke", follow_up())["context"]
-        assert context[0] == Document(inner.calls[0], metadata={"page": 1})
+        first = context[0].page_content
+        assert first in inner.calls  # with the question as it was asked, if no model rewrote it, in either order
+        assert context[0] == Document(first, metadata={"page": 1})
         assert searched is None or inner.calls == [searched]
-        assert "president" in inner.calls[0] or searched
+        assert "president" in first or searched
     with pytest.raises(ValueError, match="prompt must take 'input'"):
         create_history_aware_retriever(RunnableLambda(llm), RunnableLambda(inner), ChatPromptTemplate(["hi"]))
 

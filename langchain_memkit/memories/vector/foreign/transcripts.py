@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import GetSessionHistory
-from langchain_memkit.memories.transcripts import UNDATED, Stretch, history_of, stretches_of
+from langchain_memkit.memories.transcripts import UNDATED, Stretch, history_of, stretch_of, stretches_of
 from langchain_memkit.memories.vector.rounds import Splitter, begins, documents_of, lines_of_messages, rounds_of
 from langchain_memkit.scoring.index import Entry, Index, digest_of, entry_of
 
@@ -157,12 +157,12 @@ class Transcripts:
             if base.cut and (whole or mark is None or mark[0] - len(turns) != base.before):
                 whole, turns = True, (yield _turns(history, None))
             work = lambda: self._session(base, user_id, session_id, turns, mark, whole=whole)  # noqa: E731  # both styles
-        return (yield Step(work, lambda: asyncio.to_thread(work)))  # type: ignore[no-any-return]  # results of steps are untyped
+        return (yield in_thread(work))  # type: ignore[no-any-return]  # results of steps are untyped
 
     def _session(
         self, base: _Session, user_id: str, session_id: str, turns: Sequence[Any], mark: Mark | None, *, whole: bool
     ) -> _Session:
-        stretches = [Stretch(t.messages, t.created_at, t.epoch, t.expires_at, bool(t.seq)) for t in turns]
+        stretches = [stretch_of(turn) for turn in turns]
         cut = _cut(stretches)
         old = {**base.settled, **base.open}
         settled = {} if whole else base.settled
