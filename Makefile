@@ -48,7 +48,7 @@ SHELL       := /bin/sh
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks bench wheel extras floor clean
+.PHONY: help env demo test gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -118,7 +118,14 @@ notebooks: $(DEV) ## runs every notebook from top to bottom
 	@$(say) "notebooks"
 	@$(PYTEST) --nbmake --nbmake-timeout=300 notebooks
 
-bench: $(DEV) ## memkit beside its peers on a real MongoDB, 20 minutes, moves, token counters, entities, titles, recall, follow-ups; make bench ARGS=--quick for a look
+docs: $(DEV) ## the documentation as a site in build/site; any warning is an error
+	@$(say) "mkdocs build --strict"
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@$(say) "build/site/index.html"
+
+# A full run of recall that is written has a million rounds, too.
+bench: MILLION = $(and $(MEMKIT_LOCOMO),$(if $(filter --quick,$(ARGS)),,--million))
+bench: $(DEV) ## memkit beside its peers on a real MongoDB, 20 minutes and more, and docs/benchmarks.md of it; make bench ARGS=--quick for a look that writes nothing
 	@$(PY) tools/parts.py openssl11
 	@$(say) "benchmarks/history.py"
 	@$(PY) -m benchmarks.history $(ARGS)
@@ -134,12 +141,17 @@ bench: $(DEV) ## memkit beside its peers on a real MongoDB, 20 minutes, moves, t
 	@$(PY) -m benchmarks.titles $(ARGS)
 	@$(PY) tools/parts.py minilm
 	@$(say) "benchmarks/recall.py (evidence of recall needs MEMKIT_LOCOMO=locomo.json)"
-	@$(PY) -m benchmarks.recall $(ARGS)
+	@$(PY) -m benchmarks.recall $(ARGS) $(MILLION)
 	@$(say) "benchmarks/followups.py (quality of retrieval needs MEMKIT_FOLLOWUPS=folder)"
 	@$(PY) -m benchmarks.followups $(ARGS)
+	@$(say) "docs/benchmarks.md, its plots and README's six figures, from benchmarks/results"
+	@$(PY) -m benchmarks.overview $(filter --quick,$(ARGS))
 
-wheel: $(BASE) ## the wheel in an empty environment, with langchain-core only
-	@$(wheel_in_new_venv) \
+wheel: $(DEV) ## wheel and source package, built and checked, and the wheel in an empty environment, with langchain-core only
+	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
+	$(say) "building wheel and source package, and checking them"; $(PY) tools/dist.py "$$tmp"; wheel=$$(ls "$$tmp"/*.whl); \
+	$(say) "new environment for $$(basename "$$wheel")"; $(PY) -m venv "$$tmp/venv"; \
+	$(call install,"$$tmp/venv",--upgrade 'pip>=25.1') \
 	$(say) "installing it bare"; $(call install,"$$tmp/venv","$$wheel") \
 	cd "$$tmp"; venv/bin/python -m pip check; \
 	$(say) "importing it"; venv/bin/python -I -W error -c "$$BARE_IMPORT"; \
@@ -159,7 +171,7 @@ for name in langchain_memkit.__all__:
         assert 'pip install "langchain-memkit[' in str(error), error
         missing.append(name)
 version = importlib.metadata.version("langchain-core")
-print(f"langchain-memkit {importlib.metadata.version('langchain-memkit')} with langchain-core {version}:",
+print(f"langchain-memkit {langchain_memkit.__version__} with langchain-core {version}:",
       f"{len(langchain_memkit.__all__)} names, of which {len(missing)} ask for an extra {missing}")
 endef
 export BARE_IMPORT
@@ -178,6 +190,25 @@ floor: $(BASE) ## unit tests of the installed wheel on the oldest supported depe
 	../venv/bin/python -c "$$AT_FLOOR"; \
 	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist loadfile tests/unit_tests
 
+# One environment after the other; the versions' own names first, then what pyenv has. A Python that is not there is named.
+pythons: $(BASE) ## unit tests of the installed wheel on the other supported Pythons that are on this machine
+	@$(wheel_in_new_folder) \
+	$(PY) tools/parts.py suites; \
+	mkdir -p "$$tmp/run/benchmarks"; cp -r tests pyproject.toml "$$tmp/run"; cp -r benchmarks/texts "$$tmp/run/benchmarks"; \
+	ln -s "$(CURDIR)/.parts" "$$tmp/run/.parts"; $(IN_MEMORY) \
+	for version in $(OTHERS); do \
+	  python=; for p in "python$$version" "$${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version".*/bin/python; do \
+	    if "$$p" -c '$(FITS)' >/dev/null 2>&1; then python=$$p; break; fi; \
+	  done; \
+	  if [ -z "$$python" ]; then $(say) "Python $$version is not on this machine: not tested"; continue; fi; \
+	  $(say) "new environment with $$("$$python" --version)"; rm -rf "$$tmp/venv"; "$$python" -m venv "$$tmp/venv"; \
+	  $(call install,"$$tmp/venv",--upgrade 'pip>=25.1') \
+	  $(call install,"$$tmp/venv","$$wheel[all]" --group test) \
+	  $(say) "unit tests on Python $$version, $(WORKERS) at a time"; \
+	  ( cd "$$tmp/run"; "$$tmp/venv/bin/python" -m pytest $(ARGS) -n $(WORKERS) --dist loadfile \
+	    -o tmp_path_retention_policy=failed tests/unit_tests ) || exit 1; \
+	done
+
 define AT_FLOOR
 import importlib.metadata as metadata
 version = metadata.version("langchain-core")
@@ -192,6 +223,8 @@ clean: ## removes .venv, fetched parts, caches and builds
 
 # An environment that is there already and fits is kept.
 FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+# What `make pythons` tries: all but .venv's own, which `make test` is for.
+OTHERS ?= $(filter-out $(shell $(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null),3.11 3.12 3.13)
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 
 $(BASE):

@@ -7,6 +7,7 @@ import operator
 import os
 import platform
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ Row = dict[str, Any]
 
 
 def environment(*, quick: bool) -> dict[str, Any]:
-    """Where and with what it runs; the caller adds what the servers say."""
+    """When, where and with what it runs; the caller adds what the servers say."""
     return {
         "quick": quick,
+        "date": datetime.now(UTC).date().isoformat(),
         "machine": {
             "cores": os.cpu_count(),
             "python": platform.python_version(),

@@ -7,6 +7,8 @@ import importlib
 import inspect
 import pkgutil
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -22,6 +24,8 @@ from langchain_memkit import errors, testing
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKING = [*PAGES, *sorted((ROOT / "docs" / "reference").glob("*.md")), ROOT / "notebooks" / "README.md"]
+LINKING += [ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
 LOCALHOST = "mongodb://localhost:27017"
 
 # design section 4: these stand unchanged in the README
@@ -54,20 +58,54 @@ def blocks(page: Path, language: str = "python") -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standalone: Any) -> None:
-    """The Python blocks of a page run in order, and print what the comments below `print` say."""
+    """The Python blocks of a page run in order, and print what comments below `print`, or a `text` block, say."""
     monkeypatch.chdir(tmp_path)
     with MongoClient(standalone.uri) as client:
         client.drop_database("chat_history")  # each page begins with an empty server
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(page):
+    printed = StringIO()
+    for language, block in re.findall(r"^```(python|text)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        if language == "text":
+            wanted, got = (re.sub(r"\d{4}-\d\d-\d\d", "DATE", text) for text in (block, printed.getvalue()))
+            assert page.parent == ROOT or doctest.OutputChecker().check_output(wanted, got, doctest.ELLIPSIS), got
+            continue
         printed = StringIO()
         with redirect_stdout(printed):
             exec(compile(block.replace(LOCALHOST, standalone.uri), str(page), "exec"), namespace)
-        expected = re.findall(r"^ *print\(.*\)\n *# (.*)$", block, re.MULTILINE)
+        expected = re.findall(r"^ *print\(.*\)(?:  # .*)?\n *# (.*)$", block, re.MULTILINE)
         assert printed.getvalue().split("\n")[: len(expected)] == expected
     for value in list(namespace.values()):
         if hasattr(value, "list_sessions"):
             value.close()
+
+
+def test_both_sides_of_differences_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `coming-from.md` says to replace runs, what it says to write instead runs, and they answer the same."""
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "coming-from.md"
+    setting, differences = blocks(page)[0], blocks(page, "diff")
+    assert len(differences) == 4
+    for difference in differences:
+        lines = difference.splitlines()
+        before, after = ("\n".join(line[1:] for line in lines if line[:1] in (mark, " ", "")) for mark in "-+")
+        command = [sys.executable, "-W", "ignore", "-c", f"{setting}\n{before}\nprint(answer)"]
+        old = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        namespace: dict[str, Any] = {}
+        exec(f"{setting}\n{after}", namespace)
+        assert old.stdout == f"{namespace['answer']}\n", old.stderr
+        assert namespace["answer"].startswith("You told me: My name is ")
+        for value in namespace.values():
+            if hasattr(value, "list_sessions"):
+                value.close()
+
+
+@pytest.mark.parametrize(("page", "suite"), [("backends.md", "TestWholeHistory"), ("memories.md", "TestRemarks")])
+def test_suites_of_the_documentation_pass(page: str, suite: str, tmp_path: Path) -> None:
+    """The contract suites that pages show are collected by pytest, and every case passes."""
+    (tmp_path / "test_page.py").write_text("\n".join(blocks(ROOT / "docs" / page)))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-k", suite]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert re.search(r"^\d\d+ passed", done.stdout.splitlines()[-1]), done.stdout
 
 
 def test_snippets_stand_in_the_readme() -> None:
@@ -94,11 +132,33 @@ def test_snippets_remember(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stan
         assert [m.text for m in histories("s1", user_id="u1").messages] == ["hi", "Noted."]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def places(page: Path) -> set[str]:
+    """What a link may name on a page, as GitHub makes it of the headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ +(.*?) *$", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
-    """Relative links name files that exist."""
-    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
-        assert "://" in target or (page.parent / target).exists(), target
+    """Relative links name files that exist, and headings that are there."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in link:
+            continue
+        path, _, place = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not place or target.suffix != ".md" or place in places(target), link
+
+
+def test_costs_are_those_of_the_readme() -> None:
+    """docs/memories.md repeats the reads and writes of the README's table, which another test counts."""
+    rows = re.findall(r"\[`(\w+)`\].*\| (?:0 to )?(\d), (\d), 0", (ROOT / "docs" / "memories.md").read_text())
+    assert {name for name, _, _ in rows} == {"EntityMemory", "KeyValueMemory", "VectorMemory"}
+    for name, reads, writes in rows:
+        assert re.search(rf"`{name}`\].*\| \+{reads} \| \+{writes} \|", PAGES[0].read_text()), name
+    assert "on MongoDB three short reads, and one write" in (ROOT / "docs" / "histories.md").read_text()
+    assert re.search(r"`MongoDBChatMessageHistory`.*\| 3 \| 1 \|", PAGES[0].read_text())
 
 
 def test_every_error_is_explained() -> None:
