@@ -1,4 +1,4 @@
-"""The demo (examples/quickstart.py), run as a newcomer runs it: in processes of its own, on a real MongoDB."""
+"""The demo (examples/quickstart.py), run as a newcomer runs it, and what the README says on its first screens."""
 
 from __future__ import annotations
 
@@ -8,13 +8,35 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from langchain_core.embeddings import Embeddings
+from pymongo import MongoClient
+from pymongo.monitoring import CommandListener, CommandStartedEvent
 
-from langchain_memkit import SQLiteChatMessageHistory
+from langchain_memkit import (
+    EntityMemory,
+    KeyValueMemory,
+    MongoDBChatMessageHistory,
+    MongoDBKeyValueStore,
+    MongoDBVectorStore,
+    SpacyEntityExtractor,
+    SQLiteChatMessageHistory,
+    VectorMemory,
+    WordLlamaEmbeddings,
+    create_history_preprocessor,
+    create_runnable_with_message_history,
+    create_trim_preprocessor,
+)
+from langchain_memkit.testing import FakeChatModel
 
-DEMO = Path(__file__).resolve().parents[2] / "examples" / "quickstart.py"
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "examples" / "quickstart.py"
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "FORCE_COLOR"))}
 
 
@@ -67,6 +89,37 @@ def test_the_same_on_mongodb_fits_two_screens() -> None:
     assert len(lines) <= 70
     assert max(map(len, lines)) <= 100
     assert done.stdout.replace("\n", "").isprintable()
+    [quoted] = re.findall(r"^```console\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    parts = [re.escape(stable(part)) for part in quoted.split("[...]\n")]
+    assert re.search("(.*\n)+?".join(parts), stable(done.stdout)), "the README quotes what the demo does not print"
+
+
+def stable(output: str) -> str:
+    """What the demo prints, without what is another in each run: ids, processes, ports and times."""
+    return re.sub(r"lc_run--[\w-]+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{24}|trip-\d+|(?<=process  )\d+", "#", output)
+
+
+def test_the_readme_remembers_in_a_new_process(tmp_path: Path) -> None:
+    """Its first blocks are twelve lines, and what the first two tell a process, the third one knows in another."""
+    first, told, asked, *_ = BLOCKS
+    assert len([line for line in (first + told + asked).splitlines() if line and not line.startswith("#")]) <= 12
+    run = [sys.executable, "-W", "error", "-c"]
+    for program in (first + told, asked):
+        done = subprocess.run(
+            [*run, program], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+    assert f"# {done.stdout}" in asked
+    assert "Nemo" in done.stdout
+
+
+def test_the_readme_may_be_read_on_in_the_second_process(tmp_path: Path) -> None:
+    """Who types on there has all names, whichever of the sections on servers and agents they leave out."""
+    [see] = [block for block in BLOCKS if "explain_turn(" in block]
+    run = [sys.executable, "-c", BLOCKS[2] + see]
+    done = subprocess.run(run, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "recalled   2.0" in done.stdout
 
 
 def test_a_model_that_cannot_be_reached_is_a_line() -> None:
@@ -125,3 +178,98 @@ def test_ctrl_c_ends_it_and_its_children() -> None:
     assert demo.returncode == 130
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+class Commands(CommandListener):
+    """Counts what is sent to MongoDB, as reads and writes."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+
+    def started(self, event: CommandStartedEvent) -> None:
+        """Called by the driver."""
+        kind = {"find": "reads", "aggregate": "reads", "insert": "writes", "update": "writes", "delete": "writes"}
+        if event.command_name in kind:
+            self.seen[kind[event.command_name]] += 1
+
+    def succeeded(self, event: Any) -> None:
+        """Nothing to count."""
+
+    def failed(self, event: Any) -> None:
+        """Nothing to count."""
+
+
+class Counted(Embeddings):
+    """Counts calls of an embedding model."""
+
+    def __init__(self, seen: Counter[str]) -> None:
+        self.inner, self.seen = WordLlamaEmbeddings(), seen
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """One call for all of them."""
+        self.seen["embeddings"] += 1
+        return self.inner.embed_documents(texts)
+
+    def embed_query(self, text: str) -> list[float]:
+        """One call."""
+        self.seen["embeddings"] += 1
+        return self.inner.embed_query(text)
+
+
+def costs(standalone: Any) -> dict[str, list[int]]:
+    """Reads, writes, embeddings and model calls of one turn, in a session that goes on, by what takes part in it."""
+    commands = Commands()
+    seen = commands.seen
+    with MongoClient[dict[str, Any]](standalone.uri, event_listeners=[commands]) as client:
+        place: dict[str, Any] = {"database_name": "memkit_costs", "client": client}
+        client.drop_database("memkit_costs")
+        histories = MongoDBChatMessageHistory.factory(None, **place)
+        store = MongoDBKeyValueStore(None, **place)
+        model = FakeChatModel()
+
+        def summarize(prompt: object) -> str:
+            seen["summaries"] += 1
+            return "They talk of Kiwi."
+
+        entities = EntityMemory.factory(SpacyEntityExtractor(), store, get_session_history=histories)
+        vectors = MongoDBVectorStore(None, Counted(seen), **place)
+        titles = KeyValueMemory.factory(store)
+        titles("any", "nemo").add({"The Skeleton Songs": "Poems by Arabella Dusk."})
+        taking: dict[str, dict[str, Any]] = {
+            "MongoDBChatMessageHistory": {},
+            "create_trim_preprocessor": {"preprocessor": create_trim_preprocessor(max_tokens=500)},
+            "create_history_preprocessor": {
+                "preprocessor": create_history_preprocessor(summarize, max_tokens=500, store=store)
+            },
+            "VectorMemory": {"memories": [VectorMemory.factory(vectors, get_session_history=histories)]},
+            "EntityMemory": {"memories": [entities]},
+            "KeyValueMemory": {"memories": [titles]},
+        }
+        counted: dict[str, list[int]] = {}
+        for name, options in taking.items():
+            chat = create_runnable_with_message_history(model, histories, **options)
+            turns: list[tuple[int, ...]] = []
+            for i in range(16):
+                session = f"{name} monday" if i < 3 else f"{name} friday"
+                said = f"Harrison called our parrot Kiwi on day {i}, and read The Skeleton Songs to him."
+                model.calls.clear()
+                seen.clear()
+                chat.invoke(said, {"configurable": {"session_id": session, "user_id": "nemo"}})
+                if i >= 6 and not seen["summaries"]:
+                    turns.append((seen["reads"], seen["writes"], seen["embeddings"], len(model.calls)))
+            counted[name] = list(Counter(turns).most_common(1)[0][0])
+        histories.close()
+        client.drop_database("memkit_costs")
+    plain = counted["MongoDBChatMessageHistory"]
+    return {
+        name: row if row is plain else [a - b for a, b in zip(row, plain, strict=True)] for name, row in counted.items()
+    }
+
+
+def test_which_memory_costs_what_the_readme_says(standalone: Any) -> None:
+    """The figures of its table are those that are counted at a real MongoDB and at the models."""
+    table = README.split("## Which memory?")[1].split("\n## ")[0]
+    for name, counted in costs(standalone).items():
+        [row] = [line for line in table.splitlines() if f"`{name}`" in line]
+        cells = row.split("|")[4:8]
+        assert [int(re.match(r" \+?(\d+)", cell)[1]) for cell in cells] == counted, row
