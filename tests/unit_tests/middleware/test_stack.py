@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import Annotated, Any
 
@@ -147,14 +148,25 @@ def test_edited_call(histories: Any, history: Any, run: Any) -> None:
     assert history.messages == agent.get_state(CONFIG).values["messages"]
 
 
-def test_interrupted_and_left(histories: Any, history: Any, run: Any) -> None:
-    """An interrupted run whose user goes on with something else is stored first, as a turn of its own."""
+class Busy(InMemorySaver):
+    """In a process that makes much: what is alive while a run breaks off is no longer young when it is over."""
+
+    def put_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+        """As its parent; Python collects just when the run waits for a person."""
+        super().put_writes(config, writes, task_id, task_path)
+        if any(channel == "__interrupt__" for channel, _ in writes):
+            gc.collect()
+
+
+@pytest.mark.parametrize("saver", [InMemorySaver, Busy])
+def test_interrupted_and_left(histories: Any, history: Any, run: Any, saver: Any) -> None:
+    """An interrupted run whose user goes on at once is stored first, as a turn of its own."""
     model = Scripted(script=[calling(("send", {"to": "all"}), text="may I?"), "fine"])
     agent = create_agent(
         model,
         [send],
         middleware=[MessageHistoryMiddleware(histories), HumanInTheLoopMiddleware(interrupt_on={"send": True})],
-        checkpointer=InMemorySaver(),
+        checkpointer=saver(),
     )
     run(agent, asking("send"), CONFIG)
     run(agent, asking("never mind"), CONFIG)
