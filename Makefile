@@ -99,7 +99,7 @@ lint: $(DEV) ## ruff: rules and format
 	@$(say) "ruff format --check"
 	@$(PY) -m ruff format --check .
 
-types: $(DEV) ## mypy, strict, for the package, the examples and the benchmarks
+types: $(DEV) ## mypy, strict, for the package, the examples, the benchmarks and a user's app (tests/typed)
 	@$(say) "mypy"
 	@$(PY) -m mypy
 

@@ -1,0 +1,290 @@
+"""What a user's type checker sees: an app of every part, checked by `mypy --strict` and never run.
+
+`make types` checks it against the tree, `make wheel` against the installed wheel, as a user has it. Each
+`assert_type` names a result that must not be `Any`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, assert_type
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.documents import Document
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+
+import langchain_memkit
+from langchain_memkit import (
+    ChatHistoryMemory,
+    ComposedMemory,
+    CondenseQuestionRetriever,
+    EntityMemory,
+    KeyValueMemory,
+    LangGraphKeyValueStore,
+    Memory,
+    MessageHistoryMiddleware,
+    MongoDBChatMessageHistory,
+    MongoDBKeyValueStore,
+    MongoDBVectorStore,
+    RunnableWithMessageHistory,
+    SpacyEntityExtractor,
+    SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
+    SQLiteVectorStore,
+    VectorMemory,
+    WordLlamaEmbeddings,
+    create_conversational_rag_chain,
+    create_history_preprocessor,
+    create_runnable_with_message_history,
+    create_trim_preprocessor,
+    explain_turn,
+    purge_user,
+    testing,
+)
+from langchain_memkit.base import MemoryFactory, SessionInfo
+from langchain_memkit.classic import as_classic_memory
+from langchain_memkit.errors import HistoryWriteError, MemkitError
+from langchain_memkit.explain import RecalledRecord, ShownMessage, TurnExplanation, aexplain_turn
+from langchain_memkit.memories.composed import ComposedMemoryFactory
+from langchain_memkit.memories.entity import EntityMemoryFactory
+from langchain_memkit.memories.key_value import KeyValueMemoryFactory
+from langchain_memkit.memories.vector import Hit, HitList, VectorMemoryFactory
+from langchain_memkit.migrate import (
+    MigrationReport,
+    amigrate,
+    export_history,
+    import_history,
+    langchain_sql_source,
+    migrate,
+)
+from langchain_memkit.preprocessors.summarize import HistoryPreprocessor
+from langchain_memkit.preprocessors.trim import TrimPreprocessor
+from langchain_memkit.testing import (
+    ChatMessageHistoryContract,
+    FakeChatModel,
+    FrozenClock,
+    KeyValueStoreContract,
+    MemoryContract,
+    local_mongodb,
+)
+
+URI = "mongodb://localhost:27017"
+CONFIG: RunnableConfig = {"configurable": {"session_id": "s1", "user_id": "u1"}}
+
+assert_type(langchain_memkit.__version__, str)
+langchain_memkit.VektorMemory  # type: ignore[attr-defined]  # noqa: B018  # a misspelt name is an error
+testing.FakeChatModle  # type: ignore[attr-defined]  # noqa: B018
+
+
+def histories_of_both_kinds() -> None:
+    """Factories give the history that they name, and a history gives messages."""
+    sqlite = SQLiteChatMessageHistory.factory("chat.db", history_size=100)
+    assert_type(sqlite("s1", "u1"), SQLiteChatMessageHistory)
+    assert_type(sqlite("s1", "u1").messages, list[BaseMessage])
+    assert_type(sqlite.list_sessions("u1"), list[SessionInfo])
+    with MongoDBChatMessageHistory.factory(URI, history_size=100) as mongodb:
+        assert_type(mongodb("s1"), MongoDBChatMessageHistory)
+        assert_type(mongodb("s1", "u1").messages, list[BaseMessage])
+    history = MongoDBChatMessageHistory(URI, "s1", user_id="u1")
+    history.add_messages([HumanMessage("hi"), AIMessage("hello")])
+    history.add_user_message("hi")
+    assert_type(history.tail(max_tokens=100), list[BaseMessage])
+    assert_type(SQLiteChatMessageHistory("chat.db", "s1").append_turn([HumanMessage("hi")], turn_id="t1"), int)
+
+
+async def histories_without_blocking() -> None:
+    """The async twins say the same."""
+    async with SQLiteChatMessageHistory.factory("chat.db") as histories:
+        assert_type(histories("s1"), SQLiteChatMessageHistory)
+        assert_type(await histories("s1").aget_messages(), list[BaseMessage])
+        await histories("s1").aadd_messages([HumanMessage("hi")])
+        assert_type(await histories.apurge("u1"), dict[str, int])
+
+
+def chains(model: BaseChatModel) -> None:
+    """Both doors take a model or a chain, and return one runnable."""
+    histories = SQLiteChatMessageHistory.factory("chat.db")
+    fits = create_history_preprocessor(model, max_tokens=8000, store=SQLiteKeyValueStore("chat.db"))
+    assert_type(fits, HistoryPreprocessor)
+    assert_type(fits.invoke([HumanMessage("hi")]), list[BaseMessage])
+    assert_type(create_trim_preprocessor(8000), TrimPreprocessor)
+    chat = create_runnable_with_message_history(model, histories, preprocessor=fits, before_save=redacted)
+    assert_type(chat, RunnableWithMessageHistory)
+    chat.invoke("My name is Nemo.", CONFIG)
+    prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("chat_history"), ("human", "{input}")])
+    RunnableWithMessageHistory(
+        prompt | model,
+        lambda session_id: MongoDBChatMessageHistory(URI, session_id),
+        input_messages_key="input",
+        history_messages_key="chat_history",
+    ).invoke({"input": "hi"}, CONFIG)
+    for _ in chat.stream("hi", CONFIG):
+        pass
+
+
+def redacted(messages: list[BaseMessage]) -> list[BaseMessage]:
+    """A `before_save`."""
+    return messages
+
+
+def errors(chat: RunnableWithMessageHistory) -> str:
+    """Ours have one root, and say what is known."""
+    try:
+        return str(chat.invoke("hi", CONFIG))
+    except HistoryWriteError as error:
+        assert_type(error.maybe_stored, bool)
+        return str(error.output)
+    except MemkitError as error:
+        return str(error)
+
+
+def views(chat: RunnableWithMessageHistory) -> None:
+    """An explanation is data with types."""
+    seen = explain_turn(chat, "What is my name?", CONFIG)
+    assert_type(seen, TurnExplanation)
+    assert_type(seen.tokens, dict[str, int])
+    assert_type(seen.messages, list[ShownMessage])
+    assert_type(seen.messages[0].text, str)
+    assert_type(seen.recalled, list[RecalledRecord])
+    assert_type(seen.recalled[0].score, float | None)
+    assert_type(seen.to_dict(), dict[str, Any])
+
+
+async def views_without_blocking(chat: RunnableWithMessageHistory) -> None:
+    """The async twin says the same."""
+    assert_type(await aexplain_turn(chat, "What is my name?", CONFIG), TurnExplanation)
+
+
+class Motto(Memory):
+    """A memory of the user's own."""
+
+    read_only = True
+
+    def load(self, query: str = "") -> list[BaseMessage]:
+        """The same to every query."""
+        return [HumanMessage("Our motto: be brief.")]
+
+    def save(self, messages: Any) -> None:
+        """Nothing to keep."""
+
+    def clear(self) -> None:
+        """Nothing to forget."""
+
+
+def memories(model: BaseChatModel, retriever: BaseRetriever) -> None:
+    """Factories of memories give the memory that they name, and all of them go into a chain."""
+    histories = SQLiteChatMessageHistory.factory("chat.db")
+    vectors = VectorMemory.factory(SQLiteVectorStore("chat.db", WordLlamaEmbeddings()), get_session_history=histories)
+    assert_type(vectors, VectorMemoryFactory)
+    assert_type(vectors("s1", "u1"), VectorMemory)
+    found = vectors("s1", "u1").search("parrot", k=3)
+    assert_type(found, HitList)
+    assert_type(found[0], Hit)
+    assert_type(found[0].score, float)
+    assert_type(found[0].date, datetime | None)
+    entities = EntityMemory.factory(SpacyEntityExtractor(), SQLiteKeyValueStore("chat.db"))
+    assert_type(entities, EntityMemoryFactory)
+    assert_type(entities("s1", "u1"), EntityMemory)
+    books = KeyValueMemory({"The Skeleton Songs": "Poems by Arabella Dusk."})
+    assert_type(books.load("Skeleton Songs"), list[BaseMessage])
+    assert_type(KeyValueMemory.factory(MongoDBKeyValueStore(URI)), KeyValueMemoryFactory)
+    dialogue = ChatHistoryMemory(histories("s1", "u1"))
+    assert_type(ComposedMemory(dialogue, books, retriever, max_tokens=4000).load("hi"), list[BaseMessage])
+    composed = ComposedMemory.factory(ChatHistoryMemory.factory(histories), entities, books, max_tokens=4000)
+    assert_type(composed, ComposedMemoryFactory)
+    assert_type(composed("s1", "u1"), ComposedMemory)
+    as_runnable: Runnable[str, list[BaseMessage]] = RunnableLambda(books.load, books.aload)
+    several: list[Memory | MemoryFactory] = [vectors, entities, books]
+    create_runnable_with_message_history(model, histories, memories=several)
+    create_runnable_with_message_history(
+        model, histories, memories=[vectors, entities, books, Motto(), retriever, as_runnable, composed]
+    )
+    as_classic_memory(dialogue)
+
+
+async def memories_without_blocking(memory: VectorMemory) -> None:
+    """The async twins say the same."""
+    assert_type(await memory.asearch("parrot"), HitList)
+    assert_type(await memory.aload("parrot"), list[BaseMessage])
+
+
+def stores(store: Any) -> None:
+    """Key-value stores are LangChain's, of dicts."""
+    assert_type(SQLiteKeyValueStore("chat.db").mget(["a"]), list[dict[str, Any] | None])
+    LangGraphKeyValueStore(store, ("memkit",)).mset([("a", {"b": 1})])
+    found = MongoDBVectorStore(URI, embedding=WordLlamaEmbeddings()).similarity_search("tea")
+    assert_type(found, list[Document])
+
+
+def retrieval(model: BaseChatModel, retriever: BaseRetriever) -> None:
+    """A retriever for follow-up questions, and the whole way to a stored answer."""
+    condensed = CondenseQuestionRetriever(retriever=retriever, llm=model)
+    assert_type(condensed.invoke("Where does it leave?"), list[Document])
+    rag = create_conversational_rag_chain(model, retriever, SQLiteChatMessageHistory.factory("chat.db"))
+    assert_type(rag, RunnableWithMessageHistory)
+    rag.invoke({"input": "Where does it leave?"}, CONFIG)
+
+
+def agents(model: BaseChatModel) -> None:
+    """The middleware goes into LangChain's agents."""
+    histories = MongoDBChatMessageHistory.factory(URI)
+    fits = create_history_preprocessor(model, max_tokens=8000)
+    history = MessageHistoryMiddleware(histories, preprocessor=fits, tools=True)
+    agent = create_agent(model, [], middleware=[history])
+    agent.invoke({"messages": [HumanMessage("hi")]}, CONFIG)
+
+
+def forgetting_and_moving() -> None:
+    """Counts and reports."""
+    histories = SQLiteChatMessageHistory.factory("chat.db")
+    store = SQLiteKeyValueStore("chat.db")
+    entities = EntityMemory.factory(SpacyEntityExtractor(), store)
+    assert_type(purge_user("u1", histories, entities, store), list[Mapping[str, int]])
+    report = migrate(SQLiteChatMessageHistory.factory("old.db"), histories, progress=False)
+    assert_type(report, MigrationReport)
+    assert_type(report.messages, int)
+    assert_type(migrate(langchain_sql_source("old.db"), histories), MigrationReport)
+    export_history(histories, "chat.jsonl")
+    import_history(histories, "chat.jsonl")
+
+
+async def moving_without_blocking() -> None:
+    """The async twin says the same."""
+    old, new = (SQLiteChatMessageHistory.factory(path) for path in ("old.db", "new.db"))
+    assert_type(await amigrate(old, new), MigrationReport)
+
+
+class TestMyHistory(ChatMessageHistoryContract):
+    """The contracts are classes to subclass."""
+
+    @pytest.fixture
+    def make_history(self) -> Any:
+        """Histories over one file."""
+        return SQLiteChatMessageHistory.factory(":memory:")
+
+
+class TestMyStore(KeyValueStoreContract):
+    """The same for stores."""
+
+    @pytest.fixture
+    def make_store(self) -> Any:
+        """Stores over one file."""
+        return lambda **options: SQLiteKeyValueStore(":memory:", **options)
+
+
+class TestMyMemory(MemoryContract):
+    """The same for memories."""
+
+
+def fakes() -> None:
+    """What tests of the user's need."""
+    assert_type(FakeChatModel().invoke("hi"), AIMessage)
+    assert_type(FrozenClock()(), datetime)
+    with local_mongodb() as server:
+        assert_type(server.uri, str)
