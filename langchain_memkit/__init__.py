@@ -11,6 +11,7 @@ logic serves both call styles. Everything that knows an outside dependency is in
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,10 @@ _LAZY = {
 def _load(name: str) -> Any:
     """Loads a name that needs an extra (PEP 562), or reads the version of the installed package."""
     if name == "__version__":
-        return _version("langchain-memkit")
+        try:
+            return _version("langchain-memkit")
+        except PackageNotFoundError:  # a folder on the path: nobody has installed it
+            raise AttributeError(name) from None
     if name not in _LAZY:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from numbers import Real
 from typing import Any, TypeVar
 
 from langchain_memkit.errors import ConfigurationError
@@ -11,7 +12,7 @@ from langchain_memkit.errors import ConfigurationError
 __all__ = ["file_given", "kind_given", "seconds_given"]
 
 ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")  # of two letters or more: C:/ is a drive
-LONGEST = 1e9  # seconds: 30 years, less than a thread can wait for
+LONGEST = 9e9  # seconds: 285 years, less than a thread can wait for, and a date that there is
 P = TypeVar("P", bound="str | os.PathLike[str]")
 
 
@@ -77,6 +78,8 @@ def seconds_given(value: Any, name: str, *, none: str = "", most: float = LONGES
     """
     if value is None and none:
         return
-    if not (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most):
-        msg = f"{name} must be seconds above 0{f', or None {none}' if none else ''}; got {value!r:.50}"
+    seconds = float(value) if not isinstance(value, bool) and isinstance(value, Real) else 0.0
+    if not 0 < seconds <= most:
+        limit = f" and at most {most:.0e}" if seconds > most else ""
+        msg = f"{name} must be seconds above 0{limit}{f', or None {none}' if none else ''}; got {value!r:.50}"
         raise ConfigurationError(msg)

@@ -18,7 +18,7 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.explain.view import PARTS, RecalledRecord, ShownMessage, TurnExplanation
 from langchain_memkit.memories.telling import LOAD_ERROR
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens, counter_name
-from langchain_memkit.messages.notes import apart, is_note
+from langchain_memkit.messages.notes import apart
 from langchain_memkit.messages.text import said
 from langchain_memkit.preprocessors.report import EVENT, part_of
 from langchain_memkit.runnables import RunnableWithMessageHistory
@@ -57,9 +57,9 @@ def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfi
     """
     turn, config, listener = _prepare(runnable, config)
     if turn is None:
-        return _explained(runnable.invoke(input, config), 0, runnable, listener)
+        return _explained(runnable.invoke(input, config), None, runnable, listener)
     opened = turn.open(input, config)
-    return _explained(opened.shown, len(opened.asked), turn.preprocessor, listener)
+    return _explained(opened.shown, opened, turn.preprocessor, listener)
 
 
 async def aexplain_turn(
@@ -68,9 +68,9 @@ async def aexplain_turn(
     """Async twin of `explain_turn`."""
     turn, config, listener = _prepare(runnable, config)
     if turn is None:
-        return _explained(await runnable.ainvoke(input, config), 0, runnable, listener)
+        return _explained(await runnable.ainvoke(input, config), None, runnable, listener)
     opened: OpenTurn = await turn.aopen(input, config)
-    return _explained(opened.shown, len(opened.asked), turn.preprocessor, listener)
+    return _explained(opened.shown, opened, turn.preprocessor, listener)
 
 
 class _Listener(BaseCallbackHandler):
@@ -112,7 +112,7 @@ def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[_Turn | None
             break
     # in this order: within a run, merging fills in the ids of that run for what a config leaves out
     config = merge_configs({"callbacks": [listener]}, ensure_config(config))
-    if alone:  # an enclosing chain's history is not ours
+    if alone or not isinstance(found, Runnable):  # an enclosing chain's history is not ours, nor an agent's
         config["configurable"] = {k: v for k, v in config["configurable"].items() if k != "message_history"}
     if hasattr(found, "aopen"):
         return found, config, listener
@@ -143,21 +143,25 @@ def _is_ours(runnable: Any) -> bool:
     return any(hasattr(step, "window") for step in _steps(runnable))
 
 
-def _explained(shown: Sequence[BaseMessage], asked: int, preprocessor: Any, listener: _Listener) -> TurnExplanation:
+def _explained(
+    shown: Sequence[BaseMessage], opened: OpenTurn | None, preprocessor: Any, listener: _Listener
+) -> TurnExplanation:
     """What came out, and what all preprocessors in a row said of it."""
     counters = [step.token_counter for step in map(_bare, _steps(preprocessor)) if hasattr(step, "token_counter")]
     counter: TokenCounter = counters[-1] if counters else approximate_tokens
-    past = len(shown) - asked
+    asked: Sequence[BaseMessage] = () if opened is None else opened.asked
+    given = shown if opened is None or opened.given is None else opened.given
+    sizes = count_tokens(given, counter)
+    own, known = _names(asked), _names(shown)
+    # what a template has made is nobody's message; it holds the question
+    parts = ["input" if _names([m]) & own else part_of(m) for m in given]
+    parts = ["input" if p == "history" and not _names([m]) & known else p for p, m in zip(parts, given, strict=True)]
     messages = [
-        ShownMessage(
-            "input" if i >= past and not is_note(m) else part_of(m),
-            m.type.removesuffix("MessageChunk").lower(),
-            said(m),
-            count,
-            m.id,
-        )
-        for i, (m, count) in enumerate(zip(shown, count_tokens(shown, counter), strict=True))
+        ShownMessage(part, m.type.removesuffix("MessageChunk").lower(), said(m), size, m.id)
+        for part, m, size in zip(parts, given, sizes, strict=True)
     ]
+    beside = sum(size for m, size in zip(given, sizes, strict=True) if not _names([m]) & known)
+    left = [m for m in asked if not _names([m]) & known]
     heard = listener.heard
     notes = [*(note for event in heard for note in event["notes"]), *listener.failed]
     if preprocessor is not None and not heard:
@@ -166,6 +170,10 @@ def _explained(shown: Sequence[BaseMessage], asked: int, preprocessor: Any, list
     max_tokens = min((event["max_tokens"] for event in heard), default=None)
     if max_tokens is not None and counter_name(counter) == "len":  # such a budget is one of past messages
         max_tokens += tokens["input"]
+    if max_tokens is not None:  # what a chain of ours puts beside it, instruction and documents, is not in it
+        max_tokens += beside
+    if left:
+        notes.append(f"{len(left):,} of the run's own messages are left out, since they outgrow the budget")
     reserved = max((event["reserved"] for event in heard), default=0)
     total = sum(tokens.values()) + reserved
     if max_tokens is not None and total > max_tokens:
@@ -174,12 +182,17 @@ def _explained(shown: Sequence[BaseMessage], asked: int, preprocessor: Any, list
         messages,
         {**tokens, **({"reserved": reserved} if reserved else {})},
         max_tokens,
-        sum(event["dropped"] for event in heard),
+        sum(event["dropped"] for event in heard) + len(left),
         max((event["summarized"] for event in heard), default=0),
-        [message_id for event in heard for message_id in event["dropped_ids"]],
+        [*(message_id for event in heard for message_id in event["dropped_ids"]), *(m.id for m in left)],
         [message_id for event in heard for message_id in event["summarized_ids"]],
-        [RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text) for r in apart(shown)[1]],
+        [RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text) for r in apart(given)[1]],
         notes,
         counter_name(counter),
         listener.searched_for,
     )
+
+
+def _names(messages: Sequence[BaseMessage]) -> set[int | str]:
+    """What messages are known by: the objects that they are, and their ids."""
+    return {id(m) for m in messages} | {m.id for m in messages if m.id}

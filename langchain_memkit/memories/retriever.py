@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
+from math import isfinite, nan
+from numbers import Real
 from typing import Any
 
 from langchain_core.documents import Document
@@ -13,7 +15,7 @@ from langchain_core.runnables import Runnable
 from langchain_memkit.base import Memory
 from langchain_memkit.messages.notes import Record, note_message
 
-__all__ = ["RetrieverMemory", "record_of"]
+__all__ = ["RetrieverMemory", "plain_score", "record_of"]
 
 
 class RetrieverMemory(Memory):
@@ -94,8 +96,19 @@ def _text(metadata: Mapping[str, Any], key: str) -> str:
 
 def _score(metadata: Mapping[str, Any]) -> float | None:
     """What retrievers say of how well a document answers, under the names that are in use."""
-    found = (metadata.get(key) for key in ("relevance_score", "score"))
-    return next((float(value) for value in found if isinstance(value, (int, float))), None)
+    found = (plain_score(metadata.get(key)) for key in ("relevance_score", "score"))
+    return next((score for score in found if score is not None), None)
+
+
+def plain_score(value: Any) -> float | None:
+    """A score as plain data, which notes are stored as: some rerankers give numpy's numbers. None if it is no number.
+
+    Example:
+        >>> plain_score(1), plain_score("good"), plain_score(float("nan"))
+        (1.0, None, None)
+    """
+    score = float(value) if not isinstance(value, bool) and isinstance(value, Real) else nan
+    return score if isfinite(score) else None
 
 
 def _date(value: Any) -> datetime | None:

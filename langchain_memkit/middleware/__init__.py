@@ -121,24 +121,20 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             on_load_error,
         )
         self._policy = policy
+        self.preprocessor = policy.preprocessor
         self._claims = Claims()
         self._door = Door(checked_function(get_session_history), policy, self._claims)
         self._runs = Runs()
         self._needs_user = tools
         self.tools: Sequence[BaseTool] = memory_tools(policy.memories, self._run_of) if tools else []
 
-    @property
-    def preprocessor(self) -> Any:
-        """What is applied to the past; None for nothing."""
-        return self._policy.preprocessor
-
     def open(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
         """A run as far as its first call of the model, for `explain_turn`: nothing is called, nothing is stored."""
-        return trial(self._door).invoke(value, config)
+        return trial(self._door, needs_user=self._needs_user).invoke(value, config)
 
     async def aopen(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
         """Async twin of `open`."""
-        return await trial(self._door).ainvoke(value, config)
+        return await trial(self._door, needs_user=self._needs_user).ainvoke(value, config)
 
     def before_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
         """Opens the turn."""

@@ -108,13 +108,16 @@ class Door:
         run = Run(place, mark, {m.id for m in messages[:first] if m.id}, known, *bound, view)
         if before is not None and mark["skip"] != before["skip"]:
             run.known = set()  # the branch is stored whole, beginning with its question
-        elif left and not trial and not (before is None and (yield from _was_cleared(bound, view))):
-            # somebody may have stored it since: this is rare enough for another look
-            stored: set[str] = set()
-            if bound.native:
-                stored = yield stored_ids(bound.history, [m.id for m in left if m.id])
-            yield from self._adopt(run, [m for m in left if m.id not in stored], before, config)
-            run.view = yield self._view(bound, messages[first:], config)
+        elif left and not (before is None and (yield from _was_cleared(bound, view))):
+            if trial:  # it is shown as if it had been
+                run.view = view._replace(messages=[*view.messages, *left])
+            else:
+                # somebody may have stored it since: this is rare enough for another look
+                stored: set[str] = set()
+                if bound.native:
+                    stored = yield stored_ids(bound.history, [m.id for m in left if m.id])
+                yield from self._adopt(run, [m for m in left if m.id not in stored], before, config)
+                run.view = yield self._view(bound, messages[first:], config)
         run.observe(messages)
         return run
 

@@ -171,7 +171,7 @@ class RagTurn(HistoryTurn):
         turn = yield from super()._tried(value, config)
         answering: Answering = self.runnable  # type: ignore[assignment]  # made with it
         _, given = yield from answering.prepared(turn.input, turn.config)
-        return replace(turn, shown=given.to_messages() if isinstance(given, PromptValue) else given)
+        return replace(turn, given=given.to_messages() if isinstance(given, PromptValue) else given)
 
     def _smaller(
         self,

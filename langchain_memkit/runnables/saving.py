@@ -61,6 +61,7 @@ class OpenTurn:
     input: Any
     config: RunnableConfig
     in_graph: bool = False  # its messages were given ids on the way in, other ones in each attempt
+    given: Sequence[BaseMessage] | None = None  # to the model, where that is known and not just what is shown
     begun: bool = False  # the session holds turns, none of which expires: the epoch is theirs; else the first draws one
 
 

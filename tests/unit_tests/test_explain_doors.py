@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from langchain.agents import create_agent
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 
@@ -17,6 +19,7 @@ from langchain_memkit import (
     KeyValueMemory,
     MessageHistoryMiddleware,
     SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
     create_conversational_rag_chain,
     create_history_preprocessor,
     create_runnable_with_message_history,
@@ -111,13 +114,17 @@ async def test_agent(histories: Any, style: str) -> None:
 @pytest.mark.parametrize("style", ["sync", "async"])
 async def test_agent_stores_nothing(histories: Any, style: str) -> None:
     """Older messages in the input are shown, and not taken into the transcript by a look."""
+    model = FakeChatModel()
+    middleware = MessageHistoryMiddleware(histories, preprocessor=create_trim_preprocessor(60))
+    agent = create_agent(model, [], middleware=[middleware])
+    agent.invoke({"messages": [("user", "It rains.")]}, S1)
     talk = [HumanMessage("I am Nemo."), AIMessage("Hello!"), HumanMessage("Who am I?")]
-    middleware = MessageHistoryMiddleware(histories)
     seen = await explained(style, middleware, {"messages": talk})
-    assert histories("s1", "u1").messages == []
-    assert seen.messages[-1].part == "input"
-    assert seen.messages[-1].text == "Who am I?"
+    assert len(histories("s1", "u1").messages) == 2
+    assert [message.part for message in seen.messages] == ["history"] * 4 + ["input"]
     assert all(message.id is None for message in talk)
+    agent.invoke({"messages": talk}, S1)
+    assert texts(seen) == [message.text for message in model.calls[-1]]
 
 
 def test_agent_wrong(histories: Any) -> None:
@@ -127,6 +134,70 @@ def test_agent_wrong(histories: Any) -> None:
         explain_turn(create_agent(FakeChatModel(), [], middleware=[middleware]), {"messages": []}, S1)
     with pytest.raises(ConfigurationError, match="messages"):
         explain_turn(middleware, "hello", S1)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_agent_options(histories: Any) -> None:
+    """A user that tools need is asked for; inside a chain of the same conversation a look is no second turn."""
+    notes = KeyValueMemory.factory(SQLiteKeyValueStore(":memory:"))
+    with_tools = MessageHistoryMiddleware(histories, memories=[notes], tools=True)
+    with pytest.raises(ConfigurationError, match="user_id"):
+        explain_turn(with_tools, {"messages": "hi"}, {"configurable": {"session_id": "s1"}})
+    plain = MessageHistoryMiddleware(histories)
+
+    def look(messages: Any, config: Any) -> AIMessage:
+        return AIMessage(f"{len(explain_turn(plain, {'messages': 'hi'}, config).messages)} shown")
+
+    chat = create_runnable_with_message_history(RunnableLambda(look), histories)
+    assert chat.invoke("look", S1).text == "1 shown"
+
+
+def test_agent_long_loop(histories: Any) -> None:
+    """What of the run itself outgrows the budget is counted as dropped; what is a summary is not called input."""
+    fits = create_history_preprocessor(lambda prompt: "Talk of the sea.", max_tokens=300)
+    middleware = MessageHistoryMiddleware(histories, preprocessor=fits)
+    agent = create_agent(FakeChatModel(), [], middleware=[middleware])
+    for i in range(20):
+        agent.invoke({"messages": [("user", f"It is day {i} at sea, and the wind is fair.")]}, S1)
+    loop: list[Any] = [HumanMessage("Look it all up.")]
+    for i in range(6):
+        loop.append(AIMessage("", tool_calls=[{"name": "look", "args": {}, "id": f"c{i}"}]))
+        loop.append(ToolMessage(f"{i} " + "long " * 40, tool_call_id=f"c{i}"))
+    seen = explain_turn(middleware, {"messages": loop}, S1)
+    assert seen.tokens["summary"] > 0
+    shown = sum(message.part == "input" for message in seen.messages)
+    assert 1 <= shown < 13
+    assert f"{13 - shown} of the run's own messages are left out, since they outgrow the budget" in seen.notes
+    assert seen.dropped >= 13 - shown
+
+
+def test_rag_parts(histories: Any) -> None:
+    """Instruction and documents are beside the budget; of an input of several messages each is input."""
+    large = Document("word " * 3000, id="large")
+    rag = create_conversational_rag_chain(FakeChatModel(), lambda question: [large], histories, max_tokens=1000)
+    asked = [HumanMessage("I ask of Skye."), AIMessage("Yes?"), HumanMessage("When does the ferry leave?")]
+    seen = explain_turn(rag, {"input": asked}, S1)
+    assert [message.part for message in seen.messages] == ["system", "input", "input", "notes", "input"]
+    assert seen.max_tokens is not None
+    assert 1000 < sum(seen.tokens.values()) <= seen.max_tokens
+    assert seen.notes == []
+    ending = ChatPromptTemplate.from_messages(
+        [("placeholder", "{chat_history}"), ("human", "{input}"), ("system", "Records: {context}")]
+    )
+    rag = create_conversational_rag_chain(FakeChatModel(), lambda question: [FERRY], histories, prompt=ending)
+    rag.invoke({"input": "When does the ferry to Skye leave?"}, S1)
+    seen = explain_turn(rag, {"input": "Where does it go?"}, S1)
+    assert [message.part for message in seen.messages] == ["history", "history", "input", "system"]
+
+
+def test_scores_are_plain(histories: Any) -> None:
+    """What a reranker gives as numpy's number is plain data in the note, which graphs and histories store."""
+    scored = Document("Tea at five.", metadata={"relevance_score": np.float32(0.5)})
+    bad = Document("No tea.", metadata={"relevance_score": float("nan"), "score": True})
+    find: Any = RunnableLambda(lambda question: [scored, bad])
+    chat = create_runnable_with_message_history(FakeChatModel(), histories, memories=[find])
+    seen = explain_turn(chat, "When is tea?", S1)
+    assert [(type(record.score), record.score) for record in seen.recalled] == [(float, 0.5), (type(None), None)]
+    assert json.loads(json.dumps(seen.to_dict()))["recalled"][0]["score"] == 0.5
 
 
 def test_over_budget(histories: Any) -> None:

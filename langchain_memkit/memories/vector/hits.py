@@ -10,6 +10,7 @@ from typing import Any
 from langchain_core.documents import Document
 
 from langchain_memkit.errors import MissingExtraError
+from langchain_memkit.memories.retriever import plain_score
 from langchain_memkit.memories.vector.rounds import Line, lines_of_document
 from langchain_memkit.messages.notes import Record
 from langchain_memkit.messages.text import printable, printable_html
@@ -163,7 +164,7 @@ def record_of(ranked: Ranked, rerank: float | None, document: Document, rank: in
         date=entry.at,
         parts=tuple((line.message, line.text) for line in lines),
         rank=rank,
-        score=ranked.score if rerank is None else rerank,
+        score=plain_score(ranked.score if rerank is None else rerank),
     )
 
 
