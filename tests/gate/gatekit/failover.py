@@ -23,7 +23,7 @@ from gatekit.systems import Place, config, texts
 from langchain_memkit import MongoDBChatMessageHistory
 from langchain_memkit.errors import MemkitError
 
-WHOLE = 120  # seconds: a killed primary that rolls back may stand in ROLLBACK for a minute (seen once, of some 80 crashes)
+WHOLE = 120  # seconds: a primary that was killed may roll back for a minute (50 s once, in some 80 crashes)
 
 
 @dataclass(frozen=True)
