@@ -84,7 +84,7 @@ class _Listener(BaseCallbackHandler):
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         if name == EVENT:
             self.heard.append(data)
-        elif name == CONDENSED and data["rewritten"]:
+        elif name == CONDENSED and data["rewritten"] and self.searched_for is None:  # the outer one speaks first
             self.searched_for = data["question"]
         elif name == LOAD_ERROR:
             self.failed.append(f"{data['memory']} could not be loaded: {data['error']}: {data['message']}")

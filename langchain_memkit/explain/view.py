@@ -69,7 +69,8 @@ class TurnExplanation:
     Attributes:
         messages: In the order in which the model gets them.
         tokens: In sum, by part; with `"reserved"` if something is, for the answer and the schemas of tools.
-        max_tokens: The budget, answer and tools included; None if no preprocessor of ours takes part.
+        max_tokens: The budget, answer and tools included; None if no preprocessor of ours takes part. What a RAG chain
+            puts beside it, instruction and documents, is added.
         dropped: How many of the messages that were read are neither shown nor in a summary.
         summarized: How many messages the summary stands for.
         dropped_ids: Ids of what was dropped; None for a message without one.

@@ -90,6 +90,21 @@ async def test_rag_stands_alone(histories: Any) -> None:
     assert "searched for" not in str(seen)
 
 
+def test_rag_nested(histories: Any) -> None:
+    """Of two retrievers that rewrite, one around the other, it names the question that the chain was told of."""
+    model = FakeChatModel()
+    past = histories("s2", "u1")
+    past.add_messages([HumanMessage("Tell me of Skye."), AIMessage("An island.")])
+    find: Any = RunnableLambda(lambda question: [FERRY])
+    inner = CondenseQuestionRetriever(retriever=find, history=past, mode="weighted")
+    rewriter: Any = RunnableLambda(lambda messages: AIMessage("When does it get there?"))
+    outer = CondenseQuestionRetriever(retriever=inner, llm=rewriter, check=None)
+    rag = create_conversational_rag_chain(model, outer, histories)
+    rag.invoke({"input": "When does the ferry to Skye leave?"}, S1)
+    seen = explain_turn(rag, {"input": "And when does it arrive?"}, S1)
+    assert seen.searched_for == rag.invoke({"input": "And when does it arrive?"}, S1)["standalone_question"]
+
+
 @pytest.mark.parametrize("style", ["sync", "async"])
 async def test_agent(histories: Any, style: str) -> None:
     """The transcript through the preprocessor, what memories recall, the new input: as the agent's model gets it."""
