@@ -10,7 +10,12 @@ from langchain_core.runnables import run_in_executor
 
 from langchain_memkit._flow import Step
 
-__all__ = ["add_messages", "clear_messages", "epoch_at", "read_messages", "stored_ids"]
+__all__ = ["add_messages", "clear_messages", "epoch_at", "is_native", "read_messages", "stored_ids"]
+
+
+def is_native(history: Any) -> bool:
+    """Return whether a history is used through our own methods, not through LangChain's verbs."""
+    return hasattr(history, "append_turn") and hasattr(history, "view")
 
 
 def read_messages(history: Any) -> Step:

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
-from langchain_memkit._histories import add_messages, clear_messages
+from langchain_memkit._histories import add_messages, clear_messages, is_native
 from langchain_memkit.base import CONTEXT, GetSessionHistory, Memory, Preprocessor, SessionInfo, TurnContext, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.loading import load
@@ -57,7 +57,7 @@ class ChatHistoryMemory(Memory):
         self.session_id = getattr(history, "session_id", None)
         self.user_id = getattr(history, "user_id", None)
         self.read_only = read_only
-        self._native = hasattr(history, "append_turn") and hasattr(history, "view")
+        self._native = is_native(history)
         self._at: dict[str, int | datetime | None] = {}
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
-from langchain_memkit._histories import stored_ids
+from langchain_memkit._histories import is_native, stored_ids
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, Turn, TurnContext, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
@@ -150,7 +150,7 @@ class Door:
             )
             raise ConfigurationError(msg)
         memories = yield from self.policy.memories.bind(None, configurable, history)
-        native = hasattr(history, "append_turn") and hasattr(history, "view")
+        native = is_native(history)
         return Bound(history, native, memories)
 
     def _read(

@@ -17,7 +17,7 @@ from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableCo
 
 from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, shielded
-from langchain_memkit._histories import stored_ids
+from langchain_memkit._histories import is_native, stored_ids
 from langchain_memkit.base import CONTEXT, GetSessionHistory, TurnContext, check_id
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
 from langchain_memkit.messages.notes import is_note
@@ -248,7 +248,7 @@ class HistoryTurn(Runnable[Any, Any]):
         if history is None:
             history = yield session_history(self._get_session_history, self._specs, configurable)
         memories = yield from self._policy.memories.bind(self._specs, configurable, history)
-        native = hasattr(history, "append_turn") and hasattr(history, "view")
+        native = is_native(history)
         ids = [m.id for m in given if m.id]
         known: set[str] = set()
         if native and ids:
