@@ -1,14 +1,15 @@
 """The same transcript for agents: a middleware for `langchain.agents.create_agent`.
 
-A run of the agent is a turn: `opening` begins it or takes it up again, `view` is what each call of the model shows, and
-`ending` stores it. What lives that long is a `run`, found again in `runs` by what the agent's `state` says.
+A run of the agent is a turn: `turn_start` begins or resumes it, `prompt` makes the messages for each call of the model,
+and `turn_end` stores it. What lives that long is a `run`; what other processes need to go on with it is in the agent's
+`state`. Which messages are stored is decided by their ids in the transcript, and by the state's own marker where
+messages have none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
-from weakref import ref
 
 from langchain.agents.middleware.types import (
     AgentMiddleware,
@@ -30,21 +31,22 @@ from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step, shi
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.telling import OnLoadError
-from langchain_memkit.middleware.claims import Claims
-from langchain_memkit.middleware.ending import failed, finish, stopped, watch
-from langchain_memkit.middleware.opening import Door, configured, place_of_run
-from langchain_memkit.middleware.run import Run, messages_of
-from langchain_memkit.middleware.runs import TWICE, Handle, Runs
-from langchain_memkit.middleware.state import HistoryState, divide
+from langchain_memkit.middleware.prompt import shown
+from langchain_memkit.middleware.run import Calls, CallsOfRuns, Handle, Run, messages_of
+from langchain_memkit.middleware.state import HistoryState, said_so_far
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
 from langchain_memkit.middleware.trial import trial
-from langchain_memkit.middleware.view import shown
+from langchain_memkit.middleware.turn_end import failed, finish, stopped
+from langchain_memkit.middleware.turn_start import TurnStart, check_place, configured
 from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, OpenTurn, Policy
 from langchain_memkit.runnables.session import checked_function
 
 __all__ = ["MessageHistoryMiddleware"]
 
-CHECKPOINTER = "__pregel_checkpointer"  # where LangGraph tells a node of its checkpointer
+TWICE = (
+    "two of this agent's middleware are MessageHistoryMiddleware, so each turn would be stored twice. One can have "
+    "several memories; for a second transcript copy the first one."
+)
 
 
 class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -122,22 +124,21 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         )
         self._policy = policy
         self.preprocessor = policy.preprocessor
-        self._claims = Claims()
-        self._door = Door(checked_function(get_session_history), policy, self._claims)
-        self._runs = Runs()
+        self._turns = TurnStart(checked_function(get_session_history), policy)
+        self._calls = CallsOfRuns()
         self._needs_user = tools
-        self.tools: Sequence[BaseTool] = memory_tools(policy.memories, self._run_of) if tools else []
+        self.tools: Sequence[BaseTool] = memory_tools(self._turns) if tools else []
 
     def open(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
-        """A run as far as its first call of the model, for `explain_turn`: nothing is called, nothing is stored."""
-        return trial(self._door, needs_user=self._needs_user).invoke(value, config)
+        """Begin a run as far as its first call of the model, for `explain_turn`: nothing is called or stored."""
+        return trial(self._turns, needs_user=self._needs_user).invoke(value, config)
 
     async def aopen(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
         """Async twin of `open`."""
-        return await trial(self._door, needs_user=self._needs_user).ainvoke(value, config)
+        return await trial(self._turns, needs_user=self._needs_user).ainvoke(value, config)
 
     def before_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
-        """Opens the turn."""
+        """Begin the turn."""
         return drive(self._begin(state, runtime), run_step)
 
     async def abefore_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
@@ -147,7 +148,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
-        """Shows the model the conversation; the state keeps its messages."""
+        """Show the model the conversation; the state keeps its messages."""
         config = get_config()
         run = drive(self._run_of(request.state, request.runtime, config), run_step)
         try:
@@ -157,9 +158,9 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 except ContextOverflowError as error:
                     response = handler(drive(self._smaller(run, request, config, error), run_step))
         except BaseException as error:
-            drive(self._broken(run, request, config, error), run_step)
+            drive(self._broken(request, config, error, run), run_step)
             raise
-        return _answered(run, response, config)
+        return _answered(run, request.state, response)
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -174,24 +175,23 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 except ContextOverflowError as error:
                     response = await handler(await adrive(self._smaller(run, request, config, error), arun_step))
         except BaseException as error:
-            flow = self._broken(run, request, config, error)
+            flow = self._broken(request, config, error, run)
             await shielded(lambda: adrive(flow, arun_step))
             raise
-        return _answered(run, response, config)
+        return _answered(run, request.state, response)
 
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:
-        """Takes note of what a tool returns."""
+        """Keep what a tool returns at hand, in case that another one is stopped."""
         config = get_config()
-        run = drive(self._run_of(request.state, request.runtime, config, whole=False), run_step)
+        calls = self._tool_call(request, config)
         try:
-            with run.calling():
-                result = handler(request)
+            result = handler(request)
         except BaseException as error:
-            drive(self._broken(run, request, config, error), run_step)
+            drive(self._broken(request, config, error), run_step)
             raise
-        run.add(messages_of(result))
+        calls.results += messages_of(result)
         return result
 
     async def awrap_tool_call(
@@ -199,19 +199,18 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> ToolMessage | Command[Any]:
         """Async twin of `wrap_tool_call`."""
         config = get_config()
-        run = await adrive(self._run_of(request.state, request.runtime, config, whole=False), arun_step)
+        calls = self._tool_call(request, config)
         try:
-            with run.calling():
-                result = await handler(request)
+            result = await handler(request)
         except BaseException as error:
-            flow = self._broken(run, request, config, error)
+            flow = self._broken(request, config, error)
             await shielded(lambda: adrive(flow, arun_step))
             raise
-        run.add(messages_of(result))
+        calls.results += messages_of(result)
         return result
 
     def after_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
-        """Stores the turn."""
+        """Store the turn."""
         return drive(self._end(state, runtime), run_step)
 
     async def aafter_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
@@ -227,80 +226,85 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             raise ConfigurationError(TWICE)
         if self._needs_user and ids.get("user_id") is None:
             raise ConfigurationError(NO_USER)
-        place, messages = place_of_run(ids), state["messages"]
-        own = messages[divide(messages, state.get("memkit_turn"))[1] :]
-        asked = self._runs.announce(place, [m.id for m in own if m.id])
-        run = yield from self._door.begin(state, ids, config, self._runs.under_way(place))
-        run.asked, asked.run = asked, ref(run)
-        handle = self._runs.begin(run, runtime.stream_writer)
-        if not _is_checkpointed(config):
-            watch(handle, self._policy, config)
-        return {"memkit_turn": run.mark, "memkit_run": handle, **_emptied(state)}
+        run = yield from self._turns.begin(state, ids, config)
+        return {"memkit_turn": run.marker, "memkit_run": Handle(run), **_emptied(state)}
 
-    def _run_of(self, state: Any, runtime: Any, config: RunnableConfig, *, whole: bool = True) -> Flow[Run]:
-        """The run of a state, taken up again if another invocation began it; read for, if it has to be `whole`."""
-        ids, invocation = configured(config, runtime.context), runtime.stream_writer
-        run = self._runs.take_up(state, place_of_run(ids), invocation)
-        if run is None:  # it did not pass `before_agent`
-            run = yield from self._door.begin(state, ids, config)
-            self._runs.add(state, run, invocation)
+    def _run_of(self, state: Any, runtime: Any, config: RunnableConfig) -> Flow[Run]:
+        """Return the run that this invocation began; else the one of the state's marker, read for again."""
+        handle, marker = state.get("memkit_run"), state.get("memkit_turn")
+        if isinstance(handle, Handle) and not handle.run.finished:
+            run = handle.run
+        elif marker is not None and not marker["done"]:
+            seen = self._calls.of(marker).seen
+            run = yield from self._turns.resume(state, configured(config, runtime.context), config, seen)
+        else:  # it did not pass `before_agent`
+            run = yield from self._turns.begin(state, configured(config, runtime.context), config)
         run.observe(state["messages"])
-        if whole:
-            yield from self._completed(run, state, runtime, config)
         return run
 
-    def _completed(self, run: Run, state: Any, runtime: Any, config: RunnableConfig) -> Flow[None]:
-        if run.history is None:
-            yield from self._door.complete(run, state, configured(config, runtime.context), config)
+    def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> Calls:
+        """Note what was said before a tool is called: in a resumed run nobody else has looked at the state yet."""
+        check_place(request.state.get("memkit_turn"), configured(config, request.runtime.context))
+        calls = self._calls.of(request.state.get("memkit_turn"))
+        calls.seen = said_so_far(request.state)
+        return calls
 
     def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> Flow[ModelRequest[Any]]:
-        messages: list[Any] = yield from shown(run, self._policy, request.messages, config)
+        self._calls.of(run.marker, new=True)
+        state: Any = request.state
+        messages: list[Any] = yield from shown(run, self._policy, request.messages, state["messages"], config)
         return request.override(messages=messages)
 
     def _smaller(
         self, run: Run, request: ModelRequest[Any], config: RunnableConfig, error: ContextOverflowError
     ) -> Flow[ModelRequest[Any]]:
-        """The request once more with less of the past, after the model said that it was too much; else its error."""
+        """Show less of the past, after the model said that it was too much; else raise its error."""
         yield from self._policy.overflowed(run.context, config, error)
         return (yield from self._shown(run, request, config))
 
     def _broken(
-        self, run: Run, request: ModelRequest[Any] | ToolCallRequest, config: RunnableConfig, error: BaseException
+        self,
+        request: ModelRequest[Any] | ToolCallRequest,
+        config: RunnableConfig,
+        error: BaseException,
+        run: Run | None = None,
     ) -> Flow[None]:
-        """A call raised, was interrupted on purpose, or is cancelled."""
-        if run.unsettled:
-            self._runs.leave(run)
-        if isinstance(error, GraphBubbleUp):
-            run.take_failure()
+        """Keep of a call that raised, was interrupted on purpose, or is cancelled, what the options say."""
+        state: Any = request.state
+        calls = self._calls.of(state.get("memkit_turn") if run is None else run.marker)
+        if run is not None and run.unsettled:
+            calls.seen = run.seen
+        first, policy = calls.fail(), self._policy
+        discarded = policy.on_model_error == "discard" if isinstance(error, Exception) else policy.on_abort == "discard"
+        if isinstance(error, GraphBubbleUp) or discarded or not first:
             return
-        yield from self._completed(run, request.state, request.runtime, config)
+        if run is None:
+            run = yield from self._run_of(state, request.runtime, config)
         if isinstance(error, Exception):
-            yield from failed(run, self._policy, config)
+            yield from failed(run, policy, config)
         else:
-            yield from stopped(run, self._policy, config)
+            yield from stopped(run, policy, config, calls.results)
 
     def _end(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
         config = get_config()
         run = yield from self._run_of(state, runtime, config)
-        elsewhere, shared = self._runs.asked_elsewhere(run), _is_checkpointed(config)
-        mark = yield from finish(run, self._policy, state, config, self._claims, elsewhere=elsewhere, shared=shared)
-        return {"memkit_turn": mark, "memkit_run": None, **_emptied(state)}
+        marker = yield from finish(run, self._policy, state, config)
+        self._calls.forget(marker)
+        return {"memkit_turn": marker, "memkit_run": None, **_emptied(state)}
 
 
 def _emptied(state: Any) -> dict[str, Any]:
     return {"memkit_seen": []} if state.get("memkit_seen") else {}
 
 
-def _is_checkpointed(config: RunnableConfig) -> bool:
-    return (config.get("configurable") or {}).get(CHECKPOINTER) is not None
-
-
-def _answered(
-    run: Run, response: ModelResponse[Any], config: RunnableConfig
-) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
-    """Takes note of an answer. Once something was taken from the state, it is told what was said, for who resumes."""
-    run.add(response.result)
-    if not (run.unsettled and _is_checkpointed(config)):
-        return response
-    run.unsettled = False
-    return ExtendedModelResponse(response, Command(update={"memkit_seen": run.seen}))
+def _answered(run: Run, state: Any, response: ModelResponse[Any]) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
+    """Tell the state of a run that was resumed, and what was said once a part of that was removed."""
+    run.answered(response.result)
+    update: dict[str, Any] = {}
+    handle = state.get("memkit_run")
+    if not (isinstance(handle, Handle) and handle.run is run):
+        update = {"memkit_run": Handle(run), "memkit_turn": run.marker}
+    if run.unsettled:
+        run.unsettled = False
+        update["memkit_seen"] = run.seen
+    return ExtendedModelResponse(response, Command(update=update)) if update else response

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -16,199 +16,157 @@ from langgraph.types import Command
 from langchain_memkit.base import HistoryView, Memory, TurnContext
 from langchain_memkit.messages.unsaid import compose_notes
 from langchain_memkit.middleware.partial import Partial, gathering
-from langchain_memkit.middleware.state import Mark, index_of, is_foreign_summary, is_said, moment
+from langchain_memkit.middleware.state import Marker, is_foreign_summary, is_said, moment, with_ids
 from langchain_memkit.runnables.saving import OpenTurn
 
-__all__ = ["Asked", "Run", "messages_of"]
+__all__ = ["Calls", "CallsOfRuns", "Handle", "Run", "messages_of"]
+
+MOST_RUNS = 1000  # in one process, whose calls are known to each other
 
 
-DEAD = 1.0  # seconds between two steps, after which a run is taken to be over
-
-
-@dataclass(eq=False, slots=True, weakref_slot=True)
-class Asked:
-    """What a run is asked, of which other runs may find a part in the state, unanswered."""
-
-    place: str
-    ids: tuple[str, ...]
-    failed: bool = False
-    run: Callable[[], Run | None] = lambda: None
-
-
-@dataclass(eq=False, slots=True, weakref_slot=True)
+@dataclass(eq=False, slots=True)
 class Run:
-    """One run, from its input (or from where it was taken up) to its answer.
+    """One run, from its input (or from where it was resumed) to its answer.
 
     Attributes:
-        place: Whose conversation.
-        mark: What the state is told of the turn.
+        place: The user and session.
+        marker: What the state is told of the turn.
         older: Ids of the state's messages that came before the run.
-        known: Ids of those of the run that are stored already.
-        history: Where the turn is stored; None while nothing was read.
+        older_unnamed: How many of the state's messages without an id came before it.
+        history: Where the turn is stored.
         native: Whether that is one of ours.
         memories: Beside it.
         view: The history as it was read.
+        known: Ids of the run's messages that are stored already.
         loaded: What the memories recalled; None while they were not asked.
         context: What preprocessors are told.
-        failing: A model or tool has raised, or the run is interrupted: what is cancelled now was not abandoned.
-        finished: The turn is saved.
-        asked: What it was asked, known to others.
-        unsettled: A summary has removed messages of which the state was not told yet.
+        finished: Whether the turn is saved.
         replayed: Position of the turn if it was stored once before.
-        calls: How many calls of models and tools are under way.
+        unsettled: Whether messages were removed of which the state was not told yet.
+        partial: What the model has said in the call that is under way.
     """
 
     place: str
-    mark: Mark
+    marker: Marker
     older: set[str]
+    older_unnamed: int
+    history: Any
+    native: bool
+    memories: list[Memory]
+    view: HistoryView
     known: set[str] = field(default_factory=set)
-    history: Any = None
-    native: bool = False
-    memories: list[Memory] = field(default_factory=list)
-    view: HistoryView = field(default_factory=lambda: HistoryView([]))
     loaded: list[BaseMessage] | None = None
     context: TurnContext = field(default_factory=TurnContext)
-    failing: bool = False
     finished: bool = False
     replayed: int | None = None
-    calls: int = 0
     unsettled: bool = False
     partial: Partial = field(default_factory=Partial)
-    asked: Asked | None = None
     _seen: dict[str, BaseMessage] = field(default_factory=dict)
     _removed: set[str] = field(default_factory=set)
     _summaries: set[str] | None = None
-    _pending: list[BaseMessage] = field(default_factory=list)
-    _touched: float = field(default_factory=time.monotonic)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _answers: list[str] = field(default_factory=list)
 
-    @classmethod
-    def taken_up(cls, place: str, mark: Mark, state: Mapping[str, Any], seen: Sequence[BaseMessage]) -> Self:
-        """A run that another invocation, perhaps in another process, began; nothing is read for it yet."""
-        messages = state["messages"]
-        before = messages[: max(index_of(messages, mark["first"]), 0)]
-        run = cls(place, mark, {m.id for m in before if m.id})
-        run._seen = {m.id or "": m for m in seen}
-        run._removed = run._seen.keys() - {m.id for m in messages}
-        run.observe(messages)
-        return run
+    def remember(self, seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> None:
+        """Take over what an earlier part of the run was seen to say, of which the state may have lost a part."""
+        self._seen = {m.id or "": m for m in seen}
+        self._removed = self._seen.keys() - {m.id for m in messages}
+        self.unsettled = bool(self._removed)
 
     @property
     def seen(self) -> list[BaseMessage]:
-        """What the run was seen to say, with what was taken from the state."""
-        with self._lock:
-            return list(self._seen.values())
-
-    @property
-    def has_spoken(self) -> bool:
-        """Whether it has said anything but its question."""
-        with self._lock:
-            return any(isinstance(m, AIMessage) for m in (*self._seen.values(), *self._pending))
-
-    def names(self) -> set[str]:
-        """Ids of that, and of what is not in the state yet."""
-        with self._lock:
-            return {m.id for m in (*self._seen.values(), *self._pending) if m.id}
+        """What the run was seen to say, with what was removed from the state."""
+        return list(self._seen.values())
 
     def own(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Those of the state's messages that belong to the run."""
-        return [m for m in messages if m.id not in self.older and is_said(m)]
+        """Return those of the state's messages that belong to the run, each with an id."""
+        found = [messages[i] for i in self._own_positions(messages)]
+        return [m for m in with_ids(found, self.place, self.marker["turn_id"]) if is_said(m)]
+
+    def own_of_request(self, given: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+        """Return the run's messages among those of a request, as other middleware has left them.
+
+        Args:
+            given: Of the request.
+            messages: Of the state. A request of the same length is the state's, edited in place; else messages without
+                an id are looked for from the back, since the run's own come last.
+        """
+        if len(given) == len(messages):
+            return [m for m in (given[i] for i in self._own_positions(messages)) if is_said(m)]
+        own = {*self._own_positions(messages)}
+        unnamed = [(m, i in own) for i, m in enumerate(messages) if not m.id]
+        found: list[BaseMessage] = []
+        for message in reversed(given):
+            is_own = message.id not in self.older
+            if not message.id:
+                at = next((i for i in reversed(range(len(unnamed))) if unnamed[i][0] == message), None)
+                if at is not None:  # else another middleware has put it there
+                    is_own, unnamed = unnamed[at][1], unnamed[:at]
+            if is_own and is_said(message):
+                found.insert(0, message)
+        return found
+
+    def _own_positions(self, messages: Sequence[BaseMessage]) -> list[int]:
+        older, found = self.older_unnamed, list[int]()
+        for i, message in enumerate(messages):
+            if message.id:
+                if message.id not in self.older:
+                    found.append(i)
+            elif older > 0:
+                older -= 1
+            else:
+                found.append(i)
+        return found
 
     def observe(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Looks at the state; returns all of the run's messages, those that were taken from it among them.
+        """Look at the state; return all of the run's messages, those that were removed from it among them.
 
         A message that goes when a summary comes, or while later ones stay, was summarized or trimmed, and belongs to
         the turn. What is taken from the end was taken back.
         """
-        current = {m.id or f"#{i}": m for i, m in enumerate(self.own(messages))}
+        current = {m.id or "": m for m in self.own(messages)}
         summaries = {m.id or "" for m in messages if is_foreign_summary(m)}
-        with self._lock:
-            self._touched = time.monotonic()
-            order = [*self._seen, *(m.id or "" for m in self._pending)]
-            last = next((i for i in reversed(range(len(order))) if order[i] in current), 0)
-            summarized = self._summaries is not None and bool(summaries - self._summaries)
-            gone = (self._seen.keys() if summarized else set(order[:last])) - current.keys() - self._removed
-            self._removed |= gone
-            self._summaries, self.unsettled = summaries, self.unsettled or bool(gone)
-            self._seen = _merged(self._seen, current, self._removed)
-            answered = {m.tool_call_id for m in current.values() if isinstance(m, ToolMessage)}
-            self._pending = [
-                m for m in self._pending if m.id not in current and getattr(m, "tool_call_id", None) not in answered
-            ]
-            return list(self._seen.values())
+        order = [*self._seen, *(name for name in self._answers if name not in self._seen)]
+        last = next((i for i in reversed(range(len(order))) if order[i] in current), 0)
+        summarized = self._summaries is not None and bool(summaries - self._summaries)
+        gone = (self._seen.keys() if summarized else set(order[:last])) - current.keys() - self._removed
+        self._removed |= gone
+        self._summaries, self.unsettled = summaries, self.unsettled or bool(gone)
+        self._seen = _merged(self._seen, current, self._removed)
+        return self.seen
 
-    def add(self, messages: Sequence[BaseMessage]) -> None:
-        """Takes what a model or a tool returned, which is not in the state yet."""
-        with self._lock:
-            self._pending += messages
+    def answered(self, messages: Sequence[BaseMessage]) -> None:
+        """Take what the model has answered, which the state does not have yet."""
+        self._answers = [m.id for m in messages if m.id]
 
-    def said(self, *, raw: bool) -> tuple[list[BaseMessage], list[BaseMessage]]:
-        """The run's input, and what was said since; with `raw`, also what no other middleware has looked at."""
-        with self._lock:
-            messages = [*self._seen.values(), *(self._pending if raw else ())]
-        if raw:
-            messages += self.partial.messages()
+    def said(self, more: Sequence[BaseMessage]) -> tuple[list[BaseMessage], list[BaseMessage]]:
+        """Return the run's input, and what was said since, `more` and the model's unfinished words included."""
+        messages = [*self._seen.values(), *(m for m in more if m.id not in self._seen), *self.partial.messages()]
         first = next((i for i, m in enumerate(messages) if isinstance(m, AIMessage)), len(messages))
         return self.unstored(messages[:first]), self.unstored(messages[first:])
 
     def unstored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Those that the transcript does not have."""
+        """Return those that the transcript does not have."""
         return [m for m in messages if m.id not in self.known]
 
     @contextmanager
-    def calling(self) -> Iterator[None]:
-        """While a model or a tool is called."""
-        with self._lock:
-            self.calls += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.calls -= 1
-                self._touched = time.monotonic()
-
-    @property
-    def silence(self) -> float:
-        """Seconds since something was heard of it; 0 while it calls something, and when it is finished."""
-        return 0.0 if self.calls or self.finished else time.monotonic() - self._touched
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it may go on: a step of LangGraph's takes milliseconds. What it says is its own to store then."""
-        return not self.failing and self.silence < DEAD
-
-    @contextmanager
     def listening(self) -> Iterator[None]:
-        """While a model is called; somebody recovered from what failed before, if anything did."""
-        self._fail(False)
+        """Gather what the model says while it is called."""
         self.partial = Partial()
-        with self.calling(), gathering(self.partial):
+        with gathering(self.partial):
             yield
-
-    def take_failure(self) -> bool:
-        """Whether this is the first failure of the run."""
-        with self._lock:
-            first = not self.failing
-            self._fail(True)
-            return first
-
-    def _fail(self, failing: bool) -> None:
-        self.failing = failing
-        if self.asked is not None:
-            self.asked.failed = failing
 
     def turn(self, new: list[BaseMessage], config: RunnableConfig) -> OpenTurn:
-        """The turn as what saves it wants it."""
-        epoch = self.mark["epoch"] if self.native else None
-        # one that was taken up may have begun the session: then its mark has another epoch than what was read now
+        """Return the turn as what saves it wants it."""
+        epoch = self.marker["epoch"] if self.native else None
+        # one that was resumed may have begun the session: then its marker has another epoch than what was read now
         stands = self.native and self.view.seq > 0 and self.view.epoch == epoch
         return OpenTurn(
             self.history,
             self.native,
             self.memories,
-            self.mark["turn_id"],
+            self.marker["turn_id"],
             epoch,
-            moment(self.mark),
+            moment(self.marker),
             new,
             [],
             [],
@@ -219,12 +177,76 @@ class Run:
         )
 
     def note(self, shown: Sequence[BaseMessage]) -> BaseMessage | None:
-        """What the memories recalled, as far as it is not shown anyway."""
+        """Return what the memories recalled, as far as it is not shown anyway."""
         return compose_notes(self.loaded or [], shown)
 
 
+class Handle(dict[str, Any]):
+    """A run in the agent's state: an empty dict, since a stream of updates shows it and may be turned into JSON.
+
+    It is never checkpointed, so each invocation has its own.
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Return itself: copies of a state share the run."""
+        return self
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[()]]:
+        """Become an empty dict in other processes, where the run is unknown."""
+        return dict, ()
+
+
+@dataclass(slots=True)
+class Calls:
+    """What the calls of models and tools in one step of a run know of each other.
+
+    Attributes:
+        failed: Whether one of them raised or was stopped: what is cancelled now was not abandoned.
+        results: What tools have returned and the state does not have yet.
+        seen: What the run had said when a call raised and the state had lost a part of that.
+    """
+
+    failed: bool = False
+    results: list[BaseMessage] = field(default_factory=list)
+    seen: list[BaseMessage] = field(default_factory=list)
+
+    def fail(self) -> bool:
+        """Return whether this is the first failure."""
+        first, self.failed = not self.failed, True
+        return first
+
+
+class CallsOfRuns:
+    """The calls of the last runs of this process. Only what is kept of a run that is stopped depends on it."""
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[str, Calls] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, marker: Marker | None, *, new: bool = False) -> Calls:
+        """Return the calls of a run's step; with `new`, a step begins."""
+        key = marker["key"] if marker else ""
+        with self._lock:
+            calls = self._calls.get(key)
+            if calls is None or new:
+                calls = self._calls[key] = Calls()
+            self._calls.move_to_end(key)
+            while len(self._calls) > MOST_RUNS:
+                self._calls.popitem(last=False)
+        return calls
+
+    def forget(self, marker: Marker) -> None:
+        """Forget a run that is over."""
+        with self._lock:
+            self._calls.pop(marker["key"], None)
+
+
 def _merged(seen: dict[str, BaseMessage], current: dict[str, BaseMessage], removed: set[str]) -> dict[str, BaseMessage]:
-    """The messages that are there now, and those that were taken away, in the places that they had."""
+    """Return the messages that are there now, and those that were removed, in the places that they had."""
     place = {name: i for i, name in enumerate(seen)}
     left = [name for name in seen if name in removed and name not in current]
     known = sum(name in seen for name in current)
@@ -240,9 +262,9 @@ def _merged(seen: dict[str, BaseMessage], current: dict[str, BaseMessage], remov
 
 
 def messages_of(result: Any) -> list[BaseMessage]:
-    """The results of a call in what a tool returned: a message, a command, or several of these."""
+    """Return the results of a call in what a tool returned: a message, a command, or several of these."""
     if isinstance(result, Command):
-        result = result.update.get("messages") if isinstance(result.update, dict) else None
+        result = result.update.get("messages") if isinstance(result.update, Mapping) else None
     if isinstance(result, (list, tuple)):
         return [message for part in result for message in messages_of(part)]
     return [result] if isinstance(result, ToolMessage) else []

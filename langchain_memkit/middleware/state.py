@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, NotRequired, TypedDict
+from uuid import NAMESPACE_OID, uuid5
 
 from langchain.agents.middleware.types import AgentState, PrivateStateAttr
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage
@@ -14,18 +15,32 @@ from langchain_memkit.messages.cuts import is_summary
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.turns import turn_starts
 
-__all__ = ["HistoryState", "Mark", "divide", "index_of", "is_foreign_summary", "is_said", "moment"]
+__all__ = [
+    "HistoryState",
+    "Marker",
+    "in_order",
+    "index_of",
+    "is_foreign_summary",
+    "is_said",
+    "moment",
+    "said_so_far",
+    "start_of_turn",
+    "unstored_start",
+    "with_ids",
+]
 
 
-class Mark(TypedDict):
-    """The turn as a checkpoint knows it, so that another process can go on with it. Plain JSON.
+class Marker(TypedDict):
+    """The turn as a checkpoint knows it, so that any process can go on with it. Plain JSON.
 
     Attributes:
         key: Of this run.
-        place: Whose conversation it belongs to.
+        place: The user and session of the run.
         turn_id: Under which the turn is stored once.
         first: Id of the run's first message; None if it has none.
+        start: Its position in the state's messages.
         end: Id of the last message: of the input while the turn is open, then of all that is stored.
+        held: How many messages the state had then.
         done: Whether the turn was saved.
         epoch: Of the session when the turn began.
         since: When that was, ISO 8601; None if unknown.
@@ -38,7 +53,9 @@ class Mark(TypedDict):
     place: str
     turn_id: str
     first: str | None
+    start: NotRequired[int]
     end: str | None
+    held: NotRequired[int]
     done: bool
     epoch: int
     since: str | None
@@ -50,61 +67,106 @@ class Mark(TypedDict):
 class HistoryState(AgentState[Any]):
     """The agent's state with what the middleware keeps in it, which is neither input nor output.
 
-    The turn; the run, which is not checkpointed; and, once a part of it was taken from the state, all that it said.
+    The turn; the run, which is not checkpointed; and all that the run has said, once a part of it was removed.
     """
 
-    memkit_turn: NotRequired[Annotated[Mark, PrivateStateAttr]]
+    memkit_turn: NotRequired[Annotated[Marker, PrivateStateAttr]]
     memkit_run: NotRequired[Annotated[Any, UntrackedValue, PrivateStateAttr]]
     memkit_seen: NotRequired[Annotated[list[AnyMessage], PrivateStateAttr]]
 
 
-def divide(
-    messages: Sequence[BaseMessage], mark: Mark | None, others: Collection[str] = (), *, settled: bool = False
-) -> tuple[int, int]:
-    """Where what the transcript may not have begins, and where the run's own messages begin.
+def unstored_start(messages: Sequence[BaseMessage], marker: Marker | None, *, settled: bool = False) -> int:
+    """Return the position where messages begin that the transcript may not have.
+
+    A message is found by its id. Where it has none (states with another reducer than LangGraph's `add_messages`), the
+    number of messages that the state held decides.
 
     Args:
         messages: Of the state, when a run begins.
-        mark: What the run before it left.
-        others: Ids of what runs say that are under way; it is theirs to store, as all that is before it.
-        settled: Whether what the state had then is nobody's business any more: the session was cleared since.
-
-    Returns:
-        Two positions, the first not behind the second. Questions that nobody answered belong to the run.
+        marker: What the run before it left.
+        settled: Whether what the state had then is not to be stored any more: the session was cleared since.
 
     Example:
         >>> from langchain_core.messages import AIMessage
-        >>> divide([HumanMessage("a"), AIMessage("b"), HumanMessage("c")], None)
-        (0, 2)
+        >>> unstored_start([HumanMessage("a"), AIMessage("b"), HumanMessage("c")], None)
+        0
     """
-    start = 0
-    if mark is not None:
-        settled = settled or mark["done"]
-        start = max(index_of(messages, mark["end" if settled else "first"]) + settled, 0)
-    others = {*others} - {messages[-1].id} if messages else ()  # that one came with this run, whoever has seen it
-    if others:
-        start = next((i + 1 for i in range(len(messages) - 1, start - 1, -1) if messages[i].id in others), start)
+    if marker is None:
+        return 0
+    if settled or marker["done"]:
+        found = index_of(messages, marker["end"])
+        start = found + 1 if found >= 0 else _position(marker, "held", marker["end"], len(messages))
+    else:
+        found = index_of(messages, marker["first"])
+        start = found if found >= 0 else _position(marker, "start", marker["first"], len(messages))
+    if start >= len(messages) and messages and isinstance(messages[-1], HumanMessage):
+        return start_of_turn(messages, 0)  # a reducer has shortened the list to less than it held: the input is new
+    return start
+
+
+def start_of_turn(messages: Sequence[BaseMessage], start: int) -> int:
+    """Return the position of the last turn from `start` on. Questions that nobody answered belong to it."""
     starts = turn_starts(messages[start:])
-    return start, start + (starts[-1] if starts else 0)
+    return start + (starts[-1] if starts else 0)
 
 
-def moment(mark: Mark) -> datetime | None:
-    """When the turn began, by the history's clock."""
-    return datetime.fromisoformat(mark["since"]) if mark["since"] else None
+def with_ids(messages: Sequence[BaseMessage], place: str, turn_id: str) -> list[BaseMessage]:
+    """Return the messages, those without an id as copies with one that follows from the turn and their place in it.
+
+    The same message of the same turn gets the same id in every attempt and in every process.
+    """
+    found: list[BaseMessage] = []
+    unnamed = 0
+    for message in messages:
+        if not message.id:
+            name = str(uuid5(NAMESPACE_OID, "\0".join([place, turn_id, str(unnamed)])))
+            message = message.model_copy(update={"id": name})
+            unnamed += 1
+        found.append(message)
+    return found
 
 
-def index_of(messages: Sequence[BaseMessage], name: str | None) -> int:
-    """Position of the message with this id, looked for from the back; -1 if there is none."""
-    if name is None:
+def said_so_far(state: Mapping[str, Any]) -> list[BaseMessage]:
+    """Return what the run of a state's marker has said, with what was removed from the state and noted there."""
+    marker: Marker | None = state.get("memkit_turn")
+    seen: list[BaseMessage] = list(state.get("memkit_seen") or [])
+    if marker is None or marker["done"]:
+        return seen
+    messages: Sequence[BaseMessage] = state["messages"]
+    start = unstored_start(messages, marker)
+    own = with_ids(messages[start:], marker["place"], marker["turn_id"])
+    return in_order(seen, [m for m in own if is_said(m)])
+
+
+def in_order(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return what a run was seen to say, as far as it stands there now as it stands there, and what came after it."""
+    current = {m.id: m for m in messages}
+    before = {m.id for m in seen}
+    return [*(current.get(m.id, m) for m in seen), *(m for m in messages if m.id not in before)]
+
+
+def moment(marker: Marker) -> datetime | None:
+    """Return when the turn began, by the history's clock."""
+    return datetime.fromisoformat(marker["since"]) if marker["since"] else None
+
+
+def index_of(messages: Sequence[BaseMessage], message_id: str | None) -> int:
+    """Return the position of the message with this id, looked for from the back; -1 if there is none."""
+    if message_id is None:
         return -1
-    return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].id == name), -1)
+    return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].id == message_id), -1)
 
 
 def is_foreign_summary(message: BaseMessage) -> bool:
-    """Whether LangChain's `SummarizationMiddleware` put it into the state, in place of what it removed."""
+    """Return whether LangChain's `SummarizationMiddleware` put it into the state, in place of what it removed."""
     return isinstance(message, HumanMessage) and message.additional_kwargs.get("lc_source") == "summarization"
 
 
 def is_said(message: BaseMessage) -> bool:
-    """Whether somebody said it: neither a summary nor a note of a memory."""
+    """Return whether it belongs into the transcript: neither a summary nor a note of a memory."""
     return not (is_foreign_summary(message) or is_summary(message) or is_note(message))
+
+
+def _position(marker: Marker, key: str, message_id: str | None, length: int) -> int:
+    """Return a stored position; 0 where it goes by an id that is not there any more, since then nothing is known."""
+    return 0 if message_id is not None else min(int(marker.get(key, 0)), length)  # type: ignore[call-overload]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeAlias
 
 from langchain.tools import ToolRuntime
 from langchain_core.messages import HumanMessage
-from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from pydantic import Field
 
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit.base import HistoryView, Memory
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import one_line
 from langchain_memkit.messages.unsaid import compose_notes
-from langchain_memkit.middleware.run import Run
-from langchain_memkit.runnables.memories import Memories
+from langchain_memkit.middleware.turn_start import TurnStart, configured
 
 __all__ = ["NO_USER", "memory_tools"]
 
@@ -28,20 +27,20 @@ MAX_TEXT = 4000
 MAX_NOTES = 1000  # of one user
 SHOWN_TITLES = 50
 
-FindRun: TypeAlias = Callable[[Any, Any, RunnableConfig], Flow[Run]]
 Title: TypeAlias = Annotated[str, Field(description="A few words that the note is found by, as the user says them.")]
 
 
-def memory_tools(memories: Memories, find: FindRun) -> list[BaseTool]:
-    """`remember`, `recall` and `forget`, on the memories of the user who is served.
+def memory_tools(turns: TurnStart) -> list[BaseTool]:
+    """Return `remember`, `recall` and `forget`, on the memories of the user who is served.
 
     Args:
-        memories: Those of the middleware; notes are kept in the first `KeyValueMemory` among them that is the user's.
-        find: Finds the run in which a tool is called.
+        turns: What the middleware was made with; notes are kept in the first `KeyValueMemory` among its memories that
+            is the user's.
 
     Raises:
         ConfigurationError: No memory keeps notes of a user.
     """
+    memories = turns.policy.memories
     if not any(_keeps_notes(entry) for entry in memories.entries):
         msg = (
             "tools=True needs a memory in which notes of a user can be kept: "
@@ -49,9 +48,11 @@ def memory_tools(memories: Memories, find: FindRun) -> list[BaseTool]:
         )
         raise ConfigurationError(msg)
 
+    def bound(runtime: ToolRuntime) -> Flow[list[Memory]]:
+        return (yield from turns.bind(configured(runtime.config, runtime.context))).memories
+
     def remember(runtime: ToolRuntime, title: str, text: str) -> Flow[str]:
-        run = yield from find(runtime.state, runtime, runtime.config)
-        notes = _notes(run)
+        notes = _notes((yield from bound(runtime)))
         title, text = _checked(title, "title", MAX_TITLE), _checked(text, "text", MAX_TEXT)
         titles: list[str] = yield Step(notes.titles, notes.atitles)
         if title not in titles and len(titles) >= MAX_NOTES:
@@ -62,20 +63,20 @@ def memory_tools(memories: Memories, find: FindRun) -> list[BaseTool]:
         return f"Remembered: {title}"
 
     def recall(runtime: ToolRuntime, query: str) -> Flow[str]:
-        run = yield from find(runtime.state, runtime, runtime.config)
+        found = yield from bound(runtime)
         asked = HumanMessage(_checked(query, "query", MAX_TEXT))
-        nothing = run.view._replace(messages=[])  # the conversation is before the model anyway
-        loaded = yield from memories.load(run.memories, nothing, [asked], runtime.config, whole=False)
+        # the conversation is before the model anyway
+        nothing = HistoryView([], epoch=(runtime.state.get("memkit_turn") or {}).get("epoch", 0))
+        loaded = yield from memories.load(found, nothing, [asked], runtime.config, whole=False)
         note = compose_notes(loaded)
         if note is not None:
             return str(note.text)
-        titles: list[str] = yield Step(_notes(run).titles, _notes(run).atitles)
+        titles: list[str] = yield Step(_notes(found).titles, _notes(found).atitles)
         known = "; ".join(one_line(title) for title in titles[:SHOWN_TITLES])
         return "Nothing is known about that." + (f" Titles of notes: {known}" if known else "")
 
     def forget(runtime: ToolRuntime, title: str) -> Flow[str]:
-        run = yield from find(runtime.state, runtime, runtime.config)
-        notes = _notes(run)
+        notes = _notes((yield from bound(runtime)))
         title = _checked(title, "title", MAX_TITLE)
         titles: list[str] = yield Step(notes.titles, notes.atitles)
         if title not in titles:
@@ -130,7 +131,7 @@ def _tool(function: Callable[..., str], coroutine: Callable[..., Any], about: st
 
 
 def _keeps_notes(entry: Any) -> bool:
-    """Whether a user's notes can be kept in it. The app's own entries are not a model's to change."""
+    """Return whether a user's notes can be kept in it. The app's own entries are not a model's to change."""
     try:
         from langchain_memkit.memories.key_value import KeyValueMemory, KeyValueMemoryFactory
     except ImportError:  # without the extra there is none
@@ -138,15 +139,15 @@ def _keeps_notes(entry: Any) -> bool:
     return isinstance(entry, KeyValueMemoryFactory) or (isinstance(entry, KeyValueMemory) and bool(entry.user_id))
 
 
-def _notes(run: Run) -> Any:
-    found = next((memory for memory in run.memories if _keeps_notes(memory)), None)
+def _notes(memories: Sequence[Memory]) -> Any:
+    found = next((memory for memory in memories if _keeps_notes(memory)), None)
     if found is None:
         raise ConfigurationError(NO_USER)
     return found
 
 
 def _checked(value: str, name: str, most: int) -> str:
-    """An argument of a model's: text of a sensible length."""
+    """Return an argument of a model's, if it is text of a sensible length."""
     text = " ".join(value.split()) if name == "title" else value.strip()
     if not text or len(text) > most:
         msg = f"{name} must be 1 to {most} characters, not {len(text)}."

@@ -224,8 +224,8 @@ class Policy:
             return None
         except IdempotencyConflictError as error:
             if turn.in_graph:
-                if branch := _branch(turn, named, error.stored):
-                    return (yield from self._append(turn, named, branch, given))
+                if rest := _rest(turn, named, error.stored):
+                    return (yield from self._append(turn, rest, _derived_id(turn.turn_id, _hash_of_ids(rest)), given))
                 messages = [_renamed(m, s) for m, s in zip(messages, error.stored, strict=False)]
             # a retry around the chain: same question, and the model worded its answer anew. The first one stays.
             if len(messages) != given or not same_messages(error.stored[:asked], messages[:asked]):
@@ -287,13 +287,21 @@ def _with_ids(messages: Sequence[BaseMessage], history: Any, turn_id: str) -> li
     ]
 
 
-def _branch(turn: OpenTurn, messages: Sequence[BaseMessage], stored: Sequence[BaseMessage]) -> str | None:
-    """An id for a turn that was finished once and then run again from its middle; None if it is a retry."""
+def _rest(turn: OpenTurn, messages: list[BaseMessage], stored: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return what is still to be stored of a run of which a row is there already; nothing if this is a retry.
+
+    If that row holds a part of the run (another run found it half done, and stored it), the rest. If it says something
+    else, the turn was run again from its middle: that branch is stored whole.
+    """
     known = {m.id for m in stored}
-    new = [str(m.id) for m in messages if m.id not in known]
+    new = [m for m in messages if m.id not in known]
     if not new or (turn.new and len(new) == len(messages)):
-        return None
-    return _derived_id(turn.turn_id, hashlib.sha256("\0".join(new).encode()).hexdigest()[:16])
+        return []
+    return messages if known - {m.id for m in messages} else new
+
+
+def _hash_of_ids(messages: Sequence[BaseMessage]) -> str:
+    return hashlib.sha256("\0".join(str(m.id) for m in messages).encode()).hexdigest()[:16]
 
 
 def _renamed(message: BaseMessage, other: BaseMessage) -> BaseMessage:

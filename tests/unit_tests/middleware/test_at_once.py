@@ -1,10 +1,13 @@
-"""Several runs at once on one thread: none is lost, and each message is stored once."""
+"""Several runs at once on one thread: none is lost, and each answer is stored once.
+
+A question that another run finds unanswered in the state may be stored by both, since nothing tells a run that is under
+way from one that has failed: docs/agents.md says so.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,13 +15,11 @@ import pytest
 from agentkit import CONFIG, Scripted, asking, rows
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
 from langchain_memkit import MessageHistoryMiddleware
-from langchain_memkit.middleware.claims import Claims
-from langchain_memkit.middleware.run import DEAD, Run
 
 
 @tool
@@ -38,9 +39,10 @@ class Looking(Scripted):
 
 
 def assert_whole(stored: list[BaseMessage], n: int) -> None:
-    """Every question is there and every answer, each once."""
-    assert sorted(m.text for m in stored if m.type == "human") == [f"q{i}" for i in range(n)]
-    assert len({m.id for m in stored}) == len(stored) == 2 * n
+    """Every question is there, and every answer once."""
+    assert {m.text for m in stored if m.type == "human"} == {f"q{i}" for i in range(n)}
+    answers = [m.id for m in stored if m.type == "ai"]
+    assert len({*answers}) == len(answers) == n
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -59,12 +61,12 @@ def test_at_the_same_time(histories: Any, history: Any, asynchronous: bool) -> N
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda i: agent.invoke(asking(f"q{i}"), CONFIG), range(4)))
     agent.invoke(asking("last"), CONFIG)
-    assert sorted(row[0] for row in rows(history)[:4]) == ["q0", "q1", "q2", "q3"]
+    assert_whole([m for turn in [*history.iter_turns()][:4] for m in turn.messages], 4)
     assert [row[0] for row in rows(history)[4:]] == ["last"]
 
 
 def test_overtaken(histories: Any, history: Any) -> None:
-    """A run that begins and ends while another one on its thread waits for the model leaves that one its question."""
+    """A run that begins and ends while another one on its thread waits for the model finds its question unanswered."""
     asked, answer = threading.Event(), threading.Event()
 
     def slow(messages: Any) -> str:
@@ -80,12 +82,12 @@ def test_overtaken(histories: Any, history: Any) -> None:
         agent.invoke(asking("q1"), CONFIG)
         answer.set()
         first.result()
-    assert model.shown == ["q1"]
-    assert rows(history) == [["q1", "quick"], ["q0", "slow"]]
+    assert model.shown == ["q0", "q1"]
+    assert rows(history) == [["q0", "q1", "quick"], ["q0", "slow"]]
 
 
 def test_one_after_the_other_and_yet_at_the_same_time(histories: Any) -> None:
-    """A question that stands unanswered in the state, because its own run is not done yet, is stored once."""
+    """A question that stands unanswered in the state, because its own run is not done yet, is not lost."""
     agent = create_agent(Scripted(), [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
     for thread in map(str, range(25)):
         config = {"configurable": {"thread_id": thread, "user_id": "u1"}}
@@ -116,7 +118,7 @@ def test_own_question_first_seen_by_another_run(histories: Any, history: Any) ->
 
 @pytest.mark.parametrize("style", ["threads", "tasks"])
 def test_tools_at_the_same_time(histories: Any, style: str) -> None:
-    """Runs that are between a tool and the next call are not taken for dead: no half turn, no turn twice."""
+    """Each run's answer, calls and results are stored once, whatever other runs have found of it in the state."""
     agent = create_agent(
         Looking(), [look_up], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver()
     )
@@ -130,9 +132,10 @@ def test_tools_at_the_same_time(histories: Any, style: str) -> None:
     else:
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(lambda i: agent.invoke(asking(f"q{i}"), config), range(6)))
-    turns = [turn.messages for turn in histories("t", user_id="u1").iter_turns()]
-    assert sorted(messages[0].text for messages in turns) == [f"q{i}" for i in range(6)]
-    assert {tuple(m.type for m in messages) for messages in turns} == {("human", "ai", "tool", "ai")}
+    stored = histories("t", user_id="u1").messages
+    assert {m.text for m in stored if m.type == "human"} == {f"q{i}" for i in range(6)}
+    spoken = [m.id for m in stored if m.type in ("ai", "tool") and not str(m.id).endswith("-calls")]
+    assert len({*spoken}) == len(spoken) == 18
 
 
 class Dawdling(AgentMiddleware[Any, Any, Any]):
@@ -149,8 +152,8 @@ class Dawdling(AgentMiddleware[Any, Any, Any]):
             assert self.go_on.wait(10)
 
 
-def test_run_that_is_taken_for_dead(histories: Any, history: Any) -> None:
-    """What it said is stored by the next run, and not again when it goes on after all."""
+def test_run_between_two_steps(histories: Any, history: Any) -> None:
+    """What it said may be stored by the next run, and is not stored again when it goes on."""
     slow = Dawdling()
     agent = create_agent(
         Scripted(), [], middleware=[MessageHistoryMiddleware(histories), slow], checkpointer=InMemorySaver()
@@ -158,22 +161,7 @@ def test_run_that_is_taken_for_dead(histories: Any, history: Any) -> None:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(agent.invoke, asking("q0"), CONFIG)
         assert slow.begun.wait(10)
-        time.sleep(1.1 * DEAD)
         agent.invoke(asking("q1"), CONFIG)
         slow.go_on.set()
         first.result()
-    assert rows(history) == [["q0", "ok 1"], ["q1", "ok 2"]]
-
-
-def test_claims() -> None:
-    """Of two runs one has a message, until it gives it back; a session that was cleared is another one."""
-    claims, messages = Claims(), [HumanMessage("a", id="1"), HumanMessage("b", id="2")]
-    marks: Any = ({"key": "x", "epoch": 1}, {"key": "y", "epoch": 1}, {"key": "z", "epoch": 2})
-    one, other, later = (Run("u s", mark, set()) for mark in marks)
-    assert claims.take(one, messages[:1]) == claims.take(one, messages[:1]) == messages[:1]
-    assert claims.take(other, messages) == messages[1:]
-    assert claims.take(later, messages) == messages
-    claims.give_back(other, messages)
-    assert claims.take(one, messages) == messages
-    assert claims.take(other, messages) == []
-    assert claims.take(other, [HumanMessage("without an id")])
+    assert_whole(history.messages, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from langgraph.types import Command
 
 from langchain_memkit import MessageHistoryMiddleware
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.middleware.ending import worker
 
 
 class Guard(AgentMiddleware[Any, Any, Any]):
@@ -169,8 +167,6 @@ def test_refused_answer_is_not_stored(histories: Any, history: Any, run: Any) ->
     )
     with pytest.raises(PIIDetectionError):
         run(agent, asking("q"), CONFIG)
-    gc.collect()
-    worker.wait()
     assert rows(history) == []
 
 

@@ -1,4 +1,4 @@
-"""What the model is shown: the past of the transcript, what memories recall, and the run's own messages."""
+"""The messages for a call of the model: the past of the transcript, what memories recall, and the run's own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from langchain_memkit.base import HistoryMessages
 from langchain_memkit.messages.counting import approximate_tokens
 from langchain_memkit.messages.cuts import RESULTS, find_cut, whole_tool_groups
 from langchain_memkit.messages.turns import group_starts
-from langchain_memkit.middleware.opening import in_turn
 from langchain_memkit.middleware.run import Run
 from langchain_memkit.middleware.state import is_foreign_summary
+from langchain_memkit.middleware.turn_start import in_turn
 from langchain_memkit.preprocessors.budget import Budget, Sizes
 from langchain_memkit.runnables.memories import with_note
 from langchain_memkit.runnables.saving import Policy
@@ -25,20 +25,28 @@ __all__ = ["shown"]
 
 
 def shown(
-    run: Run, policy: Policy, given: Sequence[BaseMessage], config: RunnableConfig, *, trial: bool = False
+    run: Run,
+    policy: Policy,
+    given: Sequence[BaseMessage],
+    messages: Sequence[BaseMessage],
+    config: RunnableConfig,
+    *,
+    trial: bool = False,
 ) -> Flow[list[BaseMessage]]:
-    """The messages for one call of the model.
+    """Return the messages for one call of the model.
 
     Args:
         run: The run.
         policy: Its options.
         given: The messages as the middleware before this one left them.
+        messages: Of the state.
         config: Of the call.
         trial: Whether somebody only wants to see it.
     """
     summary = [m for m in given if is_foreign_summary(m)][-1:]
-    own = run.own(given)
-    past = _past(run, given, {m.id for m in own if m.id}, summarized=bool(summary))
+    own = run.own_of_request(given, messages)
+    ids = {m.id for m in (*own, *run.own(messages)) if m.id}
+    past = _past(run, given, ids, summarized=bool(summary))
     context, chain = run.context, policy.preprocessor
     context.asked, context.past, context.notes = [*summary, *own], past, []
     inside = in_turn(config, run.history, context)
@@ -59,11 +67,11 @@ def shown(
 
 
 def _past(run: Run, given: Sequence[BaseMessage], own: set[str], *, summarized: bool) -> list[BaseMessage]:
-    """Of the history as it was read what came before the run, on this branch of the thread."""
+    """Return what came before the run, on this branch of the thread, of the history as it was read."""
     read = run.view.messages
     if not isinstance(read, HistoryMessages):
         return [m for m in read if m.id not in own]
-    skip, hidden = run.mark["skip"], set[str]()
+    skip, hidden = run.marker["skip"], set[str]()
     places: list[int] = []
     for i in range(_first_kept(run, given, read) if summarized else 0, len(read)):
         turn = read.turns[i]
@@ -84,16 +92,16 @@ def _past(run: Run, given: Sequence[BaseMessage], own: set[str], *, summarized: 
 
 
 def _first_kept(run: Run, given: Sequence[BaseMessage], read: HistoryMessages) -> int:
-    """Where the past begins that a summary in the state leaves: at the oldest message that it kept."""
+    """Return where the past begins that a summary in the state leaves: at the oldest message that it kept."""
     kept = {m.id for m in given if m.id in run.older and not is_foreign_summary(m)}
     if kept:
         return next((i for i, m in enumerate(read) if m.id in kept), 0)
     # nothing from before the run: what others have said since the thread's last turn was not summarized
-    return next((i for i, t in enumerate(read.turns) if t.seq > run.mark["base"]), len(read))
+    return next((i for i, t in enumerate(read.turns) if t.seq > run.marker["base"]), len(read))
 
 
 def _whole(past: list[BaseMessage], own: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The past without half tool groups, which providers refuse; the last one may be answered by what follows."""
+    """Return the past without half tool groups, which providers refuse; the last may be answered by what follows."""
     if not (own and isinstance(own[0], RESULTS)):
         return whole_tool_groups(past)
     last = group_starts(past)[-1] if past else 0
@@ -103,7 +111,7 @@ def _whole(past: list[BaseMessage], own: Sequence[BaseMessage]) -> list[BaseMess
 def _fitting(
     own: list[BaseMessage], chain: Any, scale: float, beside: Sequence[BaseMessage]
 ) -> Flow[list[BaseMessage]]:
-    """The run's messages within the budget: if a long loop outgrows it, the oldest whole tool groups go."""
+    """Fit the run's messages into the budget: if a long loop outgrows it, the oldest whole tool groups go."""
     budget: Budget | None = getattr(getattr(chain, "first", chain), "budget", None)
     lead = next((i for i, m in enumerate(own) if isinstance(m, AIMessage)), len(own))
     if budget is None or budget.counts_messages or lead == len(own):
