@@ -17,7 +17,14 @@ from deepagents import create_deep_agent
 from langchain.agents import AgentState, create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    convert_to_messages,
+)
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langgraph.channels import DeltaChannel
@@ -42,7 +49,7 @@ INPUTS = ("ids", "no ids", "pairs")
 
 
 class Model(BaseChatModel):
-    """Answers "a1", "a2", ... by the number of the call, or what `script` says next: a message, or an error to raise."""
+    """Answers "a1", "a2", ... by the number of the call, or what `script` says next: a message or an error."""
 
     script: list[Any] = Field(default_factory=list)
     calls: list[list[BaseMessage]] = Field(default_factory=list)
@@ -87,7 +94,7 @@ def call(number: int = 1) -> AIMessage:
 
 
 def word(message: BaseMessage) -> str:
-    """A message in a word: its text, the tools it calls, or that a tool did not do it (deepagents says so at length)."""
+    """A message in a word: its text, the tools it calls, or that a tool failed (deepagents says so at length)."""
     if getattr(message, "status", None) == "error":
         return "(failed)"
     calls = getattr(message, "tool_calls", None)
