@@ -18,7 +18,7 @@ from langchain.agents.middleware.types import (
     ModelResponse,
     ToolCallRequest,
 )
-from langchain_core.messages import BaseMessage, ToolMessage
+from langchain_core.messages import BaseMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
@@ -33,7 +33,7 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.telling import OnLoadError
 from langchain_memkit.middleware.prompt import shown
 from langchain_memkit.middleware.run import Calls, CallsOfRuns, Handle, Run, messages_of
-from langchain_memkit.middleware.state import HistoryState, said_so_far
+from langchain_memkit.middleware.state import HistoryState, messages_in, said_so_far
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
 from langchain_memkit.middleware.trial import trial
 from langchain_memkit.middleware.turn_end import failed, finish, stopped
@@ -239,7 +239,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             run = yield from self._turns.resume(state, configured(config, runtime.context), config, seen)
         else:  # it did not pass `before_agent`
             run = yield from self._turns.begin(state, configured(config, runtime.context), config)
-        run.observe(state["messages"])
+        run.observe(messages_in(state))
         return run
 
     def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> Calls:
@@ -252,7 +252,8 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> Flow[ModelRequest[Any]]:
         self._calls.of(run.marker, new=True)
         state: Any = request.state
-        messages: list[Any] = yield from shown(run, self._policy, request.messages, state["messages"], config)
+        given = convert_to_messages(request.messages)
+        messages: list[Any] = yield from shown(run, self._policy, given, messages_in(state), config)
         return request.override(messages=messages)
 
     def _smaller(

@@ -107,9 +107,10 @@ class Run:
 
     def _own_positions(self, messages: Sequence[BaseMessage]) -> list[int]:
         older, found = self.older_unnamed, list[int]()
+        last = {m.id: i for i, m in enumerate(messages)}  # a reducer may keep a message and its change
         for i, message in enumerate(messages):
             if message.id:
-                if message.id not in self.older:
+                if message.id not in self.older and last[message.id] == i:
                     found.append(i)
             elif older > 0:
                 older -= 1

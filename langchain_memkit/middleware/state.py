@@ -8,7 +8,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from uuid import NAMESPACE_OID, uuid5
 
 from langchain.agents.middleware.types import AgentState, PrivateStateAttr
-from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, convert_to_messages
 from langgraph.channels.untracked_value import UntrackedValue
 
 from langchain_memkit.messages.cuts import is_summary
@@ -22,6 +22,7 @@ __all__ = [
     "index_of",
     "is_foreign_summary",
     "is_said",
+    "messages_in",
     "moment",
     "said_so_far",
     "start_of_turn",
@@ -73,6 +74,11 @@ class HistoryState(AgentState[Any]):
     memkit_turn: NotRequired[Annotated[Marker, PrivateStateAttr]]
     memkit_run: NotRequired[Annotated[Any, UntrackedValue, PrivateStateAttr]]
     memkit_seen: NotRequired[Annotated[list[AnyMessage], PrivateStateAttr]]
+
+
+def messages_in(state: Mapping[str, Any]) -> list[BaseMessage]:
+    """Return the messages of a state; a reducer other than `add_messages` may leave them as the caller gave them."""
+    return convert_to_messages(state["messages"])
 
 
 def unstored_start(messages: Sequence[BaseMessage], marker: Marker | None, *, settled: bool = False) -> int:
@@ -132,7 +138,7 @@ def said_so_far(state: Mapping[str, Any]) -> list[BaseMessage]:
     seen: list[BaseMessage] = list(state.get("memkit_seen") or [])
     if marker is None or marker["done"]:
         return seen
-    messages: Sequence[BaseMessage] = state["messages"]
+    messages = messages_in(state)
     start = unstored_start(messages, marker)
     own = with_ids(messages[start:], marker["place"], marker["turn_id"])
     return in_order(seen, [m for m in own if is_said(m)])

@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.middleware.run import Run
-from langchain_memkit.middleware.state import Marker
+from langchain_memkit.middleware.state import Marker, messages_in
 from langchain_memkit.runnables.saving import UNSAVED, Policy
 
 __all__ = ["failed", "finish", "stopped"]
@@ -19,7 +19,7 @@ __all__ = ["failed", "finish", "stopped"]
 
 def finish(run: Run, policy: Policy, state: Mapping[str, Any], config: RunnableConfig) -> Flow[Marker]:
     """Store the turn as the other middleware left it; return what the state is told."""
-    messages: list[BaseMessage] = list(state["messages"])
+    messages = messages_in(state)
     new = run.unstored(run.observe(messages))
     new = _with_calls(run, new, messages)
     run.finished = True

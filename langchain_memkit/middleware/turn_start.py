@@ -25,6 +25,7 @@ from langchain_memkit.middleware.state import (
     in_order,
     index_of,
     is_said,
+    messages_in,
     moment,
     start_of_turn,
     unstored_start,
@@ -94,7 +95,7 @@ class TurnStart:
             config: Of the call.
             trial: Whether somebody only wants to see what would be shown: nothing is stored.
         """
-        messages: list[BaseMessage] = list(state["messages"])
+        messages = messages_in(state)
         before: Marker | None = state.get("memkit_turn")
         place, seen = place_of_run(configurable), list(state.get("memkit_seen") or [])
         turn_id = configurable.get("turn_id")
@@ -117,7 +118,8 @@ class TurnStart:
             ):
                 first += 1
         marker = _marker(messages, first, turn_id, view, before, config, place)
-        run = Run(place, marker, *_older(messages[:first]), *bound, view, known)
+        older, unnamed = _older(messages, first)
+        run = Run(place, marker, older, unnamed, bound.history, bound.native, bound.memories, view, known)
         if before is not None and marker["skip"] != before["skip"]:
             run.known = set()  # the branch is stored whole, beginning with its question
         elif left and not (before is None and (yield from _was_cleared(bound, view))):
@@ -144,7 +146,7 @@ class TurnStart:
             config: Of the call.
             seen: What the run was seen to say in this process, where the state has lost a part of it.
         """
-        messages: list[BaseMessage] = list(state["messages"])
+        messages = messages_in(state)
         marker: Marker = state["memkit_turn"]
         check_place(marker, configurable)
         place, seen = marker["place"], [*seen] or list(state.get("memkit_seen") or [])
@@ -153,7 +155,7 @@ class TurnStart:
         own = with_ids(messages[start:], place, marker["turn_id"])
         ids = {m.id for m in (*seen, *messages, *own) if m.id}
         known, view = yield from self._read(bound, sorted(ids), messages[start:], config)
-        older, unnamed = _older(messages[:start])
+        older, unnamed = _older(messages, start)
         if index_of(messages, marker["first"]) < 0 and marker["first"] is not None:  # it was removed
             older |= known
         turns: Sequence[Turn] = getattr(view.messages, "turns", ())
@@ -161,7 +163,8 @@ class TurnStart:
         replayed = next((turn.seq for turn in turns if turn.op == op), None)
         if replayed:  # the turn was stored once: it is run again from its middle, or only its end is
             known, marker = set(), {**marker, "seq": view.seq, "skip": [*marker["skip"], [replayed, view.seq]]}
-        run = Run(place, marker, older, unnamed, *bound, view, known, replayed=replayed)
+        run = Run(place, marker, older, unnamed, bound.history, bound.native, bound.memories, view, known)
+        run.replayed = replayed
         run.remember(seen, messages)
         return run
 
@@ -228,10 +231,10 @@ def _namer(before: Marker | None, turn_id: str) -> str:
     return f"{before['turn_id']}:after" if before["done"] else before["turn_id"]
 
 
-def _older(messages: Sequence[BaseMessage]) -> tuple[set[str], int]:
-    """Return the ids of messages, and how many have none."""
-    ids = {m.id for m in messages if m.id}
-    return ids, sum(not m.id for m in messages)
+def _older(messages: Sequence[BaseMessage], first: int) -> tuple[set[str], int]:
+    """Return the ids of what came before a run, without those of its own messages, and how many have none."""
+    ids = {m.id for m in messages[:first] if m.id} - {m.id for m in messages[first:]}
+    return ids, sum(not m.id for m in messages[:first])
 
 
 def _is_retry(messages: Sequence[BaseMessage], i: int, before: Marker, turn_id: str) -> bool:
