@@ -18,6 +18,7 @@ from langchain_memkit.memories.key_value.factory import KeyValueMemoryFactory
 from langchain_memkit.memories.key_value.matching import ask_matcher, hits_of
 from langchain_memkit.memories.key_value.note import entries_note, not_in
 from langchain_memkit.memories.key_value.shelf import Shelf
+from langchain_memkit.messages.authors import is_notification
 from langchain_memkit.messages.counting import approximate_tokens, resolve_counter
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.text import said
@@ -255,7 +256,8 @@ class KeyValueMemory(Memory):
         titles = {hit.title: None for hit in hits}
         newest = past[-self._lookback :] if self._lookback else ()
         for message in reversed(newest):
-            if not is_note(message):  # else a note would keep itself alive
+            # else a note would keep itself alive, and a harness be taken for the user
+            if not (is_note(message) or is_notification(message)):
                 text = said(message)
                 titles |= {hit.title: None for hit in (*catalog.hits(text), *catalog.matched(text))}
         shown = not_in((catalog.entries[title] for title in titles), seen)
