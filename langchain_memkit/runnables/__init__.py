@@ -21,8 +21,7 @@ from pydantic import BaseModel, RootModel, create_model
 from pydantic.errors import PydanticUserError
 
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
-from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor, check_arguments, shown
 from langchain_memkit.memories.telling import OnLoadError
 from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
 from langchain_memkit.runnables.session import checked_function
@@ -88,9 +87,8 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         **kwargs: Any,
     ) -> None:
         checked_function(get_session_history)
-        if unknown := kwargs.keys() - RunnableBindingBase.model_fields.keys():
-            msg = f"no such argument: {', '.join(sorted(unknown))}"  # pydantic would drop it
-            raise ConfigurationError(msg)
+        # pydantic would drop what it does not know
+        check_arguments(kwargs.keys() - RunnableBindingBase.model_fields.keys(), create_runnable_with_message_history)
         policy = self._policy_type.of(
             output_messages_key,
             preprocessor,
@@ -121,6 +119,16 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
             history_factory_config=history_factory_config or [SESSION_ID],
             **kwargs,
         )
+
+    def __repr__(self) -> str:
+        """Names the wrapped runnable, the histories and the keys; nothing that was said, no credentials."""
+        wrapped: HistoryTurn = self.bound  # type: ignore[assignment]  # made in the constructor
+        keys = ("input_messages_key", "output_messages_key", "history_messages_key")
+        told = [wrapped.runnable.get_name(), shown(self.get_session_history)]
+        told += [f"{key}={getattr(self, key)!r}" for key in keys if getattr(self, key)]
+        return f"{type(self).__name__}({', '.join(told)})"
+
+    __str__ = __repr__
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:

@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.stores import BaseStore
 
 from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, run_step
-from langchain_memkit.base import Memory, TokenCounterLike, check_id, kind_given
+from langchain_memkit.base import Memory, TokenCounterLike, check_arguments, check_id, kind_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.key_value.catalog import Catalog, Hit
 from langchain_memkit.memories.key_value.entries import Entries, alias_lists, entries_of, read_entries
@@ -119,6 +119,7 @@ class KeyValueMemory(Memory):
             >>> KeyValueMemory.from_file("books.txt").titles()
             ['The Skeleton Songs']
         """
+        check_arguments(options, cls)
         rows = [{**entry.to_row(), "source": entry.source} for entry in read_entries(path)]
         return cls(rows, **options)
 
@@ -146,7 +147,8 @@ class KeyValueMemory(Memory):
                 "without a store give KeyValueMemory(entries) itself"
             )
             raise ConfigurationError(msg)
-        return KeyValueMemoryFactory(lambda user_id: cls(store=store, user_id=user_id, **options))
+        check_arguments(options, cls)
+        return KeyValueMemoryFactory(lambda user_id: cls(store=store, user_id=user_id, **options), store)
 
     def __repr__(self) -> str:
         """Names the user."""
