@@ -196,7 +196,7 @@ def test_star_import() -> None:
     assert done.stdout == "True\n", done.stderr
     done = run("""
         import sys
-        for name in ("pymongo", "bson", "langchain", "langgraph", "spacy", "wordllama", "Stemmer", "rapidfuzz"):
+        for name in ("pymongo", "bson", "langchain", "langgraph", "spacy", "numpy", "Stemmer", "rapidfuzz"):
             sys.modules[name] = None  # as if it were not installed
         from langchain_memkit import *
         print(sorted(name for name in globals() if name[0].isupper() or name.startswith(("create", "session"))))
