@@ -1,7 +1,7 @@
 """Memory components for LangChain: memory is a list of messages.
 
 Start with `create_runnable_with_message_history` and `SQLiteChatMessageHistory`. Names that need an extra are loaded
-when they are first used.
+when they are first used; `from langchain_memkit import *` leaves out those whose extra is not installed.
 
 To know the code, read in this order: `base` has the words and the one abstraction, `memories/composed` makes one memory
 of several, `runnables` carries a turn through, `testing` says what all of it promises. `_flow` tells how one body of
@@ -16,7 +16,7 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore
-from langchain_memkit.base import Memory, purge_user
+from langchain_memkit.base import Memory, did_you_mean, purge_user, session
 from langchain_memkit.errors import MissingExtraError
 from langchain_memkit.explain import explain_turn
 from langchain_memkit.memories.chat_history import ChatHistoryMemory
@@ -25,6 +25,10 @@ from langchain_memkit.preprocessors import create_history_preprocessor, create_t
 from langchain_memkit.runnables import RunnableWithMessageHistory, create_runnable_with_message_history
 
 if TYPE_CHECKING:
+    from langchain_memkit import classic as classic
+    from langchain_memkit import errors as errors
+    from langchain_memkit import migrate as migrate
+    from langchain_memkit import testing as testing
     from langchain_memkit.backends.langgraph_store import LangGraphKeyValueStore
     from langchain_memkit.backends.mongodb import MongoDBChatMessageHistory, MongoDBKeyValueStore
     from langchain_memkit.backends.mongodb.vectors import MongoDBVectorStore
@@ -65,7 +69,11 @@ __all__ = [
     "create_trim_preprocessor",
     "explain_turn",
     "purge_user",
+    "session",
 ]
+
+_NAMES = tuple(__all__)
+_MODULES = ("classic", "errors", "migrate", "testing")
 
 _MONGODB = ("langchain_memkit.backends.mongodb", "mongodb", ("pymongo", "bson"))
 _MATCHING = ("matching", ("rapidfuzz", "ahocorasick_rs"))
@@ -90,14 +98,18 @@ _LAZY = {
 
 
 def _load(name: str) -> Any:
-    """Loads a name that needs an extra (PEP 562), or reads the version of the installed package."""
+    """Loads a name that needs an extra, or a module (PEP 562), or reads the version of the installed package."""
+    if name == "__all__":  # asked for by `import *`
+        return [name for name in _NAMES if _is_there(name)]
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     if name == "__version__":
         try:
             return _version("langchain-memkit")
         except PackageNotFoundError:  # a folder on the path: nobody has installed it
             raise AttributeError(name) from None
     if name not in _LAZY:
-        msg = f"module {__name__!r} has no attribute {name!r}"
+        msg = f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __dir__())}"
         raise AttributeError(msg)
     module, extra, packages = _LAZY[name]
     try:
@@ -110,9 +122,18 @@ def _load(name: str) -> Any:
         raise MissingExtraError(msg) from error
 
 
+def _is_there(name: str) -> bool:
+    """Whether the extra that a name needs is installed."""
+    try:
+        return name in globals() or _load(name) is not None
+    except MissingExtraError:
+        return False
+
+
 if not TYPE_CHECKING:  # a type checker would take every name for one that exists
     __getattr__ = _load
+    del __all__  # `import *` takes those names whose extras are installed, which is found out when it is asked for
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted([*_NAMES, *_MODULES, "__version__"])

@@ -11,6 +11,7 @@ from langchain_core.messages import BaseMessage, ChatMessage
 
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError, MissingExtraError
+from langchain_memkit.messages.authors import is_user_message, role_of
 from langchain_memkit.messages.chain_io import input_messages, output_messages
 from langchain_memkit.messages.notes import is_note, plain_lines, records_of
 from langchain_memkit.messages.text import escaped, said
@@ -131,7 +132,7 @@ class ClassicMemory(BaseMemory):
 
     def _question(self, inputs: Mapping[str, Any]) -> str:
         asked = self._asked(inputs)
-        return "\n".join(str(m.text) for m in asked if m.type == "human" or len(asked) == 1)
+        return "\n".join(str(m.text) for m in asked if is_user_message(m) or len(asked) == 1)
 
     def _asked(self, inputs: Mapping[str, Any]) -> list[BaseMessage]:
         keys = [key for key in inputs if key not in (self.memory_key, "stop")]
@@ -171,5 +172,5 @@ class ClassicMemory(BaseMemory):
     def _speaker(self, message: BaseMessage) -> str:
         if isinstance(message, ChatMessage):
             return message.role
-        kind = message.type.removesuffix("MessageChunk").lower()
+        kind = role_of(message)
         return {"human": self.human_prefix, "ai": self.ai_prefix}.get(kind, kind.capitalize())

@@ -15,8 +15,8 @@ from langchain_memkit.base.aliases import (
     TokenCounterLike,
     utc_now,
 )
-from langchain_memkit.base.given import file_given, kind_given, seconds_given
-from langchain_memkit.base.ids import check_id, check_text, user_prefix
+from langchain_memkit.base.given import check_arguments, did_you_mean, file_given, kind_given, seconds_given, shown
+from langchain_memkit.base.ids import check_id, check_text, session, user_prefix
 from langchain_memkit.base.memory import EntityExtractor, Memory, MemoryFactory, Mention, Query, SavedTurn
 from langchain_memkit.base.purge import Purgeable, apurge_user, purge_user
 from langchain_memkit.base.turns import (
@@ -52,12 +52,16 @@ __all__ = [
     "TurnContext",
     "Window",
     "apurge_user",
+    "check_arguments",
     "check_id",
     "check_text",
+    "did_you_mean",
     "file_given",
     "kind_given",
     "purge_user",
     "seconds_given",
+    "session",
+    "shown",
     "user_prefix",
     "utc_now",
 ]

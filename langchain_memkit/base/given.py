@@ -2,18 +2,65 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any, TypeVar
 
 from langchain_memkit.errors import ConfigurationError
 
-__all__ = ["file_given", "kind_given", "seconds_given"]
+__all__ = ["check_arguments", "did_you_mean", "file_given", "kind_given", "seconds_given", "shown"]
 
 ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")  # of two letters or more: C:/ is a drive
 LONGEST = 9e9  # seconds: 285 years, less than a thread can wait for, and a date that there is
 P = TypeVar("P", bound="str | os.PathLike[str]")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error about a name that there is not: a known one much like it, if any.
+
+    Args:
+        name: As it was written.
+        known: The names that there are.
+
+    Example:
+        >>> did_you_mean("bevor_save", ["before_save", "memories"]), did_you_mean("x", ["memories"])
+        ("; did you mean 'before_save'?", '')
+    """
+    lower = {other.lower(): other for other in known}
+    found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
+    return f"; did you mean {lower[found[0]]!r}?" if found else ""
+
+
+def check_arguments(given: Iterable[str], *takers: Callable[..., Any]) -> None:
+    """Check the names of arguments that are handed on as `**options`, before anything is made of them.
+
+    Args:
+        given: The names.
+        *takers: The functions or classes that take them; arguments after `*` of any of them are known. A class with
+            `**kwargs`, a subclass of an app's say, may know more than it names, and is not checked.
+
+    Raises:
+        ConfigurationError: There is no such argument.
+
+    Example:
+        >>> check_arguments(["kay"], sorted)
+        Traceback (most recent call last):
+        ...
+        langchain_memkit.errors.ConfigurationError: no such argument: kay; did you mean 'key'?
+    """
+    known: list[str] = []
+    for taker in takers:
+        parameters = inspect.signature(taker).parameters.values()
+        if isinstance(taker, type) and any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return
+        known += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    if unknown := sorted(set(given) - set(known)):
+        msg = f"no such argument: {', '.join(unknown)}{did_you_mean(unknown[0], known)}"
+        raise ConfigurationError(msg)
 
 
 def file_given(path: P) -> P:
@@ -83,3 +130,15 @@ def seconds_given(value: Any, name: str, *, none: str = "", most: float = LONGES
         limit = f" and at most {most:.0e}" if seconds > most else ""
         msg = f"{name} must be seconds above 0{limit}{f', or None {none}' if none else ''}; got {value!r:.50}"
         raise ConfigurationError(msg)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a `repr` names it: ours as it shows itself, others by name, since they may show secrets.
+
+    Example:
+        >>> shown(sorted), shown(object())
+        ('sorted', 'object')
+    """
+    if type(value).__module__.partition(".")[0] == "langchain_memkit":
+        return repr(value)
+    return str(getattr(value, "__name__", type(value).__name__))

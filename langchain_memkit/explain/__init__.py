@@ -17,6 +17,7 @@ from langchain_memkit.base import TokenCounter
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.explain.view import PARTS, RecalledRecord, ShownMessage, TurnExplanation
 from langchain_memkit.memories.telling import LOAD_ERROR
+from langchain_memkit.messages.authors import role_of
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens, counter_name
 from langchain_memkit.messages.notes import apart
 from langchain_memkit.messages.text import said
@@ -157,8 +158,7 @@ def _explained(
     parts = ["input" if _names([m]) & own else part_of(m) for m in given]
     parts = ["input" if p == "history" and not _names([m]) & known else p for p, m in zip(parts, given, strict=True)]
     messages = [
-        ShownMessage(part, m.type.removesuffix("MessageChunk").lower(), said(m), size, m.id)
-        for part, m, size in zip(parts, given, sizes, strict=True)
+        ShownMessage(part, role_of(m), said(m), size, m.id) for part, m, size in zip(parts, given, sizes, strict=True)
     ]
     beside = sum(size for m, size in zip(given, sizes, strict=True) if not _names([m]) & known)
     left = [m for m in asked if not _names([m]) & known]

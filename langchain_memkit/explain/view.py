@@ -28,7 +28,7 @@ class ShownMessage:
 
     Attributes:
         part: `"system"`, `"summary"`, `"history"`, `"notes"` (what memories recalled) or `"input"`.
-        role: `"human"`, `"ai"`, `"tool"`, `"system"`.
+        role: `"human"`, `"ai"`, `"tool"`, `"system"`; `"notification"`: a human message that an agent's harness put in.
         text: What it says; tool calls, and images and files by name, in brackets.
         tokens: How large it is, as `TurnExplanation.counter` counts.
         id: Its id, if it has one.

@@ -14,7 +14,16 @@ from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit._histories import add_messages, clear_messages, is_native
-from langchain_memkit.base import CONTEXT, GetSessionHistory, Memory, Preprocessor, SessionInfo, TurnContext, check_id
+from langchain_memkit.base import (
+    CONTEXT,
+    GetSessionHistory,
+    Memory,
+    Preprocessor,
+    SessionInfo,
+    TurnContext,
+    check_id,
+    shown,
+)
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.loading import load
 
@@ -160,6 +169,10 @@ class ChatHistoryMemoryFactory(Closing):
         self._takes_user = "user_id" in inspect.signature(get_session_history).parameters
         self._preprocessor = preprocessor
         self._read_only = read_only
+
+    def __repr__(self) -> str:
+        """Names the histories."""
+        return f"ChatHistoryMemoryFactory({shown(self._histories)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> ChatHistoryMemory:
         """The memory of one session; no I/O.

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
-from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, check_id
+from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, check_id, shown
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.transcripts import history_of
 
@@ -113,7 +113,8 @@ class DerivedMemoryFactory(Closing, Generic[M]):
         self._core = memory._core
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        """Names the store."""
+        return f"{type(self).__name__}({shown(self._core.store)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> M:
         """The memory of one session; no I/O.

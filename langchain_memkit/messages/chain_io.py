@@ -14,6 +14,7 @@ from langchain_core.messages import (
     HumanMessage,
     convert_to_messages,
     message_chunk_to_message,
+    messages_from_dict,
 )
 from pydantic import BaseModel
 
@@ -43,14 +44,14 @@ def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
     if isinstance(value, str):
         return [HumanMessage(value)]
     if isinstance(value, BaseMessage):
-        return [value]
+        return [_typed(value)]
     if isinstance(value, (list, tuple)):
         if value and isinstance(value[0], list):  # chat models are traced with a batch of one
             if len(value) != 1:
                 msg = f"Expected a single list of messages. Got {len(value)} lists."
                 raise ValueError(msg)
             value = value[0]
-        return convert_to_messages(list(value))
+        return [_typed(message) for message in convert_to_messages(list(value))]
     msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {_named(value)}."
     raise ValueError(msg)
 
@@ -58,6 +59,13 @@ def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
 def _named(value: Any) -> str:
     """A value in an error: what was said stays out of errors and logs."""
     return str(value) if value is None or isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"
+
+
+def _typed(message: BaseMessage) -> BaseMessage:
+    """A bare `BaseMessage`, which LangServe makes of one in a request, as the kind of message that its type names."""
+    if type(message) is not BaseMessage:
+        return message
+    return messages_from_dict([{"type": message.type, "data": dict(message)}])[0]
 
 
 def _pick(value: Mapping[str, Any], key: str | None, default: str) -> Any:

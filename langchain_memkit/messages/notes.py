@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
+from langchain_memkit.messages.authors import role_of
 from langchain_memkit.messages.cuts import STATUS
 from langchain_memkit.messages.text import one_line, quoted, said
 
@@ -160,7 +161,7 @@ def records_of(message: BaseMessage) -> list[Record]:
     """The records of a note, in order; any other message as one record of what it says."""
     rest, records = _split(message)
     text = "" if rest is None else said(rest)
-    role = message.name or message.type.removesuffix("MessageChunk").lower()
+    role = message.name or role_of(message)
     return [Record(text, role=role, id=message.id), *records] if text else records
 
 

@@ -21,6 +21,10 @@ class MemoryStore(InMemoryStore):
         self._sorted: list[str] = []
         self._lock = ForkSafeLock()
 
+    def __repr__(self) -> str:
+        """Names no key: users' ids stand in them."""
+        return "MemoryStore()"
+
     def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
         """Stores values."""
         with self._lock:

@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, Hum
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.authors import is_notification, role_of
 from langchain_memkit.messages.cuts import STATUS
 from langchain_memkit.messages.text import escaped, said
 from langchain_memkit.messages.turns import group_starts
@@ -94,7 +95,7 @@ def summary_message(text: str, digest: str) -> HumanMessage:
 
 def line_of(message: BaseMessage) -> str:
     """A message as a line of a record; what else it says is indented, so that nobody speaks for another."""
-    who = message.type.removesuffix("MessageChunk").lower()
+    who = role_of(message)
     name = " ".join((message.name or "").split())[:MAX_NAME]
     if isinstance(message, (ToolMessage, FunctionMessage)):
         who = f"result of {name or 'tool'}"
@@ -106,7 +107,7 @@ def line_of(message: BaseMessage) -> str:
 def plain(message: BaseMessage) -> BaseMessage:
     """The message for a model that knows none of the tools."""
     if isinstance(message, HumanMessage):
-        return HumanMessage(said(message))
+        return HumanMessage(line_of(message) if is_notification(message) else said(message))
     return AIMessage(said(message) if isinstance(message, AIMessage) else line_of(message))
 
 
@@ -152,6 +153,8 @@ def pieces_of(
     step = -(-len(text) // max(parts, 2))
     bare = {name: value for name, value in BARE.items() if hasattr(message, name)}
     bare["name"] = message.name and message.name[:MAX_NAME]
+    if is_notification(message):
+        bare["additional_kwargs"] = message.additional_kwargs
     pieces = [message.model_copy(update={"content": piece, **bare}) for piece in _cut(text, step)]
     return [part for piece in pieces for part in pieces_of(piece, count(piece), capacity, count)]
 

@@ -28,7 +28,7 @@ from pydantic import (
 
 from langchain_memkit._events import CONDENSED, event
 from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
-from langchain_memkit.base import Memory
+from langchain_memkit.base import Memory, did_you_mean
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.retrievers.asking import QuestionPrompt
 from langchain_memkit.retrievers.checking import refusal
@@ -286,7 +286,12 @@ class CondenseQuestionRetriever(BaseRetriever):
 def _told(problem: Any) -> str:
     """One of pydantic's problems in a line."""
     cause = problem.get("ctx", {}).get("error")
-    return str(cause) if isinstance(cause, ConfigurationError) else f"{problem['loc'][0]}: {problem['msg']}"
+    if isinstance(cause, ConfigurationError):
+        return str(cause)
+    name = str(problem["loc"][0])
+    if problem["type"] == "extra_forbidden":
+        return f"no such argument: {name}{did_you_mean(name, CondenseQuestionRetriever.model_fields)}"
+    return f"{name}: {problem['msg']}"
 
 
 def _marked(document: Document, found: StandaloneQuestion) -> Document:

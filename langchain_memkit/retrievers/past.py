@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 
 from langchain_memkit._flow import Step
 from langchain_memkit._histories import read_messages
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.cuts import is_summary
-from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.authors import is_user_message
 from langchain_memkit.retrievers.contextualize import Turn
 
 __all__ = ["CITED", "DOCUMENTS", "answered_by", "as_messages", "document_key", "read_past", "turns_of"]
@@ -71,7 +70,7 @@ def answered_by(messages: Sequence[BaseMessage]) -> frozenset[str]:
 
 
 def turns_of(messages: Sequence[BaseMessage]) -> list[Turn]:
-    """What a user asked, oldest first, each with the last thing that was answered; notes and summaries are left out.
+    """What a user asked, oldest first, each with the last thing that was answered; what nobody said is left out.
 
     Example:
         >>> turns_of([HumanMessage("When is tea?"), AIMessage("At five [1]."), HumanMessage("And dinner?")])
@@ -79,7 +78,7 @@ def turns_of(messages: Sequence[BaseMessage]) -> list[Turn]:
     """
     turns: list[Turn] = []
     for message in messages:
-        if isinstance(message, HumanMessage) and not is_note(message) and not is_summary(message):
+        if is_user_message(message):
             turns.append((str(message.text), None))
         elif isinstance(message, AIMessage) and turns and (text := CITATIONS.sub("", str(message.text))).strip():
             turns[-1] = (turns[-1][0], text)

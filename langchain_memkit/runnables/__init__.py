@@ -6,7 +6,9 @@ A call becomes a `turn`: `session` finds its conversation, `memories` loads what
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar, Literal
@@ -16,10 +18,10 @@ from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableCo
 from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
 from langchain_core.runnables.utils import get_unique_config_specs
 from pydantic import BaseModel, RootModel, create_model
+from pydantic.errors import PydanticUserError
 
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
-from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor, check_arguments, shown
 from langchain_memkit.memories.telling import OnLoadError
 from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
 from langchain_memkit.runnables.session import checked_function
@@ -85,9 +87,8 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         **kwargs: Any,
     ) -> None:
         checked_function(get_session_history)
-        if unknown := kwargs.keys() - RunnableBindingBase.model_fields.keys():
-            msg = f"no such argument: {', '.join(sorted(unknown))}"  # pydantic would drop it
-            raise ConfigurationError(msg)
+        # pydantic would drop what it does not know
+        check_arguments(kwargs.keys() - RunnableBindingBase.model_fields.keys(), create_runnable_with_message_history)
         policy = self._policy_type.of(
             output_messages_key,
             preprocessor,
@@ -119,6 +120,16 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
             **kwargs,
         )
 
+    def __repr__(self) -> str:
+        """Names the wrapped runnable, the histories and the keys; nothing that was said, no credentials."""
+        wrapped: HistoryTurn = self.bound  # type: ignore[assignment]  # made in the constructor
+        keys = ("input_messages_key", "output_messages_key", "history_messages_key")
+        told = [wrapped.runnable.get_name(), shown(self.get_session_history)]
+        told += [f"{key}={getattr(self, key)!r}" for key in keys if getattr(self, key)]
+        return f"{type(self).__name__}({', '.join(told)})"
+
+    __str__ = __repr__
+
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
         """The keys of `config["configurable"]` that a call needs."""
@@ -140,17 +151,15 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
     def get_input_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
         """The new input alone; history is not part of it."""
         name, many = "RunnableWithChatHistoryInput", Sequence[BaseMessage]
-        if not self.input_messages_key:
-            return _root_model(name, many)
-        kind: Any = str | BaseMessage | many if self.history_messages_key else many
-        return create_model(name, **{self.input_messages_key: (kind, ...)})  # type: ignore[call-overload, no-any-return]  # a dynamic field
+        either = bool(self.input_messages_key and self.history_messages_key)
+        return _schema(name, str | BaseMessage | many if either else many, self.input_messages_key)
 
     def get_output_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
         """The output of the wrapped runnable."""
         kind = self.OutputType
         if inspect.isclass(kind) and issubclass(kind, BaseModel):
             return kind
-        return _root_model("RunnableWithChatHistoryOutput", kind)
+        return _schema("RunnableWithChatHistoryOutput", kind)
 
     def _merge_configs(self, *configs: RunnableConfig | None) -> RunnableConfig:
         # past LangChain's method; an enclosing chain's history is not ours
@@ -176,8 +185,19 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
                 yield chunk
 
 
-def _root_model(name: str, kind: Any) -> type[BaseModel]:
-    return create_model(name, __base__=RootModel[kind])
+def _schema(title: str, kind: Any, key: str | None = None) -> type[BaseModel]:
+    """A schema of a value, or of a dict with it, titled as LangChain's; what says something else has another name.
+
+    Servers know schemas by the names of their classes: LangServe fails at a second one of a name with other content.
+    """
+    definition: dict[str, Any] = {key: (kind, ...)} if key else {"__base__": RootModel[kind]}
+    model: type[BaseModel] = create_model(title, **definition)
+    try:
+        says = json.dumps(model.model_json_schema(), sort_keys=True)
+    except PydanticUserError:  # what JSON cannot say
+        says = repr(definition)
+    digest = hashlib.sha256(says.encode()).hexdigest()[:8]
+    return create_model(f"{title}_{digest}", __cls_kwargs__={"title": title}, **definition)
 
 
 def create_runnable_with_message_history(

@@ -9,7 +9,7 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from langchain_core.messages import BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import BaseMessage, FunctionMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 
 from langchain_memkit._events import event
@@ -18,6 +18,7 @@ from langchain_memkit.base import HistoryView, Memory, Query
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.memories.telling import LOAD_ERROR, OnLoadError, load_failure, name_of
+from langchain_memkit.messages.authors import is_user_message
 from langchain_memkit.messages.notes import named
 from langchain_memkit.messages.turns import group_starts
 from langchain_memkit.runnables.session import session_history
@@ -148,9 +149,9 @@ def with_note(
 
 def _question(asked: Sequence[BaseMessage], past: Sequence[BaseMessage]) -> str:
     """The new input as text; while tools are called, the question that they are called for."""
-    texts = [str(m.text) for m in asked if isinstance(m, HumanMessage)]
+    texts = [str(m.text) for m in asked if is_user_message(m)]
     if not texts:
-        texts = [next((str(m.text) for m in reversed(past) if isinstance(m, HumanMessage)), "")]
+        texts = [next((str(m.text) for m in reversed(past) if is_user_message(m)), "")]
     return "\n".join(texts)
 
 

@@ -10,12 +10,12 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit.base import GetSessionHistory, Preprocessor
+from langchain_memkit.base import GetSessionHistory, Preprocessor, check_arguments
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors import create_trim_preprocessor
 from langchain_memkit.retrievers import CondenseQuestionRetriever
 from langchain_memkit.retrievers.question import Mode
-from langchain_memkit.runnables import RunnableWithMessageHistory
+from langchain_memkit.runnables import RunnableWithMessageHistory, create_runnable_with_message_history
 from langchain_memkit.runnables.rag_prompt import RagPrompt
 from langchain_memkit.runnables.rag_questions import LastQuestions
 from langchain_memkit.runnables.rag_turn import ANSWER, CONTEXT, HISTORY, STANDALONE, Answering, RagPolicy, RagTurn
@@ -96,6 +96,7 @@ def create_conversational_rag_chain(
     if input_messages_key in {"", ANSWER, CONTEXT, HISTORY, STANDALONE}:
         msg = f"input_messages_key={input_messages_key!r}: the chain's output has that key for something else"
         raise ConfigurationError(msg)
+    check_arguments(options, create_conversational_rag_chain, create_runnable_with_message_history)
     options["preprocessor"] = _preprocessor(n_questions, max_tokens, options.get("preprocessor"))
     if not (isinstance(llm, Runnable) or callable(llm)):
         msg = f"llm must be a model, or a runnable or function of messages, not {type(llm).__name__}"  # type: ignore[unreachable]  # callers without types

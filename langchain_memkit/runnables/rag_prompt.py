@@ -14,6 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_memkit._flow import Flow, Step
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.retriever import record_of
+from langchain_memkit.messages.authors import is_user_message
 from langchain_memkit.messages.notes import Record, lines_of, note_message
 from langchain_memkit.messages.text import escaped
 from langchain_memkit.preprocessors.prompt import line_of
@@ -48,7 +49,7 @@ class Asked:
         if not messages:
             msg = "the input holds no question"
             raise ValueError(msg)
-        last = next((i for i in reversed(range(len(messages))) if isinstance(messages[i], HumanMessage)), -1)
+        last = next((i for i in reversed(range(len(messages))) if is_user_message(messages[i])), -1)
         return cls([m for m in messages if m is not messages[last]], messages[last])
 
     @property

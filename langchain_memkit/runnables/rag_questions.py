@@ -12,6 +12,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import Window
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.authors import is_user_message
 
 __all__ = ["LastQuestions"]
 
@@ -53,7 +54,7 @@ class LastQuestions(Runnable[Any, list[BaseMessage]]):
         return await self._acall_with_config(run, input, config)
 
     def _questions(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Flow[list[BaseMessage]]:
-        asked = [m for m in messages if isinstance(m, HumanMessage)]
+        asked = [m for m in messages if is_user_message(m)]
         history: Any = config.get("configurable", {}).get("message_history")
         complete = len(asked) >= self._n or len(messages) < 2 * self._n
         if complete or not hasattr(history, "last_questions"):

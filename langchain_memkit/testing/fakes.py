@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field
+
+from langchain_memkit.messages.counting import approximate_tokens
 
 __all__ = ["FakeChatModel", "FrozenClock"]
 
@@ -25,18 +33,26 @@ STOP_WORDS = frozenset(
         has have he her his how i in is it its me my of on or our she
         so tell that the their them they this to us was we were what when where which who
         whom whose why will with would you your about again please know remember said say told
+        d ll m re s t ve
         """,
     )
 )
+# "I'm Nemo." and "hi! I'm bob" tell a name, "I'm tired." does not
+NAMED = re.compile(
+    r"\b(?i:i['\u2019]m|i am|call me)\s+[A-Z]|(?i:^\W*(?:hi|hey|hello)\b.*\bi(?:['\u2019]m| am)\s+\w+\W*$)"
+)
+WHO = re.compile(r"\bwho am i\b", re.IGNORECASE)
 
 
 class FakeChatModel(BaseChatModel):
     """A chat model without a model: it answers from the messages that it is given, and from nothing else.
 
     A question is answered with the earlier human message that shares most words with it, so a conversation that was
-    not remembered shows at once. Anything else is answered with "Noted.".
+    not remembered shows at once. Anything else is answered with "Noted.". It calls tools as `responses` say.
 
     Args:
+        responses: The answers to its first calls, in order: texts, or AI messages, which may call tools. Afterwards it
+            answers as above.
         delay: Seconds to wait before every word of a stream.
         error: Raised instead of answering, if set.
         error_after: Words to stream before `error` is raised.
@@ -50,8 +66,15 @@ class FakeChatModel(BaseChatModel):
         'You told me: My name is Nemo.'
         >>> model.invoke("What is my name?").content
         'You have not told me that.'
+        >>> calls = [{"name": "add", "args": {"a": 1, "b": 2}, "id": "1"}]
+        >>> model = FakeChatModel(responses=[AIMessage("", tool_calls=calls), "It is 3."])
+        >>> model.bind_tools([lambda a, b: a + b]).invoke("How much is 1 and 2?").tool_calls[0]["args"]
+        {'a': 1, 'b': 2}
+        >>> model.invoke("How much is 1 and 2?").content
+        'It is 3.'
     """
 
+    responses: Sequence[str | AIMessage] = ()
     delay: float = 0.0
     error: Exception | None = None
     error_after: int = 0
@@ -61,24 +84,54 @@ class FakeChatModel(BaseChatModel):
     def _llm_type(self) -> str:
         return "memkit-fake"
 
-    def _answer(self, messages: list[BaseMessage]) -> str:
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Take tools, as an agent binds them; they are called where `responses` say so."""
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+
+    def get_num_tokens(self, text: str) -> int:
+        """Return about how many tokens a text has, counted without a tokenizer."""
+        return self.get_num_tokens_from_messages([HumanMessage(text)])
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        """Return about how many tokens messages have, as memkit counts by default; tools are not counted."""
+        return approximate_tokens(messages)
+
+    def _message(self, messages: list[BaseMessage]) -> AIMessage:
         self.calls.append(list(messages))
+        scripted = self.responses[len(self.calls) - 1 :][:1]
+        answer = scripted[0] if scripted else self._answer(messages)
+        return AIMessage(answer) if isinstance(answer, str) else answer.model_copy()
+
+    def _answer(self, messages: list[BaseMessage]) -> str:
         said = [m.text for m in messages if isinstance(m, HumanMessage)]
         if not said or not said[-1].rstrip().endswith("?"):
             return "Noted."
-        question = _words(said[-1])
+        question = _words(said[-1]) | ({"name"} if WHO.search(said[-1]) else set())
         facts = [text for text in said[:-1] if not text.rstrip().endswith("?")]
         # the newest of the best: a correction counts more than what it corrects
-        best = max(enumerate(facts), key=lambda f: (len(question & _words(f[1])), f[0]), default=(0, ""))[1]
-        return f"You told me: {best}" if question & _words(best) else "You have not told me that."
+        best = max(enumerate(facts), key=lambda f: (len(question & _told(f[1])), f[0]), default=(0, ""))[1]
+        return f"You told me: {best}" if question & _told(best) else "You have not told me that."
 
-    def _pieces(self, messages: list[BaseMessage]) -> Iterator[str]:
-        for i, word in enumerate(re.findall(r"\S+\s*", self._answer(messages))):
+    def _chunks(self, messages: list[BaseMessage]) -> Iterator[AIMessageChunk]:
+        message = self._message(messages)
+        for i, word in enumerate(re.findall(r"\S+\s*", message.text)):
             if self.error is not None and i >= self.error_after:
                 break
-            yield word
+            yield AIMessageChunk(content=word, id=message.id)
         if self.error is not None:
             raise self.error
+        if calls := message.tool_calls:
+            parts = [
+                tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=i)
+                for i, call in enumerate(calls)
+            ]
+            yield AIMessageChunk(content="", id=message.id, tool_call_chunks=parts)
 
     def _generate(
         self,
@@ -87,10 +140,10 @@ class FakeChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        answer = self._answer(messages)
+        answer = self._message(messages)
         if self.error is not None:
             raise self.error
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(answer))])
+        return ChatResult(generations=[ChatGeneration(message=answer)])
 
     def _stream(
         self,
@@ -99,11 +152,11 @@ class FakeChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        for word in self._pieces(messages):
+        for chunk in self._chunks(messages):
             time.sleep(self.delay)
             if run_manager:
-                run_manager.on_llm_new_token(word)
-            yield ChatGenerationChunk(message=AIMessageChunk(content=word))
+                run_manager.on_llm_new_token(chunk.text)
+            yield ChatGenerationChunk(message=chunk)
 
     async def _astream(
         self,
@@ -112,16 +165,21 @@ class FakeChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        for word in self._pieces(messages):
+        for chunk in self._chunks(messages):
             await asyncio.sleep(self.delay)
             if run_manager:
-                await run_manager.on_llm_new_token(word)
-            yield ChatGenerationChunk(message=AIMessageChunk(content=word))
+                await run_manager.on_llm_new_token(chunk.text)
+            yield ChatGenerationChunk(message=chunk)
 
 
 def _words(text: str) -> set[str]:
     words = set(re.findall(r"[^\W_]+", text.lower()))
     return {word.removesuffix("s") if len(word) > 3 else word for word in words - STOP_WORDS}
+
+
+def _told(text: str) -> set[str]:
+    """What a fact is about: who introduces himself tells his name."""
+    return _words(text) | ({"name"} if NAMED.search(text) else set())
 
 
 class FrozenClock:

@@ -154,10 +154,87 @@ def test_front_door() -> None:
         "create_trim_preprocessor",
         "explain_turn",
         "purge_user",
+        "session",
     ]
-    assert set(langchain_memkit.__all__) <= set(dir(langchain_memkit))
-    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+    modules = ["__version__", "classic", "errors", "migrate", "testing"]
+    assert dir(langchain_memkit) == sorted([*langchain_memkit.__all__, *modules])
+    with pytest.raises(AttributeError, match=r"no attribute 'Nonsense'$"):
         langchain_memkit.Nonsense  # noqa: B018  # the look-up is the test
+
+
+def test_misspelt_names() -> None:
+    """A name that is nearly one of ours is answered with that."""
+    for wrong, right in (
+        ("SQLiteChatMesageHistory", "SQLiteChatMessageHistory"),
+        ("mongodbChatMessageHistory", "MongoDBChatMessageHistory"),
+        ("create_runable_with_message_history", "create_runnable_with_message_history"),
+        ("tesing", "testing"),
+    ):
+        with pytest.raises(AttributeError, match=f"did you mean '{right}'"):
+            getattr(langchain_memkit, wrong)
+
+
+def test_modules_are_attributes() -> None:
+    """The public modules are there without an import of their own, and are loaded when they are first used."""
+    done = run("""
+        import sys, langchain_memkit
+        names = ["classic", "errors", "migrate", "testing"]
+        print([name for name in names if f"langchain_memkit.{name}" in sys.modules])
+        print([getattr(langchain_memkit, name).__name__.partition(".")[2] for name in names])
+    """)
+    assert done.stdout.splitlines() == ["['errors']", "['classic', 'errors', 'migrate', 'testing']"], done.stderr
+
+
+def test_star_import() -> None:
+    """`import *` gives every public name, and without an extra all those that do not need it."""
+    code = """
+        from langchain_memkit import *
+        import langchain_memkit
+        print(sorted(name for name in globals() if name in dir(langchain_memkit)) == langchain_memkit.__all__)
+    """
+    done = run(code, "-W", "ignore:Importing 'parser.split_arg_string':DeprecationWarning")  # spaCy's, of click
+    assert done.stdout == "True\n", done.stderr
+    done = run("""
+        import sys
+        for name in ("pymongo", "bson", "langchain", "langgraph", "spacy", "numpy", "Stemmer", "rapidfuzz"):
+            sys.modules[name] = None  # as if it were not installed
+        from langchain_memkit import *
+        print(sorted(name for name in globals() if name[0].isupper() or name.startswith(("create", "session"))))
+        try:
+            MongoDBChatMessageHistory
+        except NameError:
+            import langchain_memkit
+            try:
+                langchain_memkit.MongoDBChatMessageHistory
+            except ImportError as error:
+                print(error)
+    """)
+    names, error = done.stdout.splitlines()
+    assert names == str(
+        [
+            "ChatHistoryMemory",
+            "ComposedMemory",
+            "Memory",
+            "RunnableWithMessageHistory",
+            "SQLiteChatMessageHistory",
+            "SQLiteKeyValueStore",
+            "create_history_preprocessor",
+            "create_runnable_with_message_history",
+            "create_trim_preprocessor",
+            "session",
+        ]
+    )
+    assert 'pip install "langchain-memkit[mongodb]"' in error
+
+
+def test_star_import_hides_no_defect() -> None:
+    """An import error that is not a missing extra is raised."""
+    done = run("""
+        import sys
+        sys.modules["langchain_memkit.backends.spacy"] = None
+        from langchain_memkit import *
+    """)
+    assert "langchain_memkit.backends.spacy" in done.stderr
 
 
 def test_error_tree_is_drawn() -> None:

@@ -31,6 +31,10 @@ class HistoryFactory(Closing, Generic[H]):
         self._store = store
         self._make = make
 
+    def __repr__(self) -> str:
+        """Names the file, or hosts and collection; no credentials."""
+        return f"{type(self).__name__}({self._store!r})"
+
     def __call__(self, session_id: str, user_id: str | None = None) -> H:
         """The history of one session; no I/O.
 

@@ -13,6 +13,7 @@ from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Enough, Page, Scope, TurnStore
 from langchain_memkit.base import HistoryMessages, HistoryView, Position, TokenCounter, Turn, Window
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError
+from langchain_memkit.messages.authors import is_user_message
 from langchain_memkit.messages.counting import count_tokens, counter_name
 from langchain_memkit.messages.turns import cut_tail
 
@@ -119,7 +120,7 @@ class ReadingFlows:
         while len(questions) < limit:
             page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE), Enough())
             for turn in page.turns:
-                questions += [m.text for m in reversed(turn.messages) if isinstance(m, HumanMessage)]
+                questions += [m.text for m in reversed(turn.messages) if is_user_message(m)]
             older = page.older
             if older is None:
                 break

@@ -188,7 +188,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
             n: At most so many.
 
         Returns:
-            The text of the last `n` human messages, newest first.
+            The text of the last `n` messages of the user's, newest first; what an agent's harness put in is not theirs.
 
         Raises:
             HistoryReadError: The store cannot be reached or read.

@@ -118,6 +118,10 @@ class Runner:
         self.clients = clients
         self.settings = settings
 
+    def __repr__(self) -> str:
+        """Names hosts and collection only."""
+        return f"{type(self).__name__}({self.clients.hosts}, {'.'.join(self.settings.names)})"
+
     @property
     def place(self) -> Any:
         """Equal for stores on the same collection."""

@@ -15,7 +15,7 @@ from langchain_memkit.backends.mongodb.documents import FIELDS
 from langchain_memkit.backends.mongodb.layout_langchain import LangChainRowStore
 from langchain_memkit.backends.mongodb.layout_qa import QAStore
 from langchain_memkit.backends.mongodb.store import MongoTurnStore
-from langchain_memkit.base import Now, TokenCounterLike, seconds_given, utc_now
+from langchain_memkit.base import Now, TokenCounterLike, check_arguments, seconds_given, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import resolve_counter
 
@@ -192,6 +192,7 @@ class MongoDBChatMessageHistory(TurnHistory):
             histories("s1", user_id="u1").add_user_message("hello")
             ```
         """
+        check_arguments(options, cls)
         owner = "-" if options.get("layout") == "qa" else None  # of the pattern that sessions are copied from
         first = cls(connection_string, "-", database_name, collection_name, user_id=owner, **options)
         first._mongo.clients.hold()

@@ -25,6 +25,10 @@ class Transactions:
 
     _database: Database
 
+    def __repr__(self) -> str:
+        """Names the file."""
+        return f"{type(self).__name__}({self._database.path!r})"
+
     @property
     def place(self) -> Any:
         """Equal for stores on the same file, by whatever name or link."""

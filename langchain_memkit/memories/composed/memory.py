@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, user_code
-from langchain_memkit.base import Memory, MemoryFactory, Query, SavedTurn, TokenCounterLike
+from langchain_memkit.base import Memory, MemoryFactory, Query, SavedTurn, TokenCounterLike, check_arguments
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.composed.composing import Composer, Found, Place
 from langchain_memkit.memories.composed.factory import ComposedMemoryFactory
@@ -110,6 +110,7 @@ class ComposedMemory(Memory):
             >>> memories("s1", "u1")
             ComposedMemory(ChatHistoryMemory, session_id='s1', user_id='u1')
         """
+        check_arguments(options, cls)
         sources = [part if isinstance(part, Source) else Source(part) for part in secondary]
         return ComposedMemoryFactory([Source(primary), *sources], partial(cls, **options))
 

@@ -10,14 +10,13 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage
 
 from langchain_memkit.matching.finder import Found
 from langchain_memkit.matching.names import PERSON, is_ordinary, kind_of
 from langchain_memkit.memories.entity.book import Book
 from langchain_memkit.memories.entity.rows import FactRow
-from langchain_memkit.messages.cuts import is_summary
-from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.authors import is_user_message
 from langchain_memkit.messages.sentences import sentence_spans
 from langchain_memkit.messages.text import without_records
 
@@ -58,13 +57,13 @@ class Spot(NamedTuple):
 def sources_of(
     messages: Iterable[BaseMessage], at: datetime, epoch: int = 0, expires_at: datetime | None = None
 ) -> list[Source]:
-    """What people and models said, in order; without tools, system lines, and what memories and summaries put there."""
+    """What people and models said, in order; without tools, system lines and what nobody said."""
     found: list[Source] = []
     seen: dict[str, int] = {}
     for i, message in enumerate(messages):
-        if not isinstance(message, (HumanMessage, AIMessage)) or is_note(message) or is_summary(message):
+        if not (isinstance(message, AIMessage) or is_user_message(message)):
             continue
-        role = "human" if isinstance(message, HumanMessage) else "ai"
+        role = "ai" if isinstance(message, AIMessage) else "human"
         text = str(message.text)[:READ]
         if role == "ai":
             text = without_records(text)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.stores import BaseStore
 
 from langchain_memkit._flow import Closing, Flow, adrive, arun_step, drive, run_step
 from langchain_memkit._locks import ForkSafeLock
-from langchain_memkit.base import check_id
+from langchain_memkit.base import check_id, shown
 
 if TYPE_CHECKING:
     from langchain_memkit.memories.key_value.memory import KeyValueMemory
@@ -33,14 +35,16 @@ class KeyValueMemoryFactory(Closing):
         ({'entries': 1}, [])
     """
 
-    def __init__(self, make: Callable[[str | None], KeyValueMemory]) -> None:
+    def __init__(self, make: Callable[[str | None], KeyValueMemory], store: BaseStore[str, dict[str, Any]]) -> None:
         self._make = make
+        self._store = store
         self._shelves: OrderedDict[str | None, Shelf] = OrderedDict()
         self._lock = ForkSafeLock()
         make(None)  # so that wrong options are known now
 
     def __repr__(self) -> str:
-        return "KeyValueMemoryFactory()"
+        """Names the store."""
+        return f"KeyValueMemoryFactory({shown(self._store)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> KeyValueMemory:
         """The memory of a session; no I/O.

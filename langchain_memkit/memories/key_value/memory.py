@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.stores import BaseStore
 
 from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, run_step
-from langchain_memkit.base import Memory, TokenCounterLike, check_id, kind_given
+from langchain_memkit.base import Memory, TokenCounterLike, check_arguments, check_id, kind_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.key_value.catalog import Catalog, Hit
 from langchain_memkit.memories.key_value.entries import Entries, alias_lists, entries_of, read_entries
@@ -18,6 +18,7 @@ from langchain_memkit.memories.key_value.factory import KeyValueMemoryFactory
 from langchain_memkit.memories.key_value.matching import ask_matcher, hits_of
 from langchain_memkit.memories.key_value.note import entries_note, not_in
 from langchain_memkit.memories.key_value.shelf import Shelf
+from langchain_memkit.messages.authors import is_notification
 from langchain_memkit.messages.counting import approximate_tokens, resolve_counter
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.text import said
@@ -118,6 +119,7 @@ class KeyValueMemory(Memory):
             >>> KeyValueMemory.from_file("books.txt").titles()
             ['The Skeleton Songs']
         """
+        check_arguments(options, cls)
         rows = [{**entry.to_row(), "source": entry.source} for entry in read_entries(path)]
         return cls(rows, **options)
 
@@ -145,7 +147,8 @@ class KeyValueMemory(Memory):
                 "without a store give KeyValueMemory(entries) itself"
             )
             raise ConfigurationError(msg)
-        return KeyValueMemoryFactory(lambda user_id: cls(store=store, user_id=user_id, **options))
+        check_arguments(options, cls)
+        return KeyValueMemoryFactory(lambda user_id: cls(store=store, user_id=user_id, **options), store)
 
     def __repr__(self) -> str:
         """Names the user."""
@@ -255,7 +258,8 @@ class KeyValueMemory(Memory):
         titles = {hit.title: None for hit in hits}
         newest = past[-self._lookback :] if self._lookback else ()
         for message in reversed(newest):
-            if not is_note(message):  # else a note would keep itself alive
+            # else a note would keep itself alive, and a harness be taken for the user
+            if not (is_note(message) or is_notification(message)):
                 text = said(message)
                 titles |= {hit.title: None for hit in (*catalog.hits(text), *catalog.matched(text))}
         shown = not_in((catalog.entries[title] for title in titles), seen)

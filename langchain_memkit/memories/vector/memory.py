@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit._flow import Flow, Step, drive, run_step
-from langchain_memkit.base import GetSessionHistory, Now, TokenCounterLike, utc_now
+from langchain_memkit.base import GetSessionHistory, Now, TokenCounterLike, check_arguments, utc_now
 from langchain_memkit.memories.transcripts import Stretch
 from langchain_memkit.memories.vector.core import Core
 from langchain_memkit.memories.vector.factory import VectorMemoryFactory
@@ -127,6 +127,7 @@ class VectorMemory(VectorVerbs):
             >>> memories("s1", "u1")
             VectorMemory(session_id='s1', user_id='u1')
         """
+        check_arguments(options, cls)
         return VectorMemoryFactory(cls(store, "-", user_id="-", **options))
 
     # -- a turn

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from langchain_memkit.memories.transcripts import Stretch
-from langchain_memkit.messages.cuts import is_summary
-from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.authors import is_user_message
 from langchain_memkit.messages.text import said, without_records
 from langchain_memkit.scoring.index import digest_of
 from langchain_memkit.scoring.words import stems
@@ -108,11 +107,9 @@ def _default_splitter() -> Any:
 
 
 def lines_of_messages(messages: Iterable[BaseMessage]) -> Iterator[Line]:
-    """What people, models and tools said; without system lines and what memories and summaries put there."""
+    """What people, models and tools said; without system lines and what nobody said."""
     for message in messages:
-        if is_note(message) or is_summary(message):
-            continue
-        if isinstance(message, HumanMessage):
+        if is_user_message(message):
             role, text = "human", said(message)[:READ]
         elif isinstance(message, AIMessage):
             role, text = "ai", without_records(said(message)[:READ])

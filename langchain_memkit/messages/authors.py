@@ -1,0 +1,57 @@
+"""Who a message comes from: what stands in a conversation as a user's message is not always what a user said. Pure."""
+
+from __future__ import annotations
+
+from langchain_core.messages import BaseMessage, HumanMessage
+
+from langchain_memkit.messages.cuts import STATUS
+
+__all__ = ["is_notification", "is_user_message", "notification_source", "role_of"]
+
+SOURCE = "lc_source"
+"""Where langchain-core's `add_notification_metadata` (from 1.7.2 on) puts its `source`; harnesses set it themselves."""
+
+
+def notification_source(message: BaseMessage) -> str | None:
+    """Return which feature of an agent's harness put a human message into the conversation; None for a person's.
+
+    Core's `get_notification_metadata` says the same, from langchain-core 1.7.2 on. `SummarizationMiddleware` says
+    "summarization"; deepagents names background tasks, skills and notes.
+
+    Example:
+        >>> notification_source(HumanMessage("Task 42 is done.", additional_kwargs={"lc_source": "async_subagent"}))
+        'async_subagent'
+        >>> notification_source(HumanMessage("Hello!")) is None
+        True
+    """
+    source = message.additional_kwargs.get(SOURCE) if isinstance(message, HumanMessage) else None
+    return source if isinstance(source, str) else None
+
+
+def is_notification(message: BaseMessage) -> bool:
+    """Return whether an agent's harness put a human message into the conversation: nobody has said it."""
+    return notification_source(message) is not None
+
+
+def is_user_message(message: BaseMessage) -> bool:
+    """Return whether a person said it: a human message that is no notification, no summary and no note of a memory.
+
+    Example:
+        >>> from langchain_core.messages import AIMessage
+        >>> task = HumanMessage("Task 42 is done.", additional_kwargs={"lc_source": "async_subagent"})
+        >>> [is_user_message(message) for message in (HumanMessage("Hello!"), AIMessage("Hi!"), task)]
+        [True, False, False]
+    """
+    if not isinstance(message, HumanMessage) or is_notification(message):
+        return False
+    return message.response_metadata.get(STATUS) not in ("note", "summary")
+
+
+def role_of(message: BaseMessage) -> str:
+    """Return who speaks, for people: `"human"`, `"ai"`, `"system"`, `"tool"`; `"notification"` for a harness.
+
+    Example:
+        >>> role_of(HumanMessage("Task 42 is done.", additional_kwargs={"lc_source": "async_subagent"}))
+        'notification'
+    """
+    return "notification" if is_notification(message) else message.type.removesuffix("MessageChunk").lower()
