@@ -8,16 +8,17 @@ built by a list of ours, and everything else stays a `Foreign` that says what it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime
+from itertools import count
 from typing import Any, NamedTuple
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, convert_to_messages
 
 from langchain_memkit.errors import MessageDecodeError, MissingExtraError
 from langchain_memkit.messages.codec import MESSAGE_TYPES, decode_legacy_message
 
-__all__ = ["Foreign", "decode_checkpoint", "decode_message_of_graph"]
+__all__ = ["Foreign", "decode_checkpoint", "decode_message_of_graph", "replayed"]
 
 try:
     import ormsgpack
@@ -26,6 +27,7 @@ except ImportError as error:
     raise MissingExtraError(msg) from error
 
 NUMPY, SNAPSHOT = 6, 7  # codes of LangGraph's msgpack; up to 5 stand for (module, name, arguments, ...)
+OVERWRITE, REMOVE_ALL = "__overwrite__", "__remove_all__"  # of LangGraph: what replaces a list, what empties it
 MAX_DEPTH = 50  # of objects in objects
 MAX_LEVELS = 60  # of a message's field: no deeper one could be stored
 TYPES = {cls.__name__: kind for kind, cls in MESSAGE_TYPES.items()}
@@ -48,7 +50,7 @@ def decode_checkpoint(kind: Any, data: Any) -> Any:
     """What one column of a checkpoint says, in plain values and `Foreign`.
 
     Args:
-        kind: How it was stored: `"msgpack"` or `"json"`.
+        kind: How it was stored: `"msgpack"`, `"json"`, or `"null"` for None.
         data: The bytes.
 
     Returns:
@@ -62,6 +64,8 @@ def decode_checkpoint(kind: Any, data: Any) -> Any:
         >>> decode_checkpoint("msgpack", ormsgpack.packb({"channel_values": {"messages": []}}))
         {'channel_values': {'messages': []}}
     """
+    if kind == "null":
+        return None
     if kind not in ("msgpack", "json"):
         what = "is pickled: it could run code, so it is never read" if kind == "pickle" else "cannot be read here"
         msg = f"its checkpoint of type {kind!r:.40} {what}"
@@ -107,7 +111,8 @@ def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
     """A message of a graph's state, and what of it had to be left out.
 
     Args:
-        value: From the list that `decode_checkpoint` gave.
+        value: From the list that `decode_checkpoint` gave: a message, or what LangChain takes for one (a text, a pair
+            of role and text, a dict).
 
     Returns:
         The message, and a line for each of its fields that held an object of an unknown class.
@@ -115,11 +120,12 @@ def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
     Raises:
         MessageDecodeError: It is no message of langchain-core.
     """
-    module, _, name = value.name.rpartition(".") if isinstance(value, Foreign) else ("", "", "")
+    if not isinstance(value, Foreign):
+        return _given(value), []
+    module, _, name = value.name.rpartition(".")
     known = f"{module}.".startswith(MESSAGE_MODULES) and name in TYPES
     if not known or not isinstance(value.data, Mapping):
-        what = value.name if isinstance(value, Foreign) else f"a {type(value).__name__}"
-        msg = f"{what:.100} is not a message of langchain-core"
+        msg = f"{value.name:.100} is not a message of langchain-core"
         raise MessageDecodeError(msg)
     fields: dict[str, Any] = {}
     lost: list[str] = []
@@ -132,6 +138,78 @@ def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
                 raise MessageDecodeError(msg) from None
             lost.append(f"{key}: held {error.args[0]!s:.100}, left out")
     return decode_legacy_message({"type": TYPES[name], "data": fields}), lost
+
+
+def _given(value: Any) -> BaseMessage:
+    """A message as apps give it, in plain values."""
+    try:
+        [message] = convert_to_messages([_plain(value, 0)])
+    except (LookupError, TypeError, ValueError, NotImplementedError):
+        message = None
+    if type(message) not in MESSAGE_TYPES.values():
+        msg = f"a {type(value).__name__} is not a message of langchain-core"
+        raise MessageDecodeError(msg) from None
+    return message
+
+
+def replayed(seed: Any, writes: Iterable[Any]) -> list[Any]:
+    """The list that a `DeltaChannel` of messages stands for: what it was, and what was written to it since.
+
+    Its reducer is code, which is not run. As in LangGraph's and deepagents' own, a message replaces one with its id,
+    `RemoveMessage` takes one or all away, and everything else is added.
+
+    Args:
+        seed: The list that a checkpoint holds; None for an empty one.
+        writes: What was written after it, in order, from `decode_checkpoint`.
+
+    Returns:
+        Messages as they are stored, for `decode_message_of_graph`.
+
+    Example:
+        >>> replayed(
+        ...     ["hello"], [[{"role": "ai", "content": "hi", "id": "1"}], [{"role": "ai", "content": "hey", "id": "1"}]]
+        ... )
+        ['hello', {'role': 'ai', 'content': 'hey', 'id': '1'}]
+    """
+    said: dict[Any, Any] = {}
+
+    def add(items: Any) -> None:
+        for item in items if isinstance(items, list) else [items] if items else []:
+            name, known = _name_and_id(item)
+            if name != "RemoveMessage":
+                said[known or ("", next(places))] = item
+            elif known == REMOVE_ALL:
+                said.clear()
+            else:
+                said.pop(known, None)
+
+    places = count()
+    add(seed)
+    for write in writes:
+        overwritten, value = _overwrite(write)
+        if overwritten:
+            said.clear()
+        add(value if overwritten else write)
+    return list(said.values())
+
+
+def _name_and_id(item: Any) -> tuple[str, Any]:
+    """The class of a stored message, and its id."""
+    name = item.name.rpartition(".")[2] if isinstance(item, Foreign) else ""
+    data = item.data if isinstance(item, Foreign) else item
+    found = data.get("id") if isinstance(data, Mapping) else None
+    return name, found if isinstance(found, str) else None
+
+
+def _overwrite(write: Any) -> tuple[bool, Any]:
+    """Whether a write replaces the whole list, and with what; in the three forms that LangGraph knows."""
+    if isinstance(write, Foreign) and write.name == "langgraph.types.Overwrite" and isinstance(write.data, Mapping):
+        return True, write.data.get("value")
+    if isinstance(write, Mapping) and set(write) == {OVERWRITE}:
+        return True, write[OVERWRITE]
+    if isinstance(write, Mapping) and write.get("type") == OVERWRITE:
+        return True, write.get("value")
+    return False, None
 
 
 BUILDERS: dict[str, Callable[[Any], Any]] = {

@@ -107,6 +107,7 @@ def langgraph_source(
     *,
     database_name: str = "checkpointing_db",
     collection_name: str = "checkpoints",
+    writes_collection_name: str = "checkpoint_writes",
     channel: str = "messages",
 ) -> Source:
     """The conversations in LangGraph's checkpoints, as a source for `migrate` (extra `langgraph`). Read-only.
@@ -117,11 +118,13 @@ def langgraph_source(
     Args:
         url_or_path: A `mongodb://` URI (langgraph-checkpoint-mongodb) or a SQLite file (langgraph-checkpoint-sqlite).
         database_name: Of MongoDB.
-        collection_name: Of MongoDB.
+        collection_name: Of MongoDB, of its checkpoints.
+        writes_collection_name: Of MongoDB, of the writes between them: a `DeltaChannel` keeps its messages there.
         channel: The key of the graph's state that holds the messages.
 
     Returns:
-        A source. Messages keep their ids, so that an agent with `MessageHistoryMiddleware` knows them.
+        A source. Messages keep their ids, so that an agent with `MessageHistoryMiddleware` knows them; those that have
+        none get one made of the thread and their place in it, the same each time.
 
     Raises:
         MissingExtraError: `ormsgpack` is not installed, or for MongoDB `pymongo`.
@@ -139,7 +142,8 @@ def langgraph_source(
         except ImportError as error:
             msg = f'reading MongoDB needs an extra: pip install "langchain-memkit[mongodb]" ({error.name} is missing)'
             raise MissingExtraError(msg) from error
-        return ThreadSource(CheckpointCollection(url_or_path, database_name, collection_name), channel)
+        collections = CheckpointCollection(url_or_path, database_name, collection_name, writes_collection_name)
+        return ThreadSource(collections, channel)
     return ThreadSource(CheckpointFile(url_or_path), channel)
 
 

@@ -35,19 +35,50 @@ class ThreadSource:
         from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
 
         with closing(self.checkpoints.rows()) as rows:
-            for thread_id, kind, blob, metadata in rows:
+            for thread_id, kind, blob, metadata, older in rows:
                 owner, problem = _owner(metadata)
+                problems = [problem] if problem else []
                 try:
                     state = decode_checkpoint(kind, blob)
+                    if self._keeps_differences(state):
+                        state["channel_values"][self.channel] = self._replayed(state, older, problems)
                 except MessageDecodeError as error:
                     yield Conversation(thread_id, owner, partial(iter, [unreadable(f"thread: {error}")]))
                 else:
-                    yield Conversation(thread_id, owner, partial(self._turns, state, problem), by_id=True)
+                    yield Conversation(thread_id, owner, partial(self._turns, thread_id, state, problems), by_id=True)
 
-    def _turns(self, state: Any, problem: str) -> Iterator[Turn]:
+    def _keeps_differences(self, state: Any) -> bool:
+        """Whether the channel was written to, and its value is not in the checkpoint: a `DeltaChannel`."""
+        values = state.get("channel_values") if isinstance(state, dict) else None
+        versions = state.get("channel_versions") if isinstance(state, dict) else None
+        written = isinstance(versions, dict) and self.channel in versions
+        return written and isinstance(values, dict) and self.channel not in values
+
+    def _replayed(self, latest: Any, older: Any, problems: list[str]) -> list[Any]:
+        """The list that checkpoints and writes before the latest one make, from the last that holds it whole."""
+        from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint, replayed
+
+        seed, version = None, None
+        steps: list[list[Any]] = []
+        for found in older(self.channel):
+            if found is None:
+                problems.append("a checkpoint that it is built on is gone: what was said before it is not there")
+                break
+            kind, blob, writes = found
+            steps.append([decode_checkpoint(*write) for write in writes])
+            state = decode_checkpoint(kind, blob)
+            values = state.get("channel_values") if isinstance(state, dict) else None
+            if isinstance(values, dict) and self.channel in values:
+                seed, version = values[self.channel], (state.get("channel_versions") or {}).get(self.channel)
+                break
+        if not any(steps) and version != latest["channel_versions"][self.channel]:
+            problems.append(f"no writes of its {self.channel!r} were found (another writes_collection_name?)")
+        return replayed(seed, (write for step in reversed(steps) for write in step))
+
+    def _turns(self, thread_id: Any, state: Any, problems: list[str]) -> Iterator[Turn]:
         from langchain_memkit.backends.langgraph_checkpoints import decode_message_of_graph
 
-        if problem:
+        for problem in problems:
             yield unreadable(f"thread: {problem}")
         values = state.get("channel_values") if isinstance(state, dict) else None
         stored = values.get(self.channel) if isinstance(values, dict) else None
@@ -66,14 +97,15 @@ class ThreadSource:
                 yield unreadable(f"message {i}: a summary of SummarizationMiddleware; what it stands for is not there")
                 continue
             messages.append(message)
-            yield message_turn(message, ("graph", message.id or f"{i}:{message!r}", ""), when, f"message {i}", lost)
+            name = ("graph", message.id, "") if message.id else ("graph", f"{i}:{message!r}", str(thread_id))
+            yield message_turn(message, name, when, f"message {i}", lost)
         if waiting := _unanswered(messages):
             yield unreadable(f"thread: {waiting} tool calls have no results yet; move it again when they have")
 
     def _why_nothing(self, state: Any) -> str:
         versions = state.get("channel_versions") if isinstance(state, dict) else None
         if isinstance(versions, dict) and self.channel in versions:
-            return f"its {self.channel!r} are no list in the latest checkpoint (a DeltaChannel?): nothing is moved"
+            return f"its {self.channel!r} are no list: nothing is moved"
         return f"its state has no {self.channel!r}"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Any, TypeAlias
 
 import pymongo
 from pymongo.errors import PyMongoError
@@ -14,6 +15,11 @@ from langchain_memkit.errors import HistoryReadError
 
 __all__ = ["CheckpointCollection"]
 
+OlderCheckpoint: TypeAlias = tuple[Any, Any, list[tuple[Any, Any]]]
+"""Type, checkpoint, and type and value of each write that followed it."""
+Older: TypeAlias = Callable[[str], Iterator[OlderCheckpoint | None]]
+
+ORDER = ["task_path", "task_id", "idx"]  # in which LangGraph applies the writes of a step
 FIRST_SECONDS = 5.0
 SECONDS = 60.0
 NEWEST: list[dict[str, Any]] = [
@@ -31,11 +37,13 @@ class CheckpointCollection:
         uri: The connection string.
         database: The database's name.
         collection: The collection's name.
+        writes: The name of the collection of writes.
     """
 
-    def __init__(self, uri: str, database: str, collection: str) -> None:
+    def __init__(self, uri: str, database: str, collection: str, writes: str) -> None:
         self._clients = Clients(uri, None, None)
         self._names = (database, collection)
+        self._writes = writes
 
     def __repr__(self) -> str:
         """Names the host and the collection."""
@@ -47,9 +55,13 @@ class CheckpointCollection:
         found = list(self._reading(lambda c: iter([list(c.aggregate(counted))])))
         return int(found[0][0]["n"]) if found[0] else 0
 
-    def rows(self) -> Generator[tuple[Any, Any, Any, Any], None, None]:
-        """Thread id, type, checkpoint and metadata of the latest checkpoint of each thread's root namespace."""
-        return self._reading(_newest)
+    def rows(self) -> Generator[tuple[Any, Any, Any, Any, Older], None, None]:
+        """The latest checkpoint of each thread's root namespace.
+
+        Yields:
+            Thread id, type, checkpoint, metadata, and a function that reads what came before in a channel.
+        """
+        return self._reading(partial(_newest, self._writes))
 
     def _reading(self, read: Any) -> Generator[Any, None, None]:
         database, name = self._names
@@ -66,12 +78,40 @@ class CheckpointCollection:
             self._clients.release()
 
 
-def _newest(collection: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
+def _newest(writes: str, collection: Any) -> Iterator[tuple[Any, Any, Any, Any, Older]]:
     with pymongo.timeout(SECONDS):
         threads = list(collection.aggregate(NEWEST, allowDiskUse=True))
+    log = collection.database.get_collection(writes, codec_options=CODEC)
     for thread in threads:
-        query = {"thread_id": {"$eq": thread["_id"]}, "checkpoint_ns": "", "checkpoint_id": {"$eq": thread["newest"]}}
-        with pymongo.timeout(SECONDS):
-            found = collection.find_one(query, {"type": 1, "checkpoint": 1, "metadata": 1})
+        found = _checkpoint(collection, thread["_id"], thread["newest"])
         if found:  # else it was deleted meanwhile
-            yield thread["_id"], found.get("type"), found.get("checkpoint"), found.get("metadata")
+            older = partial(_older, collection, log, thread["_id"], found.get("parent_checkpoint_id"))
+            yield thread["_id"], found.get("type"), found.get("checkpoint"), found.get("metadata"), older
+
+
+def _checkpoint(collection: Any, thread_id: Any, checkpoint_id: Any) -> dict[str, Any] | None:
+    query = {"thread_id": {"$eq": thread_id}, "checkpoint_ns": "", "checkpoint_id": {"$eq": checkpoint_id}}
+    with pymongo.timeout(SECONDS):
+        found: dict[str, Any] | None = collection.find_one(
+            query, {"type": 1, "checkpoint": 1, "metadata": 1, "parent_checkpoint_id": 1}
+        )
+    return found
+
+
+def _older(collection: Any, log: Any, thread_id: Any, parent: Any, channel: str) -> Iterator[OlderCheckpoint | None]:
+    """What came before a checkpoint, the newest first; None for one that is gone."""
+    seen: set[Any] = set()
+    while isinstance(parent, str) and parent and parent not in seen:
+        seen.add(parent)
+        found = _checkpoint(collection, thread_id, parent)
+        if found is None:
+            yield None
+            return
+        query = {"thread_id": {"$eq": thread_id}, "checkpoint_ns": "", "checkpoint_id": {"$eq": parent}}
+        with pymongo.timeout(SECONDS):
+            writes = list(log.find({**query, "channel": {"$eq": channel}}))
+        writes.sort(
+            key=lambda write: (str(write.get("task_path") or ""), str(write.get("task_id")), write.get("idx", 0))
+        )
+        yield found.get("type"), found.get("checkpoint"), [(write.get("type"), write.get("value")) for write in writes]
+        parent = found.get("parent_checkpoint_id")

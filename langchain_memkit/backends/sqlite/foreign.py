@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_memkit.backends.sqlite.database import FAILURES, explained
 from langchain_memkit.base import file_given
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
 
 __all__ = ["CheckpointFile", "MessageTable"]
+
+OlderCheckpoint: TypeAlias = tuple[Any, Any, list[tuple[Any, Any]]]
+"""Type, checkpoint, and type and value of each write that followed it."""
+Older: TypeAlias = Callable[[str], Iterator[OlderCheckpoint | None]]
 
 
 class _File:
@@ -92,9 +97,16 @@ class CheckpointFile(_File):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(
-            path, "checkpoints", ("thread_id", "checkpoint_ns", "checkpoint_id", "type", "checkpoint", "metadata")
+        columns = (
+            "thread_id",
+            "checkpoint_ns",
+            "checkpoint_id",
+            "parent_checkpoint_id",
+            "type",
+            "checkpoint",
+            "metadata",
         )
+        super().__init__(path, "checkpoints", columns)
 
     def count(self) -> int:
         """How many threads there are."""
@@ -102,17 +114,46 @@ class CheckpointFile(_File):
             query = "SELECT COUNT(DISTINCT thread_id) FROM checkpoints WHERE checkpoint_ns = ''"
             return int(connection.execute(query).fetchone()[0])
 
-    def rows(self) -> Generator[tuple[Any, Any, Any, Any], None, None]:
-        """Thread id, type, checkpoint and metadata of the latest checkpoint of each thread's root namespace."""
+    def rows(self) -> Generator[tuple[Any, Any, Any, Any, Older], None, None]:
+        """The latest checkpoint of each thread's root namespace.
+
+        Yields:
+            Thread id, type, checkpoint, metadata, and a function that reads what came before in a channel.
+        """
         newest = "SELECT thread_id, MAX(checkpoint_id) FROM checkpoints WHERE checkpoint_ns = '' GROUP BY thread_id"
-        query = (
-            "SELECT type, checkpoint, metadata FROM checkpoints"
-            " WHERE thread_id = ? AND checkpoint_ns = '' AND checkpoint_id = ?"
-        )
         with self._opened() as connection:
             for thread_id, checkpoint_id in connection.execute(newest).fetchall():
-                for kind, blob, metadata in connection.execute(query, (thread_id, checkpoint_id)).fetchall():
-                    yield thread_id, kind, blob, metadata
+                for kind, blob, metadata, parent in connection.execute(
+                    CHECKPOINT, (thread_id, checkpoint_id)
+                ).fetchall():
+                    yield thread_id, kind, blob, metadata, partial(_older, connection, thread_id, parent)
+
+
+CHECKPOINT = (
+    "SELECT type, checkpoint, metadata, parent_checkpoint_id FROM checkpoints"
+    " WHERE thread_id = ? AND checkpoint_ns = '' AND checkpoint_id = ?"
+)
+
+
+def _older(
+    connection: sqlite3.Connection, thread_id: Any, parent: Any, channel: str
+) -> Iterator[OlderCheckpoint | None]:
+    """What came before a checkpoint, the newest first; None for one that is gone."""
+    columns = [row[0] for row in connection.execute("SELECT name FROM pragma_table_info('writes')")]
+    order = ", ".join(name for name in ("task_path", "task_id", "idx") if name in columns)
+    query = (
+        "SELECT type, value FROM writes WHERE thread_id = ? AND checkpoint_ns = '' AND checkpoint_id = ?"
+        f" AND channel = ? ORDER BY {order}"
+    )
+    seen: set[Any] = set()
+    while parent and parent not in seen:
+        seen.add(parent)
+        found = connection.execute(CHECKPOINT, (thread_id, parent)).fetchone()
+        if found is None or not columns:
+            yield None
+            return
+        yield found[0], found[1], connection.execute(query, (thread_id, parent, channel)).fetchall()
+        parent = found[3]
 
 
 def _quoted(name: str) -> str:

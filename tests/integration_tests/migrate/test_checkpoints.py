@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from deepagents import create_deep_agent
 from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, RemoveMessage
 from langchain_core.tools import tool
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.mongodb import MongoDBSaver
@@ -21,7 +22,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph, add_messages
-from langgraph.types import interrupt
+from langgraph.types import Overwrite, interrupt
 from pymongo import MongoClient
 
 from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory
@@ -215,7 +216,7 @@ def test_other_states(store: Store, target: Any) -> None:
 
 
 def test_plain_lists_of_messages(store: Store, target: Any) -> None:
-    """A state that appends plainly leaves messages without ids and things that are none: ids are made, things named."""
+    """A state that appends plainly holds messages as they were given: ids are made, what is none is named."""
 
     class Plain(TypedDict):
         messages: Annotated[list[Any], operator.add]
@@ -224,29 +225,135 @@ def test_plain_lists_of_messages(store: Store, target: Any) -> None:
     graph.compile(store.saver).invoke({"messages": [HumanMessage("q"), ("user", "hi"), {"role": "user"}]}, config("t1"))
     for _ in range(2):
         report = migrate(store.source(), target, progress=False)
-        assert [line.partition(":")[0] for line in report.skipped] == [
-            "session 't1', message 1",
-            "session 't1', message 2",
-        ]
-    assert [m.text for m in target("t1").messages] == ["q", "a"]
-    assert len({m.id for m in target("t1").messages}) == 2
+        assert report.skipped == ["session 't1', message 2: a dict is not a message of langchain-core"]
+    assert [m.text for m in target("t1").messages] == ["q", "hi", "a"]
+    assert len({m.id for m in target("t1").messages}) == 3
 
 
-def test_deltas_are_named(store: Store, target: Any) -> None:
-    """A thread whose messages are kept as differences (DeltaChannel, beta) is named, never taken for an empty one."""
+def test_differences_are_put_together(store: Store, target: Any) -> None:
+    """A thread of a deep agent, whose state keeps differences (DeltaChannel), moves as its state is, once."""
+    graph = create_deep_agent(model("a1", "call", "a2", "a3"), [look], checkpointer=store.saver)
+    for text in ("q1", "q2", "q3"):
+        said = ask(graph, text, config("t1", user_id="u1"))
+    reports = [migrate(store.source(), target, progress=False) for _ in range(2)]
+    assert [(report.turns, report.messages, report.skipped) for report in reports] == [(3, 8, []), (0, 0, [])]
+    assert target("t1", "u1").messages == said
+    assert shapes(target("t1", "u1")) == [["human", "ai"], ["human", "ai", "tool", "ai"], ["human", "ai"]]
 
-    class Delta(TypedDict):
-        messages: Annotated[list[AnyMessage], DeltaChannel(_all_of_them)]
 
-    graph = StateGraph(Delta).add_node("x", lambda state: {"messages": [AIMessage("a")]}).add_edge(START, "x")
-    graph.compile(store.saver).invoke({"messages": [HumanMessage("q")]}, config("t1"))
+def test_differences_without_ids(store: Store, target: Any) -> None:
+    """Messages that have no ids get the same each time, of thread and place: what is said again is another message."""
+    graph = create_deep_agent(model(*"abcdef"), checkpointer=store.saver)
+    for thread in ("t1", "t2"):
+        for _ in range(2):
+            graph.invoke({"messages": [("user", "hi")]}, config(thread))
+        assert [m.id for m in graph.get_state(config(thread)).values["messages"]][::2] == [None, None]
+    assert [migrate(store.source(), target, progress=False).messages for _ in range(2)] == [8, 0]
+    assert [m.text for m in target("t1").messages] == ["hi", "a", "hi", "b"]
+    assert len({m.id for thread in ("t1", "t2") for m in target(thread).messages}) == 8
+    graph.invoke({"messages": [("user", "hi")]}, config("t1"))
+    assert migrate(store.source(), target, progress=False).messages == 2
+    assert [m.text for m in target("t1").messages] == ["hi", "a", "hi", "b", "hi", "e"]
+
+
+def _by_id(state: list[Any], writes: list[Any]) -> Any:
+    """The reducer of add_messages, for differences."""
+    return add_messages(state, [m for write in writes for m in (write if isinstance(write, list) else [write])])
+
+
+@pytest.mark.parametrize("often", [1, 2, 3, 100])
+@pytest.mark.parametrize("durability", ["sync", "exit"])
+def test_differences_of_every_kind(store: Store, target: Any, often: int, durability: Any) -> None:
+    """What is replaced, removed, overwritten, put in from outside and forked is as LangGraph reads it itself."""
+    delta: Any = Annotated[list[AnyMessage], DeltaChannel(_by_id, snapshot_frequency=often)]
+    state_of_deltas: Any = TypedDict("state_of_deltas", {"messages": delta})  # made anew for each case
+
+    def answer(state: Any) -> dict[str, Any]:
+        text = state["messages"][-1].text
+        if text == "forget the first":
+            return {"messages": [RemoveMessage(id=str(state["messages"][0].id)), AIMessage("done")]}
+        if text == "begin again":
+            return {"messages": Overwrite([HumanMessage("begun"), AIMessage("again")])}
+        return {"messages": [HumanMessage(f"{text}!", id=state["messages"][-1].id), AIMessage(f"to {text}")]}
+
+    def add(state: Any) -> dict[str, Any]:
+        return {"messages": {"role": "ai", "content": "as a dict"}}
+
+    graph: Any = StateGraph(state_of_deltas).add_node("answer", answer).add_node("add", add)
+    graph = graph.add_edge(START, "answer").add_edge("answer", "add").compile(store.saver)
+
+    def say(text: str, **where: Any) -> list[Any]:
+        graph.invoke({"messages": [HumanMessage(text)]}, where or config("t1"), durability=durability)
+        whole = graph.get_state(config("t1")).values["messages"]
+        new = SQLiteChatMessageHistory.factory(":memory:")
+        assert migrate(store.source(), new, progress=False).skipped == []
+        assert new("t1").messages == whole
+        return list(whole)
+
+    say("q1")
+    past = graph.get_state(config("t1")).config
+    say("q2")
+    say("forget the first")
+    graph.update_state(config("t1"), {"messages": [AIMessage("put in")]})
+    say("q3")
+    say("begin again")
+    say("q4")
+    branch = say("q5", **past)
+    assert [m.text for m in branch if m.type == "human"] == ["q1!", "q5!"]
+    assert [m.text for m in say("q6") if m.type == "human"] == ["q1!", "q5!", "q6!"]
+    migrate(store.source(), target, progress=False)
+    assert migrate(store.source(), target, progress=False).messages == 0
+
+
+def test_differences_of_one_step(store: Store, target: Any) -> None:
+    """Nodes that run beside each other: their messages stand in the order in which the run put them."""
+    delta: Any = Annotated[list[AnyMessage], DeltaChannel(_by_id)]
+    graph: Any = StateGraph(TypedDict("state_of_deltas", {"messages": delta}))  # type: ignore[misc]
+    for name in ("c", "a", "b"):
+        graph = graph.add_node(name, lambda _, name=name: {"messages": [AIMessage(name)]}).add_edge(START, name)
+    said = graph.compile(store.saver).invoke({"messages": [HumanMessage("q")]}, config("t1"))["messages"]
+    migrate(store.source(), target, progress=False)
+    assert target("t1").messages == said
+    assert [m.text for m in said] == ["q", "a", "b", "c"]
+
+
+def test_differences_that_are_gone_are_named(store: Store, target: Any) -> None:
+    """Older checkpoints or writes that were deleted, or cannot be read: the thread is named, never taken for whole."""
+    graph = create_deep_agent(model(*"abcdefghij"), checkpointer=store.saver)
+    for thread in ("pruned", "no writes", "encrypted"):
+        for i in range(2):
+            ask(graph, f"q{i}", config(thread))
+    kept = [found.config["configurable"]["checkpoint_id"] for found in store.saver.list(config("pruned"))][:3]
+    if store.kind == "sqlite":
+        run = store.saver.conn.execute
+        run("DELETE FROM checkpoints WHERE thread_id = 'pruned' AND checkpoint_id < ?", (kept[-1],))
+        run("DELETE FROM writes WHERE thread_id = 'no writes'")
+        run("UPDATE writes SET type = 'msgpack+aes' WHERE thread_id = 'encrypted'")
+        store.saver.conn.commit()
+    else:
+        store.saver.checkpoint_collection.delete_many({"thread_id": "pruned", "checkpoint_id": {"$lt": kept[-1]}})
+        store.saver.writes_collection.delete_many({"thread_id": "no writes"})
+        store.saver.writes_collection.update_many({"thread_id": "encrypted"}, {"$set": {"type": "msgpack+aes"}})
     report = migrate(store.source(), target, progress=False)
-    assert report.messages == 0
-    assert "DeltaChannel" in report.skipped[0]
+    assert len(report.skipped) == 3
+    for thread, problem in [("pruned", "is gone"), ("no writes", "no writes"), ("encrypted", "cannot be read")]:
+        assert any(f"'{thread}'" in line and problem in line for line in report.skipped)
+    assert [m.text for m in target("pruned").messages] == ["b"]
+    assert target("no writes").messages == target("encrypted").messages == []
 
 
-def _all_of_them(state: list[Any], writes: list[list[Any]]) -> list[Any]:
-    return [*state, *(message for write in writes for message in write)]
+def test_writes_in_another_collection(standalone: Any, database: str, target: Any) -> None:
+    """MongoDBSaver's collections may have other names, also that of the writes."""
+    with MongoClient(standalone.uri) as client:
+        saver = MongoDBSaver(client, database, "points", "log")
+        said = ask(create_deep_agent(model("a"), checkpointer=saver), "q", config("t1"))
+    where = {"database_name": database, "collection_name": "points"}
+    assert (
+        "writes_collection_name"
+        in migrate(langgraph_source(standalone.uri, **where), target, progress=False).skipped[0]
+    )
+    migrate(langgraph_source(standalone.uri, **where, writes_collection_name="log"), target, progress=False)
+    assert target("t1").messages == said
 
 
 def test_damaged_threads_stop_nothing(store: Store, target: Any) -> None:
