@@ -18,11 +18,11 @@ DEV    := $(VENV)/.done-dev
 PYTEST  = $(PY) -m pytest $(ARGS)
 say     = printf '==> %s\n'
 
-# Installs $(2) into the environment $(1), and says every 8 s how far it is, since pip itself is quiet.
+# Installs $(2) into the environment $(1), and says every 8 s how far it is, since pip itself is quiet. By uv if $(3) is uv.
 define install
 ( ( n=0; while sleep 8 >/dev/null 2>&1; do n=$$((n + 8)); echo "    ... $$n s, $$(du -sm $(1) 2>/dev/null | cut -f1) MB"; done ) & \
 trap "kill $$! 2>/dev/null || :" EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
-$(1)/bin/python -m pip install $(QUIET) $(2) || { \
+$(1)/bin/python -m $(3) pip install $(QUIET) $(2) || { \
   echo 'pip could not install it. Is a package index reachable? To see all that pip says: make QUIET= $@' >&2; exit 1; } );
 endef
 
@@ -44,17 +44,33 @@ $(say) "new environment for $$(basename "$$wheel")"; $(PY) -m venv "$$tmp/venv";
 $(call install,"$$tmp/venv",--upgrade 'pip>=25.1')
 endef
 
+# The same, and there with the newest langchain-core, langchain and langgraph, whatever else would hold them back: they are
+# chosen first. By uv, since pip can override no requirement: langchain-core asks for a certifi of its own week, which not
+# every package index has. Then a copy of the tests to run there.
+define newest_in_new_folder
+$(wheel_in_new_venv) \
+$(say) "the newest langchain-core, langchain and langgraph"; $(call install,"$$tmp/venv",uv) \
+echo "certifi>=2025" >"$$tmp/override"; export VIRTUAL_ENV="$$tmp/venv"; \
+$(call install,"$$tmp/venv",--override "$$tmp/override" langchain-core langchain langgraph,uv) \
+"$$tmp/venv/bin/python" -m pip freeze | grep -E '^lang(chain|chain-core|graph)==' >"$$tmp/newest"; \
+$(say) "installing the wheel with $$(paste -sd ' ' "$$tmp/newest")"; \
+$(call install,"$$tmp/venv",--override "$$tmp/override" --constraint "$$tmp/newest" "$$wheel[all]" --group test,uv) \
+$(PY) tools/parts.py suites; \
+mkdir -p "$$tmp/run/benchmarks"; cp -r tests pyproject.toml "$$tmp/run"; cp -r benchmarks/texts "$$tmp/run/benchmarks"; \
+ln -s "$(CURDIR)/.parts" "$$tmp/run/.parts"; cd "$$tmp/run"; $(IN_MEMORY)
+endef
+
 SHELL       := /bin/sh
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor clean
+.PHONY: help env demo test gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor newest without-retired clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 env: $(DEV) ## the whole development environment in .venv
 
@@ -190,6 +206,23 @@ floor: $(BASE) ## unit tests of the installed wheel on the oldest supported depe
 	../venv/bin/python -c "$$AT_FLOOR"; \
 	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist loadfile tests/unit_tests
 
+newest: $(BASE) ## unit tests of the installed wheel on the newest langchain-core, langchain and langgraph that exist
+	@$(newest_in_new_folder) \
+	$(say) "unit tests with $$(paste -sd ' ' ../newest), $(WORKERS) at a time"; \
+	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist loadfile -o tmp_path_retention_policy=failed tests/unit_tests
+
+# The files are removed from the environment, so no process finds them. A marked test that passes is marked wrongly.
+without-retired: $(BASE) ## the same where langchain-core is without the classes that 2.0 removes
+	@$(newest_in_new_folder) \
+	$(say) "removing langchain_core.chat_history and langchain_core.runnables.history"; \
+	../venv/bin/python -I -c "$$WITHOUT_RETIRED"; \
+	$(say) "unit tests with $$(paste -sd ' ' ../newest) without them, $(WORKERS) at a time"; \
+	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist loadfile -o tmp_path_retention_policy=failed \
+	  -m "not needs_retired_classes" tests/unit_tests; \
+	$(say) "the tests that were left out, since they need what was removed: each of them must fail"; \
+	code=0; ../venv/bin/python -m pytest -q -rN --tb=no -m needs_retired_classes tests/unit_tests >left-out || code=$$?; \
+	tail -n 1 left-out; if [ $$code != 1 ] || tail -n 1 left-out | grep -q ' passed'; then exit 1; fi
+
 # One environment after the other; the versions' own names first, then what pyenv has. A Python that is not there is named.
 pythons: $(BASE) ## unit tests of the installed wheel on the other supported Pythons that are on this machine
 	@$(wheel_in_new_folder) \
@@ -216,6 +249,16 @@ assert f">={version}" in str(metadata.requires("langchain-memkit")), f"group flo
 print(f"==> unit tests with langchain-core {version}, pymongo {metadata.version('pymongo')}")
 endef
 export AT_FLOOR
+
+define WITHOUT_RETIRED
+import importlib, importlib.util, pathlib
+for name in ("langchain_core.chat_history", "langchain_core.runnables.history"):
+    if spec := importlib.util.find_spec(name):
+        pathlib.Path(spec.origin).unlink()
+    importlib.invalidate_caches()
+    assert importlib.util.find_spec(name) is None, f"{name} is still there"
+endef
+export WITHOUT_RETIRED
 
 clean: ## removes .venv, fetched parts, caches and builds
 	rm -rf $(VENV) .parts .gate dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
+from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore
 from langchain_memkit.base import Memory, did_you_mean, purge_user, session
 from langchain_memkit.errors import MissingExtraError
@@ -45,10 +46,12 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "BaseChatMessageHistory",
     "ChatHistoryMemory",
     "ComposedMemory",
     "CondenseQuestionRetriever",
     "EntityMemory",
+    "InMemoryChatMessageHistory",
     "KeyValueMemory",
     "LangGraphKeyValueStore",
     "Memory",

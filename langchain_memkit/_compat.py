@@ -1,19 +1,28 @@
 """The only place that touches what langchain-core 2.0 removes.
 
-`BaseChatMessageHistory` (deprecated in core 1.6.4) and `RunnableWithMessageHistory` (1.3.3) are used as base classes
-while they exist, so that `isinstance` checks in existing apps keep working; without them the stand-ins below carry the
-same verbs. Nothing here calls a method of the retired chain class.
+`BaseChatMessageHistory` and `InMemoryChatMessageHistory` (deprecated in core 1.6.4) and `RunnableWithMessageHistory`
+(1.3.3) are LangChain's own while they exist, so that `isinstance` checks in existing apps keep working; without them
+the classes below carry the same verbs. Nothing here calls a method of the retired chain class.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, get_buffer_string
 from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.config import run_in_executor
+from pydantic import BaseModel, Field
 
-__all__ = ["BaseChatMessageHistory", "ContextOverflowError", "CoreRunnableWithMessageHistory"]
+__all__ = [
+    "BaseChatMessageHistory",
+    "ContextOverflowError",
+    "CoreRunnableWithMessageHistory",
+    "InMemoryChatMessageHistory",
+]
 
 if TYPE_CHECKING:
     CoreRunnableWithMessageHistory = RunnableBindingBase[Any, Any]
@@ -24,24 +33,88 @@ else:
         CoreRunnableWithMessageHistory = RunnableBindingBase[Any, Any]
 
 try:
-    from langchain_core.chat_history import BaseChatMessageHistory
+    from langchain_core.chat_history import BaseChatMessageHistory, InMemoryChatMessageHistory
 except ImportError:
 
-    class BaseChatMessageHistory:  # type: ignore[no-redef]  # stands in where core has none
-        """The verbs of a LangChain chat history that follow from `add_messages`."""
+    class BaseChatMessageHistory(ABC):  # type: ignore[no-redef]  # stands in where core has none
+        """A chat history: subclass it with `messages`, `add_messages` (or `add_message`) and `clear`.
 
-        def add_message(self, message: BaseMessage) -> None:
-            """Append one message."""
-            self.add_messages([message])  # type: ignore[attr-defined]  # every history of ours has it
+        Every other verb follows from these three; the async ones run them in a thread, unless overridden.
+        """
+
+        messages: list[BaseMessage]
+        """The conversation, oldest first: an attribute or a property."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)  # other bases of a subclass get their arguments
+
+        async def aget_messages(self) -> list[BaseMessage]:
+            """Async twin of `messages`."""
+            return await run_in_executor(None, lambda: self.messages)
 
         def add_user_message(self, message: HumanMessage | str) -> None:
             """Append what the user said."""
-            self.add_message(HumanMessage(message) if isinstance(message, str) else message)
+            self.add_message(message if isinstance(message, HumanMessage) else HumanMessage(message))
 
         def add_ai_message(self, message: AIMessage | str) -> None:
             """Append what the model said."""
-            self.add_message(AIMessage(message) if isinstance(message, str) else message)
+            self.add_message(message if isinstance(message, AIMessage) else AIMessage(message))
+
+        def add_message(self, message: BaseMessage) -> None:
+            """Append one message, through `add_messages` where the subclass has its own.
+
+            Raises:
+                NotImplementedError: The subclass has neither `add_message` nor `add_messages`.
+            """
+            inherited: Any = BaseChatMessageHistory.add_messages
+            if type(self).add_messages == inherited:
+                msg = f"{type(self).__name__} cannot add messages: define add_messages (or add_message) in it."
+                raise NotImplementedError(msg)
+            self.add_messages([message])
+
+        def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+            """Append several messages, in order."""
+            for message in messages:
+                self.add_message(message)
+
+        async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
+            """Async twin of `add_messages`."""
+            await run_in_executor(None, self.add_messages, messages)
+
+        @abstractmethod
+        def clear(self) -> None:
+            """Remove all messages."""
+
+        async def aclear(self) -> None:
+            """Async twin of `clear`."""
+            await run_in_executor(None, self.clear)
 
         def __str__(self) -> str:
-            """The conversation as lines of text."""
-            return get_buffer_string(self.messages)  # type: ignore[attr-defined]  # every history of ours has it
+            """Return the conversation as lines of text."""
+            return get_buffer_string(self.messages)
+
+    class InMemoryChatMessageHistory(BaseChatMessageHistory, BaseModel):  # type: ignore[no-redef]  # as above
+        """A chat history that lasts as long as this object."""
+
+        messages: list[BaseMessage] = Field(default_factory=list)
+        """The conversation, oldest first."""
+
+        async def aget_messages(self) -> list[BaseMessage]:
+            """Async twin of `messages`."""
+            return self.messages
+
+        def add_message(self, message: BaseMessage) -> None:
+            """Append one message."""
+            self.messages.append(message)
+
+        async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
+            """Async twin of `add_messages`."""
+            self.add_messages(messages)
+
+        def clear(self) -> None:
+            """Remove all messages."""
+            self.messages = []
+
+        async def aclear(self) -> None:
+            """Async twin of `clear`."""
+            self.clear()

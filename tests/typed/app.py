@@ -21,10 +21,12 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 import langchain_memkit
 from langchain_memkit import (
+    BaseChatMessageHistory,
     ChatHistoryMemory,
     ComposedMemory,
     CondenseQuestionRetriever,
     EntityMemory,
+    InMemoryChatMessageHistory,
     KeyValueMemory,
     LangGraphKeyValueStore,
     Memory,
@@ -96,6 +98,17 @@ def histories_of_both_kinds() -> None:
     history.add_user_message("hi")
     assert_type(history.tail(max_tokens=100), list[BaseMessage])
     assert_type(SQLiteChatMessageHistory("chat.db", "s1").append_turn([HumanMessage("hi")], turn_id="t1"), int)
+
+
+def histories_of_langchain(sessions: dict[str, BaseChatMessageHistory], model: BaseChatModel) -> None:
+    """An app annotates with LangChain's names and keeps its own kind beside ours."""
+
+    def history_of(session_id: str) -> BaseChatMessageHistory:
+        return sessions.setdefault(session_id, InMemoryChatMessageHistory())
+
+    assert_type(InMemoryChatMessageHistory().messages, list[BaseMessage])
+    sessions["s1"] = SQLiteChatMessageHistory("chat.db", "s1")
+    create_runnable_with_message_history(model, history_of)
 
 
 async def histories_without_blocking() -> None:

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from langchain_classic.chains import ConversationalRetrievalChain, ConversationChain
-from langchain_classic.memory import CombinedMemory
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import LLM
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
@@ -127,22 +125,22 @@ def text_of(memory: Memory, **options: Any) -> str:
     return as_classic_memory(memory, **options).load_memory_variables({"input": "Harrison?"})["history"]
 
 
-def retrieval_chain(model: Model, memory: Any, **options: Any) -> ConversationalRetrievalChain:
+def retrieval_chain(classic: Any, model: Model, memory: Any, **options: Any) -> Any:
     """A chain over two documents."""
     store = InMemoryVectorStore(DeterministicFakeEmbedding(size=8))
     store.add_texts(["The ship is called Nautilus.", "Nemo is its captain."])
-    return ConversationalRetrievalChain.from_llm(model, store.as_retriever(), memory=memory, **options)
+    return classic.ConversationalRetrievalChain.from_llm(model, store.as_retriever(), memory=memory, **options)
 
 
 # --- the seed
 
 
-def test_the_seeds_conversation_runs_unchanged() -> None:
+def test_the_seeds_conversation_runs_unchanged(classic: Any) -> None:
     """Both prompts, character for character: nothing known at first, then the one line about Harrison."""
     model = Model()
     memory = as_classic_memory(Notes(), memory_key="entities")
     prompt = PromptTemplate(input_variables=["entities", "input"], template=TEMPLATE)
-    conversation = ConversationChain(llm=model, prompt=prompt, memory=memory)
+    conversation = classic.ConversationChain(llm=model, prompt=prompt, memory=memory)
     assert conversation.predict(input=FIRST) == model.answer
     assert conversation.predict(input=SECOND) == model.answer
     head, tail = TEMPLATE.split("{entities}")
@@ -153,10 +151,10 @@ def test_the_seeds_conversation_runs_unchanged() -> None:
     )
 
 
-def test_a_conversation_with_langchains_own_prompt() -> None:
+def test_a_conversation_with_langchains_own_prompt(classic: Any) -> None:
     """A dialogue stands there as `ConversationBufferMemory` would have put it."""
     model = Model()
-    conversation = ConversationChain(llm=model, memory=as_classic_memory(Dialogue()))
+    conversation = classic.ConversationChain(llm=model, memory=as_classic_memory(Dialogue()))
     conversation.predict(input="I'm Nemo.")
     conversation.predict(input="Who am I?")
     assert "\nHuman: I'm Nemo.\nAI: That's great to hear!\nHuman: Who am I?\nAI:" in model.prompts[1]
@@ -169,12 +167,12 @@ ANSWER = (
 
 
 @pytest.mark.parametrize("answer", ["That's great to hear!", ANSWER])
-def test_the_seeds_conversation_with_our_entities(answer: str) -> None:
+def test_the_seeds_conversation_with_our_entities(classic: Any, answer: str) -> None:
     """`EntityMemory` with spaCy in the place of the seed's `SpacyEntityMemory`: its second prompt, to the character."""
     model = Model(answer=answer)
     memory = as_classic_memory(EntityMemory(SpacyEntityExtractor(), "s1", user_id="u1"), memory_key="entities")
     prompt = PromptTemplate(input_variables=["entities", "input"], template=TEMPLATE)
-    conversation = ConversationChain(llm=model, prompt=prompt, memory=memory)
+    conversation = classic.ConversationChain(llm=model, prompt=prompt, memory=memory)
     conversation.predict(input=FIRST)
     conversation.predict(input=SECOND)
     assert model.prompts == [TEMPLATE.format(entities=e, input=i) for e, i in (("", FIRST), (FIRST, SECOND))]
@@ -210,7 +208,7 @@ def test_return_messages_gives_what_the_memory_gives() -> None:
     assert shown == memory.load(SECOND)
 
 
-async def test_async_twins_reach_the_memorys_own() -> None:
+async def test_async_twins_reach_the_memorys_own(classic: Any) -> None:
     """Load, save and clear are awaited, alone and in a chain."""
     dialogue = Dialogue()
     memory = as_classic_memory(dialogue)
@@ -218,7 +216,7 @@ async def test_async_twins_reach_the_memorys_own() -> None:
     assert await memory.aload_memory_variables({"input": "?"}) == {"history": "Human: hi\nAI: hello"}
     await memory.aclear()
     assert dialogue.awaited == 3
-    conversation = ConversationChain(llm=Model(), memory=memory)
+    conversation = classic.ConversationChain(llm=Model(), memory=memory)
     await conversation.ainvoke({"input": "hi"})
     assert [m.text for m in dialogue.messages] == ["hi", "That's great to hear!"]
     assert dialogue.awaited == 5
@@ -342,7 +340,7 @@ def test_a_message_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("as_messages", [True, False])
-def test_conversational_retrieval(*, as_messages: bool) -> None:
+def test_conversational_retrieval(classic: Any, *, as_messages: bool) -> None:
     """Messages as they are, or text with `get_chat_history=str`; the sources are not saved."""
     model = Model()
     dialogue = Dialogue()
@@ -350,7 +348,7 @@ def test_conversational_retrieval(*, as_messages: bool) -> None:
         dialogue, memory_key="chat_history", output_key="answer", return_messages=as_messages, ai_prefix="Assistant"
     )
     options = {} if as_messages else {"get_chat_history": str}
-    chain = retrieval_chain(model, memory, return_source_documents=True, **options)
+    chain = retrieval_chain(classic, model, memory, return_source_documents=True, **options)
     first = chain.invoke({"question": "Who is the captain?"})
     assert len(first["source_documents"]) == 2
     chain.invoke({"question": "Of which ship?"})
@@ -359,29 +357,31 @@ def test_conversational_retrieval(*, as_messages: bool) -> None:
     assert f"Human: Who is the captain?\nAssistant: {model.answer}\nFollow Up Input: Of which ship?" in condense
 
 
-async def test_conversational_retrieval_async() -> None:
+async def test_conversational_retrieval_async(classic: Any) -> None:
     """The same chain, awaited."""
     model = Model()
     dialogue = Dialogue()
-    chain = retrieval_chain(model, as_classic_memory(dialogue, memory_key="chat_history", return_messages=True))
+    chain = retrieval_chain(
+        classic, model, as_classic_memory(dialogue, memory_key="chat_history", return_messages=True)
+    )
     await chain.ainvoke({"question": "Who is the captain?"})
     await chain.ainvoke({"question": "Of which ship?"})
     assert len(dialogue.messages) == 4
     assert "Human: Who is the captain?" in model.prompts[1]
 
 
-def test_several_memories_in_one_chain() -> None:
+def test_several_memories_in_one_chain(classic: Any) -> None:
     """`CombinedMemory` loads and saves each under its own key; both are told which input is the question."""
     model = Model()
     notes, dialogue = Notes(), Dialogue()
-    combined = CombinedMemory(
+    combined = classic.CombinedMemory(
         memories=[
             as_classic_memory(notes, memory_key="entities", input_key="input"),
             as_classic_memory(dialogue, input_key="input"),
         ]
     )
     prompt = PromptTemplate.from_template("Known:\n{entities}\n\n{history}\nHuman: {input}\nAI:")
-    conversation = ConversationChain(llm=model, prompt=prompt, memory=combined)
+    conversation = classic.ConversationChain(llm=model, prompt=prompt, memory=combined)
     conversation.predict(input=FIRST)
     conversation.predict(input=SECOND)
     lines = ["Known:", FIRST, "", f"Human: {FIRST}", f"AI: {model.answer}", f"Human: {SECOND}", "AI:"]
@@ -393,10 +393,10 @@ def test_several_memories_in_one_chain() -> None:
 # --- ours
 
 
-def test_a_stored_history_behind_a_classic_chain() -> None:
+def test_a_stored_history_behind_a_classic_chain(classic: Any) -> None:
     """`ChatHistoryMemory`: both turns are in the store, each a turn of its own, also when the same is said again."""
     history = SQLiteChatMessageHistory(":memory:", "s1")
-    conversation = ConversationChain(llm=Model(), memory=as_classic_memory(ChatHistoryMemory(history)))
+    conversation = classic.ConversationChain(llm=Model(), memory=as_classic_memory(ChatHistoryMemory(history)))
     for _ in range(2):
         conversation.predict(input="I'm Nemo.")
     assert [m.text for m in history.messages] == ["I'm Nemo.", "That's great to hear!"] * 2
@@ -405,10 +405,10 @@ def test_a_stored_history_behind_a_classic_chain() -> None:
     assert history.messages == []
 
 
-async def test_a_stored_history_behind_an_async_chain() -> None:
+async def test_a_stored_history_behind_an_async_chain(classic: Any) -> None:
     """The same, awaited."""
     history = SQLiteChatMessageHistory(":memory:", "s1")
-    conversation = ConversationChain(llm=Model(), memory=as_classic_memory(ChatHistoryMemory(history)))
+    conversation = classic.ConversationChain(llm=Model(), memory=as_classic_memory(ChatHistoryMemory(history)))
     await asyncio.gather(*(conversation.ainvoke({"input": f"I'm {name}."}) for name in ("Nemo", "Ned")))
     assert (
         sorted(m.text for m in await history.aget_messages())

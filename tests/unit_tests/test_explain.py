@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
@@ -25,6 +24,7 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import RunnableLambda
 
 from langchain_memkit import (
+    InMemoryChatMessageHistory,
     SQLiteChatMessageHistory,
     create_history_preprocessor,
     create_runnable_with_message_history,

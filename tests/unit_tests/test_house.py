@@ -130,10 +130,12 @@ def test_all_is_sorted_and_true(path: Path) -> None:
 def test_front_door() -> None:
     """The public names, by equality."""
     assert langchain_memkit.__all__ == [
+        "BaseChatMessageHistory",
         "ChatHistoryMemory",
         "ComposedMemory",
         "CondenseQuestionRetriever",
         "EntityMemory",
+        "InMemoryChatMessageHistory",
         "KeyValueMemory",
         "LangGraphKeyValueStore",
         "Memory",

@@ -18,13 +18,13 @@ from urllib.parse import quote
 import pytest
 from langchain.agents import create_agent
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.load import dumpd
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import Runnable
 
 from langchain_memkit import (
+    BaseChatMessageHistory,
     ChatHistoryMemory,
     ComposedMemory,
     EntityMemory,

@@ -18,10 +18,6 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_memkit import SQLiteChatMessageHistory
 
-with warnings.catch_warnings():  # that nobody looks after it any more
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from langchain_community.chat_message_histories import FileChatMessageHistory, SQLChatMessageHistory
-
 pytestmark = pytest.mark.filterwarnings("ignore:The class `.*ChatMessageHistory` was deprecated")
 Memkit = Callable[..., Any]
 
@@ -34,12 +30,12 @@ def turns(path: Path, session: str = "s1", user: str | None = None) -> list[list
 
 
 @pytest.fixture
-def sql(tmp_path: Path) -> Path:
+def sql(tmp_path: Path, community: Any) -> Path:
     """A file that the real SQLChatMessageHistory wrote."""
     path = tmp_path / "old.db"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        history = SQLChatMessageHistory("s1", connection=f"sqlite:///{path}")
+        history = community.SQLChatMessageHistory("s1", connection=f"sqlite:///{path}")
     for i in range(2):
         history.add_messages([HumanMessage(f"q{i}"), AIMessage(f"a{i}")])
     history.engine.dispose()
@@ -47,11 +43,11 @@ def sql(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, community: Any) -> Path:
     """A folder that the real FileChatMessageHistory wrote, and a file that was cut off."""
     path = tmp_path / "files"
     path.mkdir()
-    FileChatMessageHistory(str(path / "s1.json")).add_messages([HumanMessage("q"), AIMessage("a")])
+    community.FileChatMessageHistory(str(path / "s1.json")).add_messages([HumanMessage("q"), AIMessage("a")])
     whole = (path / "s1.json").read_text()
     (path / "s2.json").write_text(whole[:-20])
     return path

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, trim_messages
 
 from langchain_memkit import (
     ChatHistoryMemory,
+    InMemoryChatMessageHistory,
     SQLiteChatMessageHistory,
     create_history_preprocessor,
     create_trim_preprocessor,

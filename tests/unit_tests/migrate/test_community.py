@@ -8,7 +8,6 @@ import json
 import sqlite3
 import subprocess
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,6 @@ from langchain_memkit.backends.sqlite.foreign import MessageTable
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
 from langchain_memkit.migrate import langchain_file_source, langchain_sql_source, langgraph_source, migrate
 
-with warnings.catch_warnings():  # it says that nobody looks after it any more
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from langchain_community.chat_message_histories import FileChatMessageHistory, SQLChatMessageHistory
-    from langchain_community.chat_message_histories.sql import BaseMessageConverter
-
 TALK: list[BaseMessage] = [
     SystemMessage("Be brief."),
     HumanMessage("q1 🐠"),
@@ -46,11 +40,19 @@ TALK: list[BaseMessage] = [
     AIMessage("a2"),
 ]
 SHAPES = [["system", "human", "ai", "tool", "ai"], ["human", "ai"]]
+# What the real classes write; a test below compares it with them, where they can be imported.
+TABLE = "CREATE TABLE message_store ( id INTEGER NOT NULL, session_id TEXT, message TEXT, PRIMARY KEY (id) )"
+WRITTEN = [message_to_dict(message) for message in TALK]
 
 
-def peer(file: Path, session: str = "s1", **options: Any) -> SQLChatMessageHistory:
+@pytest.fixture
+def peer(community: Any) -> Any:
     """The real class, on a file."""
-    return SQLChatMessageHistory(session, connection=f"sqlite:///{file}", **options)
+
+    def history(file: Path, session: str = "s1", **options: Any) -> Any:
+        return community.SQLChatMessageHistory(session, connection=f"sqlite:///{file}", **options)
+
+    return history
 
 
 def unnamed(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -66,7 +68,7 @@ def shapes(history: Any) -> list[list[str]]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path: Path, peer: Any) -> Path:
     """A file that the real class wrote: two sessions, their rows mixed."""
     file = tmp_path / "community.db"
     one, two = peer(file), peer(file, "s2")
@@ -96,10 +98,36 @@ def test_sql_rows_become_turns(store: Path, target: Any, url: str) -> None:
     assert hashlib.sha256(store.read_bytes()).hexdigest() == before
 
 
-async def test_rows_of_the_async_class(tmp_path: Path, target: Any) -> None:
+def test_table_and_file_are_what_the_classes_write(store: Path, folder: Path) -> None:
+    """What the next test moves is what langchain-community writes."""
+    connection = sqlite3.connect(store)
+    (table,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'message_store'").fetchone()
+    rows = connection.execute("SELECT message FROM message_store WHERE session_id = 's1' ORDER BY id").fetchall()
+    connection.close()
+    assert " ".join(table.split()) == TABLE
+    assert [json.loads(message) for (message,) in rows] == WRITTEN
+    assert json.loads((folder / "s1.json").read_text()) == WRITTEN
+
+
+def test_data_moves_after_the_classes_are_gone(tmp_path: Path, target: Any) -> None:
+    """Tables and files move in where langchain-community can no longer be imported: its data is enough."""
+    connection = sqlite3.connect(tmp_path / "community.db")
+    connection.execute(TABLE)
+    rows = [("s1", json.dumps(message)) for message in WRITTEN]
+    connection.executemany("INSERT INTO message_store (session_id, message) VALUES (?, ?)", rows)
+    connection.commit()
+    connection.close()
+    (tmp_path / "s2.json").write_text(json.dumps(WRITTEN))
+    for source in (langchain_sql_source(tmp_path / "community.db"), langchain_file_source(tmp_path / "s2.json")):
+        assert migrate(source, target, progress=False).messages == 7
+    assert [unnamed(target(session).messages) for session in ("s1", "s2")] == [TALK, TALK]
+    assert [shapes(target(session)) for session in ("s1", "s2")] == [SHAPES, SHAPES]
+
+
+async def test_rows_of_the_async_class(tmp_path: Path, target: Any, community: Any) -> None:
     """The class in its async mode writes the same table."""
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'async.db'}")
-    await SQLChatMessageHistory("s1", connection=engine).aadd_messages(TALK)
+    await community.SQLChatMessageHistory("s1", connection=engine).aadd_messages(TALK)
     await engine.dispose()
     report = await asyncio.to_thread(migrate, langchain_sql_source(tmp_path / "async.db"), target, user_id="u1")
     assert report.messages == 7
@@ -119,7 +147,7 @@ def test_sql_twice_is_once(store: Path, target: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [[AIMessage("re: another")], [HumanMessage("and"), AIMessage("so on")]])
-def test_what_came_since_is_added(store: Path, target: Any, more: list[BaseMessage]) -> None:
+def test_what_came_since_is_added(store: Path, target: Any, more: list[BaseMessage], peer: Any) -> None:
     """An answer that came to a question moved before, or a further question, is added by the next runs, once."""
     migrate(langchain_sql_source(store), target, progress=False)
     old = peer(store, "s2")
@@ -133,7 +161,7 @@ def test_what_came_since_is_added(store: Path, target: Any, more: list[BaseMessa
     old.engine.dispose()
 
 
-def test_row_ids_used_again(store: Path, target: Any) -> None:
+def test_row_ids_used_again(store: Path, target: Any, peer: Any) -> None:
     """SQLite hands out the ids of deleted rows again: what is said after a clear is another conversation."""
     migrate(langchain_sql_source(store), target, progress=False)
     peers = [peer(store, session) for session in ("s1", "s2")]
@@ -148,7 +176,7 @@ def test_row_ids_used_again(store: Path, target: Any) -> None:
     assert [m.text for m in target("s1").messages][-2:] == ["Be long.", "from the beginning"]
 
 
-def test_another_turn_in_the_same_row(store: Path, target: Any) -> None:
+def test_another_turn_in_the_same_row(store: Path, target: Any, peer: Any) -> None:
     """Begun again with the very line that stood in that row before, a turn is a conflict: named, and nothing mixed."""
     migrate(langchain_sql_source(store), target, progress=False)
     for session in ("s2", "s1"):
@@ -165,7 +193,7 @@ def test_another_turn_in_the_same_row(store: Path, target: Any) -> None:
 
 
 @pytest.mark.parametrize("through", ["sqlite:///{}", "sqlite+pysqlite:///{}"])
-def test_odd_names_are_names(tmp_path: Path, target: Any, through: str) -> None:
+def test_odd_names_are_names(tmp_path: Path, target: Any, through: str, peer: Any, community: Any) -> None:
     """Names of tables and columns are quoted, whatever they hold."""
     table, column = 'odd "table"; DROP TABLE x; --', 'whose "chat" %s'
     base = sqlalchemy.orm.declarative_base()
@@ -176,7 +204,7 @@ def test_odd_names_are_names(tmp_path: Path, target: Any, through: str) -> None:
         message = sqlalchemy.Column(sqlalchemy.Text)
         owner = sqlalchemy.Column(column, sqlalchemy.Text)
 
-    class Converter(BaseMessageConverter):
+    class Converter(community.BaseMessageConverter):
         def from_sql_model(self, sql_message: Any) -> BaseMessage:
             return messages_from_dict([json.loads(sql_message.message)])[0]
 
@@ -251,7 +279,7 @@ def test_damaged_rows_are_reported(store: Path, target: Any, through: str) -> No
     assert report.messages == 10
 
 
-def test_into_the_same_file(store: Path) -> None:
+def test_into_the_same_file(store: Path, peer: Any) -> None:
     """The tables of both packages stand side by side in one file."""
     old = peer(store, "s3")
     old.add_messages(TALK)  # which is still being read while s1 is written
@@ -297,15 +325,15 @@ def test_bar_knows_the_size(store: Path, target: Any, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, community: Any) -> Path:
     """Two files that the real class wrote, and things that are none of its."""
     folder = tmp_path / "histories"
     folder.mkdir()
-    FileChatMessageHistory(str(folder / "s1.json")).add_messages(TALK)
-    FileChatMessageHistory(str(folder / "s2.json"), ensure_ascii=False, encoding="utf-8").add_messages(
+    community.FileChatMessageHistory(str(folder / "s1.json")).add_messages(TALK)
+    community.FileChatMessageHistory(str(folder / "s2.json"), ensure_ascii=False, encoding="utf-8").add_messages(
         [HumanMessage("Grüße 🐠")]
     )
-    FileChatMessageHistory(str(folder / "empty.json"))
+    community.FileChatMessageHistory(str(folder / "empty.json"))
     (folder / "notes.txt").write_text("not a history")
     (folder / ".hidden").write_text("nor this")
     (folder / "deeper").mkdir()
@@ -323,11 +351,11 @@ def test_files_become_sessions(folder: Path, target: Any) -> None:
     assert [m.text for m in target("s2").messages] == ["Grüße 🐠"]
 
 
-def test_one_file(folder: Path, target: Any) -> None:
+def test_one_file(folder: Path, target: Any, community: Any) -> None:
     """A single file can be given as well; what is said there later is added."""
     file = folder / "s2.json"
     migrate(langchain_file_source(file), target, user_id="u1", progress=False)
-    FileChatMessageHistory(str(file), encoding="utf-8").add_message(AIMessage("Gleichfalls"))
+    community.FileChatMessageHistory(str(file), encoding="utf-8").add_message(AIMessage("Gleichfalls"))
     migrate(langchain_file_source(file), target, user_id="u1", progress=False)
     assert [m.text for m in target("s2", "u1").messages] == ["Grüße 🐠", "Gleichfalls"]
     assert target.list_sessions() == []

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.stores import InMemoryStore
 
 from langchain_memkit import (
+    InMemoryChatMessageHistory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
     create_history_preprocessor,

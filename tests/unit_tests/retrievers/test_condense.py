@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_classic.chains import create_retrieval_chain
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListChatModel, FakeListLLM
@@ -28,7 +27,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 
-from langchain_memkit import ChatHistoryMemory, SQLiteChatMessageHistory
+from langchain_memkit import ChatHistoryMemory, InMemoryChatMessageHistory, SQLiteChatMessageHistory
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.retrievers import CondenseQuestionRetriever, StandaloneQuestion, create_history_aware_retriever
 from langchain_memkit.testing import FakeChatModel

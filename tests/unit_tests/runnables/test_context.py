@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
-from langchain_memkit import SQLiteChatMessageHistory, create_runnable_with_message_history
+from langchain_memkit import InMemoryChatMessageHistory, SQLiteChatMessageHistory, create_runnable_with_message_history
 from langchain_memkit.base import HistoryMessages
 from langchain_memkit.errors import ContextTooLargeError, MessageDecodeError
 from langchain_memkit.messages.counting import approximate_tokens
