@@ -150,7 +150,7 @@ class MongoDBVectorStore(RecordVectorStore):
     def _nearest(self, vector: Vector, k: int, scope: Scope) -> Flow[list[tuple[Shown, float]]]:
         """By the server, if it can; by its filters only."""
         searched = self._searched
-        if scope.others or NEAR not in (yield self._step(lambda: searched.reading(searched.searches()))):
+        if scope.matches or NEAR not in (yield self._step(lambda: searched.reading(searched.searches()))):
             return (yield from super()._nearest(vector, k, scope))
         found = yield self._step(lambda: searched.near(scope.user_id, scope.session_id, vector, k))
         return [(shown, score) for shown, score in found if scope.takes(shown)]
