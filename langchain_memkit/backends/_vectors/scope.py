@@ -47,7 +47,7 @@ def scope_of(
     filter: Filter | None = None,  # noqa: A002  # LangChain's name
     pre_filter: Filter | None = None,
     post_filter_pipeline: Any = None,
-    oversampling_factor: int | None = None,  # noqa: ARG001  # an exact search looks at every candidate
+    oversampling_factor: int | None = None,  # an exact search looks at every candidate
 ) -> Scope:
     """Where a search looks; raises before any I/O if an argument cannot say that.
 
@@ -100,7 +100,7 @@ MAX_DEPTH = 20
 def _scope_of_conditions(pre_filter: Filter) -> Scope:
     """A `pre_filter` as a scope: who is asked for must be one user, as everywhere."""
     if not isinstance(pre_filter, Mapping):
-        _refuse(f"must be a dict of conditions, not {type(pre_filter).__name__}")  # type: ignore[unreachable]  # callers without types
+        _refuse(f"must be a dict of conditions, not {type(pre_filter).__name__}")
     rest: list[Filter] = []
     users: dict[str, None] = {}
     waiting = [pre_filter]
@@ -145,7 +145,7 @@ def conditions_of(query: Filter, depth: int = 0) -> Matches:
         if name in JOINED:
             inner = [conditions_of(each, depth + 1) for each in _queries(name, value, depth)]
             parts.append(lambda known, join=JOINED[name], inner=inner: join(fits(known) for fits in inner))  # type: ignore[misc]  # bound now
-        elif not isinstance(name, str) or name.startswith("$"):
+        elif not isinstance(name, str) or name.startswith("$"):  # type: ignore[redundant-expr]  # callers without types
             _refuse(f"knows no {name!r:.40}: it takes {', '.join((*OPERATORS, *JOINED))}")
         elif name == "user_id":
             _refuse("finds the documents of one user: user_id belongs at its top, or into its $and")

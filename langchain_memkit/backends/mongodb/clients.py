@@ -182,7 +182,7 @@ def _check_address(given: object) -> None:
     msg = (
         f"connection_string must begin with {' or '.join(SCHEMES)}, as in mongodb://localhost:27017, which {what} does "
         "not. For a file use SQLiteChatMessageHistory, SQLiteKeyValueStore or SQLiteVectorStore; a client of your own "
-        "goes into client= or async_client="
+        "goes into client= or async_client= (of a collection: collection.database.client)"
     )
     raise ConfigurationError(msg)
 

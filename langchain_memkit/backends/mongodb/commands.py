@@ -275,7 +275,7 @@ def text_of(error: PyMongoError) -> str:
         return "; ".join(f"{f.get('errmsg', 'failed')} (code {f.get('code')})" for f in failures[:3])[:500]
     # the driver goes on with its settings and everything it knows of every server
     said = re.sub(r" \(configured timeouts: [^)]*\)|, full error: \{.*", "", redact(str(error)), flags=re.DOTALL)
-    said = " ".join(re.split(r",? (?:Timeout: -?[\d.]+s, )?Topology Description: ", said)[0].split())[:500]
+    said = " ".join(re.split(r",? (?:Timeout: -?[\d.]+s, )?Topology Description: ", said)[0].split()).rstrip(".")[:500]
     if isinstance(error, ServerSelectionTimeoutError):
         said += " (is the server running, and may this machine reach it? `timeout=` sets how long to wait)"
     return said
