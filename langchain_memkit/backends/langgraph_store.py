@@ -28,10 +28,11 @@ class LangGraphKeyValueStore(KeyValueStore[V]):
     """A store of LangGraph's (`InMemoryStore`, `PostgresStore`, ...) as a LangChain `BaseStore`.
 
     For apps whose graphs have a store already: `KeyValueMemory`, `EntityMemory` and `create_history_preprocessor` take
-    this as their `store`. Values are dicts, bytes or Documents. Everything lies under one namespace, each user's in a namespace of its own below it; the
-    value of an item is `{"v": 1, "json": "..."}`. What is not used, and why: LangGraph's search indexes nothing of
-    it; items never expire, whatever the store's `default_ttl` says, because what is derived must go with what it was
-    derived from; a key listing reads the values as well, because LangGraph lists items, not keys.
+    this as their `store`. Values are dicts, bytes or Documents. Everything lies under one namespace, each user's in a
+    namespace of its own below it; the value of an item is `{"v": 1, "json": "..."}`. What is not used, and why:
+    LangGraph's search indexes nothing of it; items never expire, whatever the store's `default_ttl` says, because what
+    is derived must go with what it was derived from; a key listing reads the values as well, because LangGraph lists
+    items, not keys.
 
     Args:
         store: The store. It is yours: nothing here closes it or sets it up.

@@ -23,9 +23,9 @@ class SQLiteKeyValueStore(KeyValueStore[V]):
     """Values under text keys in one SQLite file: a LangChain `BaseStore`, durable, no server.
 
     For what belongs to a user rather than to a conversation. Values are dicts, bytes (as `CacheBackedEmbeddings` and
-    `create_kv_docstore` store them) or Documents (`ParentDocumentRetriever`).
-    A type checker is told which: `SQLiteKeyValueStore[bytes](...)`; without brackets it is dicts.
-    Everything of a user lies under `user_prefix(user_id)` of `langchain_memkit.base`, which `purge` deletes. Safe with threads and with several
+    `create_kv_docstore` store them) or Documents (`ParentDocumentRetriever`). A type checker is told which:
+    `SQLiteKeyValueStore[bytes](...)`; without brackets it is dicts. Everything of a user lies under
+    `user_prefix(user_id)` of `langchain_memkit.base`, which `purge` deletes. Safe with threads and with several
     processes on one file; the file may hold chat histories as well. A `mset` is one transaction: all of it or nothing.
     Of two writers on one key the last one wins. No I/O happens before the first use.
 
