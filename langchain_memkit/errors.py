@@ -11,7 +11,7 @@ MemkitError
 │   └── MemoryReadError                      a memory could not be loaded (only with on_load_error="raise")
 └── HistoryWriteError                        a turn was not (or perhaps not) stored; has .output
     ├── MemoryWriteError                     the turn is in the history, but a memory was not told of it
-    ├── MessageEncodeError (ValueError)      a value in a message cannot be stored; has .path
+    ├── MessageEncodeError (ValueError)      a value cannot be stored; has .path
     ├── MessageTooLargeError (ValueError)    one turn is larger than a document may be
     ├── UnsupportedOutputError (ValueError)  the chain returned nothing that is a message
     ├── HistoryConflictError                 the conversation is not where the caller expected it
@@ -123,16 +123,15 @@ class MemoryWriteError(HistoryWriteError):
 
 
 class MessageEncodeError(HistoryWriteError, ValueError):
-    """A message holds a value that would not come back equal, so it was refused before anything was stored.
+    """A value would not come back equal, of a message or in a store, so it was refused before anything was stored.
 
     Attributes:
-        path: Where the value sits, as in `messages[1].artifact['df']`.
+        path: Where the value sits, as in `messages[1].artifact['df']` or `values['key']['df']`.
     """
 
     def __init__(self, path: str, problem: str, **kwargs: Any) -> None:
-        super().__init__(
-            f"{path} {problem}. Nothing was stored. Convert or drop it, in the tool or with `before_save=`.", **kwargs
-        )
+        where = ", in the tool or with `before_save=`" if path.startswith("message") else " before you store it"
+        super().__init__(f"{path} {problem}. Nothing was stored. Convert or drop it{where}.", **kwargs)
         self.path = path
 
 

@@ -11,7 +11,7 @@ from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, SearchOp
 
 from langchain_memkit._flow import Flow, adrive, drive
 from langchain_memkit.backends._key_value.data import KeyRange, Stored
-from langchain_memkit.backends._key_value.verbs import KeyValueStore
+from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
 from langchain_memkit.base import check_text
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.messages.codec import FORMAT_VERSION
@@ -24,14 +24,15 @@ BATCH = 500  # operations of one call
 LISTED = 10_000  # items of one search
 
 
-class LangGraphKeyValueStore(KeyValueStore):
-    """A store of LangGraph's (`InMemoryStore`, `PostgresStore`, ...) as a LangChain `BaseStore` of dicts.
+class LangGraphKeyValueStore(KeyValueStore[V]):
+    """A store of LangGraph's (`InMemoryStore`, `PostgresStore`, ...) as a LangChain `BaseStore`.
 
     For apps whose graphs have a store already: `KeyValueMemory`, `EntityMemory` and `create_history_preprocessor` take
-    this as their `store`. Everything lies under one namespace, each user's in a namespace of its own below it; the
-    value of an item is `{"v": 1, "json": "..."}`. What is not used, and why: LangGraph's search indexes nothing of
-    it; items never expire, whatever the store's `default_ttl` says, because what is derived must go with what it was
-    derived from; a key listing reads the values as well, because LangGraph lists items, not keys.
+    this as their `store`. Values are dicts, bytes or Documents. Everything lies under one namespace, each user's in a
+    namespace of its own below it; the value of an item is `{"v": 1, "json": "..."}`. What is not used, and why:
+    LangGraph's search indexes nothing of it; items never expire, whatever the store's `default_ttl` says, because what
+    is derived must go with what it was derived from; a key listing reads the values as well, because LangGraph lists
+    items, not keys.
 
     Args:
         store: The store. It is yours: nothing here closes it or sets it up.

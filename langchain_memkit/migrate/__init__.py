@@ -9,7 +9,12 @@ and nothing else, and a run that broke off is finished by the next one. What can
 from __future__ import annotations
 
 from langchain_memkit.migrate.files import aexport_history, aimport_history, export_history, import_history
-from langchain_memkit.migrate.foreign import langchain_file_source, langchain_sql_source, langgraph_source
+from langchain_memkit.migrate.foreign import (
+    langchain_file_source,
+    langchain_memory_source,
+    langchain_sql_source,
+    langgraph_source,
+)
 from langchain_memkit.migrate.moving import amigrate, migrate
 from langchain_memkit.migrate.report import MigrationReport
 
@@ -21,6 +26,7 @@ __all__ = [
     "export_history",
     "import_history",
     "langchain_file_source",
+    "langchain_memory_source",
     "langchain_sql_source",
     "langgraph_source",
     "migrate",

@@ -1,11 +1,11 @@
-"""Conversations of other packages as sources: langchain-community's SQL and file histories, LangGraph's checkpoints."""
+"""Conversations of other packages as sources: langchain-community's histories, LangChain's memories, checkpoints."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +13,8 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from langchain_core.messages import BaseMessage
 
 from langchain_memkit.backends.community import DatabaseTable, read_message_file
 from langchain_memkit.backends.sqlite.foreign import CheckpointFile, MessageTable
@@ -22,7 +24,7 @@ from langchain_memkit.messages.codec import decode_legacy_message
 from langchain_memkit.migrate.sources import Conversation, Source, message_turn, unreadable
 from langchain_memkit.migrate.threads import ThreadSource
 
-__all__ = ["langchain_file_source", "langchain_sql_source", "langgraph_source"]
+__all__ = ["langchain_file_source", "langchain_memory_source", "langchain_sql_source", "langgraph_source"]
 
 SQLITE_URL = re.compile(r"sqlite(\+aiosqlite)?:///(?P<path>[^?]*)")
 
@@ -100,6 +102,48 @@ def langchain_file_source(path: str | os.PathLike[str]) -> Source:
         raise ConfigurationError(msg)
     files = sorted(f for f in found.iterdir() if f.is_file() and f.name[0] != ".") if found.is_dir() else [found]
     return FileSource(files)
+
+
+def langchain_memory_source(memories: Mapping[str, Any]) -> Source:
+    """Return what LangChain's memories and chat histories hold, as a source for `migrate`.
+
+    For what lives in a process: langchain-classic's `ConversationBufferMemory` and its family, LangChain's
+    `InMemoryChatMessageHistory`, or any other chat history. A message without an id gets one made of its place and its
+    content, so that a second run stores nothing twice, which `add_messages` cannot know. A memory that drops its oldest
+    messages must be moved before it does so again: what moved up is another message.
+
+    Args:
+        memories: By session id: a memory with `chat_memory`, a chat history, or a list of messages.
+
+    Returns:
+        A source: turns put together of the messages, oldest first. They belong to nobody, unless `migrate` is given
+        `user_id`.
+
+    Raises:
+        ConfigurationError: `memories` is no dict, or a value holds no messages.
+
+    Example:
+        >>> from langchain_core.messages import AIMessage, HumanMessage
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> from langchain_memkit.migrate import migrate
+        >>> source = langchain_memory_source({"s1": [HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")]})
+        >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+        >>> for _ in range(2):
+        ...     report = migrate(source, histories, progress=False)
+        >>> [message.content for message in histories("s1").messages]
+        ['My name is Nemo.', 'Hello Nemo.']
+    """
+    if not isinstance(memories, Mapping):
+        msg = f"memories must be a dict of session ids with what each of them holds, not {type(memories).__name__}"  # type: ignore[unreachable]  # callers without types
+        raise ConfigurationError(msg)
+    for session_id, memory in memories.items():
+        if not isinstance(_history_in(memory), list) and not hasattr(_history_in(memory), "messages"):
+            msg = (
+                f"memories[{session_id!r:.80}] must be a memory with chat_memory, a chat history or a list of "
+                f"messages, not {type(memory).__name__}"
+            )
+            raise ConfigurationError(msg)
+    return MemorySource(memories)
 
 
 def langgraph_source(
@@ -199,6 +243,39 @@ class FileSource:
             yield dict_turn(item, ("file", str(i), content), f"message {i}", found.written_at)
         if found.problem:
             yield unreadable(f"file {file.name}: {found.problem}")
+
+
+@dataclass(frozen=True)
+class MemorySource:
+    """Memories and histories of this process."""
+
+    memories: Mapping[str, Any]
+
+    def size(self) -> None:
+        """Not known before they are read."""
+
+    def conversations(self) -> Iterator[Conversation]:
+        """Session by session."""
+        for session_id, memory in self.memories.items():
+            yield Conversation(session_id, "", partial(self._turns, memory))
+
+    def _turns(self, memory: Any) -> Iterator[Turn]:
+        if getattr(memory, "moving_summary_buffer", ""):
+            yield unreadable("a summary of messages that the memory no longer holds: it is not moved")
+        history = _history_in(memory)
+        for i, message in enumerate(list(history if isinstance(history, list) else history.messages)):
+            where = f"message {i}"
+            if not isinstance(message, BaseMessage):
+                yield unreadable(f"{where}: a {type(message).__name__}, not a message")
+                continue
+            name = ("memory", str(i), f"{message.type}:{message.content!r}:{message.id}")
+            yield message_turn(message.model_copy(), name, None, where)
+
+
+def _history_in(memory: Any) -> Any:
+    """What holds the messages of a memory; `ReadOnlySharedMemory` has another memory inside."""
+    memory = getattr(memory, "memory", memory)
+    return getattr(memory, "chat_memory", memory)
 
 
 def dict_turn(data: Any, name: tuple[str, str, str], where: str, when: datetime | None) -> Turn:

@@ -35,9 +35,10 @@ def migrate(
     """Copies every conversation of one store into another.
 
     The target is a factory of histories: SQLite or MongoDB, any layout, any collection. The source is one as well, or
-    what `langchain_sql_source`, `langchain_file_source` or `langgraph_source` returns. The source stays as it
-    is, with one exception, which is the way back: with the same collection on both sides, `layout="turns"` as the
-    source and `layout="langchain"` as the target, native turns *become* rows of langchain-mongodb.
+    what `langchain_sql_source`, `langchain_file_source`, `langchain_memory_source` or `langgraph_source` returns. The
+    source stays as it is, with one exception, which is the way back: with the same collection on both sides,
+    `layout="turns"` as the source and `layout="langchain"` as the target, native turns *become* rows of langchain-
+    mongodb.
 
     Args:
         source: Where conversations are read.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit.backends._history.factory import HistoryFactory
-from langchain_memkit.base import TokenCounter, Turn
+from langchain_memkit.base import TokenCounter, Turn, kind_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.migrate.joining import ROW
 
@@ -97,7 +97,7 @@ def message_turn(
 def checked(factory: HistoryFactory[Any], name: str = "factory") -> HistoryFactory[Any]:
     """The factory, if it is one of ours."""
     if not isinstance(factory, HistoryFactory):
-        msg = f"{name} must be a factory of our histories, X.factory(...), not {type(factory).__name__}"  # type: ignore[unreachable]  # callers without types
+        msg = f"{name} must be a factory of our histories, X.factory(...), not {kind_given(factory, HistoryFactory)}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
     return factory
 
@@ -122,8 +122,8 @@ def opened(source: HistoryFactory[Any] | Source, *, native_only: bool = False) -
         return HistorySource(source, native_only=native_only)
     if not callable(getattr(source, "conversations", None)):
         msg = (
-            "source must be a factory of histories, or what langchain_sql_source, langchain_file_source or "
-            f"langgraph_source returned; got {type(source).__name__}"
+            "source must be a factory of histories, or what langchain_sql_source, langchain_file_source, "
+            f"langchain_memory_source or langgraph_source returned; got {kind_given(source, type(None))}"
         )
         raise ConfigurationError(msg)
     return source

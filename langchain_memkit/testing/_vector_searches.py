@@ -2,16 +2,80 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.indexing import InMemoryRecordManager, aindex, index
 
-from langchain_memkit.errors import ConfigurationError, HistoryReadError
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, MessageEncodeError
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing._vector_cases import EMBEDDING, MakeStore, Stores, Wrong, record
+
+JULY = datetime(2026, 7, 1, tzinfo=UTC)
+METADATAS: list[dict[str, Any]] = [
+    {"n": 1, "tags": ["red", "blue"], "at": JULY, "by": {"name": "Nemo"}},
+    {"n": 2.5, "tags": [], "at": JULY.replace(month=8), "by": [{"name": "Kiwi"}, {"name": "Nemo"}]},
+    {"n": "2", "tags": "red", "ok": True, "a.b": 1},
+    {"n": None, "ok": 1, "by": {"name": "Kiwi"}, "user_id": "u1"},
+]
+"""Of the documents 0 to 3; the last one is a user's."""
+PRE_FILTERS: list[tuple[dict[str, Any], str]] = [
+    ({}, "012"),
+    ({"n": 1}, "0"),
+    ({"n": {"$eq": 1.0}}, "0"),
+    ({"n": {"$gte": 1, "$lt": 2.5}}, "0"),
+    ({"n": {"$gt": 1}}, "1"),
+    ({"n": {"$lte": "2"}}, "2"),
+    ({"n": {"$ne": 1}}, "12"),
+    ({"n": {"$in": [1, "2", None]}}, "02"),
+    ({"n": {"$nin": [1, "2"]}}, "1"),
+    ({"tags": "red"}, "02"),
+    ({"tags": []}, "1"),
+    ({"tags": ["red", "blue"]}, "0"),
+    ({"at": {"$gte": JULY.replace(tzinfo=None), "$lt": JULY.replace(month=8)}}, "0"),
+    ({"by.name": "Nemo"}, "01"),
+    ({"by": {"name": "Nemo"}}, "01"),
+    ({"a.b": 1}, "2"),
+    ({"ok": True}, "2"),
+    ({"ok": {"$exists": False}}, "01"),
+    ({"ok": None}, "01"),
+    ({"n": {"$not": {"$gte": 1}}}, "2"),
+    ({"$or": [{"n": 1}, {"ok": True}]}, "02"),
+    ({"$nor": [{"n": 1}, {"ok": True}]}, "1"),
+    ({"$and": [{"tags": "red"}, {"n": {"$ne": 1}}]}, "2"),
+    ({"user_id": "u1"}, "3"),
+    ({"user_id": {"$eq": "u1"}, "ok": 1}, "3"),
+    ({"user_id": "u1", "ok": True}, ""),
+    ({"$and": [{"user_id": "u1"}, {"by.name": {"$in": ["Kiwi"]}}]}, "3"),
+    ({"user_id": "u2"}, ""),
+]
+"""A `pre_filter`, and the documents that it finds."""
+REFUSED: list[tuple[Any, str]] = [
+    ({"$where": "true"}, "knows no '\\$where'"),
+    ({"$expr": {"$eq": [1, 1]}}, "knows no '\\$expr'"),
+    ({"n": {"$regex": ".*"}}, "knows no '\\$regex'"),
+    ({"n": {"$gt": 1, "m": 1}}, "knows no 'm'"),
+    ({"n": {"$eq": {"$ne": 1}}}, "no operators inside of values"),
+    ({"n": re.compile("x")}, "no metadata holds"),
+    ({"n": {"$in": 1}}, "needs a list after \\$in"),
+    ({"n": {"$not": 1}}, "after \\$not"),
+    ({"$or": {"n": 1}}, "needs a list of dicts after \\$or"),
+    ({"$and": []}, "needs a list of dicts after \\$and"),
+    ({1: 1}, "knows no 1"),
+    ([{"n": 1}], "must be a dict"),
+    ({"user_id": {"$ne": "u1"}}, "documents of one user"),
+    ({"user_id": {"$in": ["u1", "u2"]}}, "documents of one user"),
+    ({"$or": [{"user_id": "u1"}, {"user_id": "u2"}]}, "documents of one user"),
+    ({"$and": [{"user_id": "u1"}, {"user_id": "u2"}]}, "names several"),
+    ({"$and": [{"$nor": [{"user_id": "u2"}]}]}, "documents of one user"),
+]
+"""What no `pre_filter` may be, and what is said."""
 
 
 class SearchCases(Stores):
@@ -117,6 +181,83 @@ class SearchCases(Stores):
             call(store, "similarity_search", "a", filters={"user_id": "u1"})
         with pytest.raises(TypeError):
             call(store, "add_documents", [Document("a", metadata={"user_id": bad})])
+
+    def test_pre_filters(self, store: Any, call: Call) -> None:
+        """Conditions in MongoDB's language mean what they mean there, by place and by name, in every search."""
+        call(store, "add_texts", ["same text"] * 4, METADATAS, ids=list("0123"))
+        vector = EMBEDDING.embed_query("a")
+        for pre_filter, wanted in PRE_FILTERS:
+            scored = call(store, "similarity_search_with_score", "same text", 9, pre_filter=pre_filter)
+            retriever = store.as_retriever(search_kwargs={"k": 9, "pre_filter": pre_filter})
+            for documents in (
+                call(store, "similarity_search", "same text", 9, pre_filter),
+                [document for document, _ in scored],
+                call(store, "max_marginal_relevance_search", "same text", 9, 20, 0.5, pre_filter),
+                call(store, "similarity_search_by_vector", vector, 9, pre_filter=pre_filter),
+                call(retriever, "invoke", "same text"),
+            ):
+                assert "".join(sorted(d.id for d in documents)) == wanted, pre_filter
+
+    @pytest.mark.parametrize(("bad", "said"), REFUSED, ids=[said for _, said in REFUSED])
+    def test_pre_filters_that_are_refused(self, make_store: MakeStore, call: Call, bad: Any, said: str) -> None:
+        """Other operators, several users, and what no metadata holds: never a search that silently finds too much."""
+        with pytest.raises(ConfigurationError, match=said):
+            call(make_store(EMBEDDING), "similarity_search", "a", pre_filter=bad)
+
+    def test_arguments_of_langchain_mongodb(self, store: Any, call: Call) -> None:
+        """Scores and vectors go into the metadata when asked; what only Atlas can do is refused."""
+        call(store, "add_texts", ["one", "two"], [{"n": 1}, {"n": 2}], ids=["1", "2"])
+        options: dict[str, Any] = {"include_scores": True, "include_embeddings": True, "oversampling_factor": 10}
+        (found,) = call(store, "similarity_search", "one", 1, post_filter_pipeline=None, **options)
+        assert found.metadata["n"] == 1
+        assert found.metadata["score"] == pytest.approx(1, abs=1e-5)
+        assert len(found.metadata["embedding"]) == len(EMBEDDING.embed_query("one"))
+        ((found, _),) = call(store, "similarity_search_with_score", "two", 1, include_embeddings=True)
+        assert "embedding" in found.metadata
+        assert call(store, "get_by_ids", ["2"])[0].metadata == {"n": 2}
+        with pytest.raises(ConfigurationError, match="Use pre_filter="):
+            call(store, "similarity_search", "one", post_filter_pipeline=[{"$match": {"n": 1}}])
+        with pytest.raises(ConfigurationError, match="either filter or pre_filter"):
+            call(store, "similarity_search", "one", filter={"n": 1}, pre_filter={"n": 1})
+
+    def test_batches(self, store: Any, call: Call) -> None:
+        """Documents are embedded and stored so many at a time; a size that is none is refused before."""
+        texts = [f"text {n}" for n in range(7)]
+        metadatas = [{"user_id": f"u{n % 2}", "n": n} for n in range(7)]
+        names = call(store, "add_texts", texts, metadatas, ids=list("abcdefg"), batch_size=3)
+        assert names == list("abcdefg")
+        assert [d.page_content for d in call(store, "get_by_ids", names)] == texts
+        assert [len(call(store, "index", user)) for user in ("u0", "u1")] == [4, 3]
+        for bad in (0, -1, "3", 1.5):
+            with pytest.raises(ValueError, match="batch_size must be"):
+                call(store, "add_documents", [Document("a", id="z")], batch_size=bad)
+        with pytest.raises(MessageEncodeError):
+            call(store, "add_documents", [Document("a", id="z"), Document("b", metadata={"n": object()})], batch_size=1)
+        assert call(store, "get_by_ids", ["z"]) == []
+
+    @pytest.mark.parametrize("cleanup", ["incremental", "full", "scoped_full"])
+    @pytest.mark.parametrize("style", ["sync", "async"])
+    def test_index(self, store: Any, cleanup: Any, style: str) -> None:
+        """LangChain's `index` and `aindex` add what is new, skip what is there, and delete what is gone."""
+        records = InMemoryRecordManager(namespace="documents")
+        records.create_schema()
+
+        def run(*texts: str) -> Any:
+            documents = [Document(text, metadata={"source": "a", "user_id": "u1"}) for text in texts]
+            options: Any = {"cleanup": cleanup, "source_id_key": "source", "batch_size": 9, "key_encoder": "sha256"}
+            if style == "async":
+                return asyncio.run(aindex(documents, records, store, **options))
+            return index(documents, records, store, **options)
+
+        def stored() -> set[str]:
+            found = store.similarity_search("one", k=9, filter={"user_id": "u1"})
+            return {document.page_content for document in found}
+
+        assert run("one", "two", "three") == {"num_added": 3, "num_updated": 0, "num_skipped": 0, "num_deleted": 0}
+        assert run("one", "two", "three")["num_skipped"] == 3
+        assert stored() == {"one", "two", "three"}
+        assert run("one", "four") == {"num_added": 1, "num_updated": 0, "num_skipped": 1, "num_deleted": 2}
+        assert stored() == {"one", "four"}
 
     def test_searches(self, store: Any, call: Call) -> None:
         """Nearest first, by text and by vector, with scores, diverse, thresholds, and through a retriever."""

@@ -23,6 +23,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from langchain_core.documents import Document
 
 from langchain_memkit.base import apurge_user, purge_user, user_prefix
 from langchain_memkit.errors import HistoryWriteError, MessageEncodeError
@@ -49,6 +50,7 @@ NESTINGS: dict[str, Callable[[Any], Any]] = {
     "int key": lambda value: {1: value},
     "list": lambda value: {"d": [value]},
     "tuple": lambda value: {"d": (value,)},
+    "document": lambda value: Document("text", metadata={"d": value}),
 }
 operations = st.lists(
     st.tuples(st.just("mset"), st.lists(st.tuples(st.sampled_from(EDGES), st.fixed_dictionaries({"n": st.integers()}))))
@@ -58,10 +60,18 @@ operations = st.lists(
 )
 
 
-class KeyValueStoreContract(BothStyles):
-    """For a `BaseStore[str, dict]` with async twins, `purge` and `close`; give it a `make_store` fixture.
+DOCUMENTS = [
+    Document("Nemo is a fish. 🐠\x00\ud83d", id="1", metadata={"n": 1, "at": VALUE["at"], "a.b": {"$gt": (1, b"2")}}),
+    Document("", metadata={}),
+    Document("_memkit", id="", metadata={"_memkit": "bytes", "value": "YQ=="}),
+]
+BYTES = [b"", b"\x00\xff", b"_memkit", bytes(range(256)) * 50]
 
-    `make_store()` returns a new store object over one place per test.
+
+class KeyValueStoreContract(BothStyles):
+    """For a `BaseStore` of dicts, bytes and Documents with async twins, `purge` and `close`.
+
+    Give it a `make_store` fixture: `make_store()` returns a new store object over one place per test.
     """
 
     @pytest.fixture
@@ -119,6 +129,18 @@ class KeyValueStoreContract(BothStyles):
         first["deep"].clear()
         assert [second, *call(store, "mget", ["k"])] == [VALUE, VALUE]
 
+    def test_bytes_and_documents(self, make_store: MakeStore, call: Call) -> None:
+        """Bytes and Documents come back as they were, of the same type, beside dicts that look like them."""
+        store = make_store()
+        given_values: list[Any] = [*BYTES, *DOCUMENTS, {"_memkit": "bytes", "value": "YQ=="}, {"a": b"1"}]
+        pairs = [(str(i), value) for i, value in enumerate(given_values)]
+        call(store, "mset", pairs)
+        got = call(make_store(), "mget", [key for key, _ in pairs])
+        assert got == given_values
+        assert [type(value) for value in got] == [type(value) for value in given_values]
+        call(store, "mset", [("0", {"n": 1})])
+        assert call(store, "mget", ["0"]) == [{"n": 1}]
+
     def test_refusals(self, make_store: MakeStore, call: Call) -> None:
         """A value that would not come back equal is refused with its path, and its whole call with it."""
         store = make_store()
@@ -127,6 +149,10 @@ class KeyValueStoreContract(BothStyles):
             ({"a": {"b": object()}}, "values['k']['a']['b']"),
             ({"a": lambda: 1}, "values['k']['a']"),
             ("text", "values['k']"),
+            (bytearray(b"a"), "values['k']"),
+            (Document("a", metadata={"n": float("nan")}), "values['k']['metadata']['n']"),
+            (type("Mine", (Document,), {})("a"), "values['k']"),
+            (type("Mine", (bytes,), {})(b"a"), "values['k']"),
             ([("a", 1)], "values['k']"),
             (None, "values['k']"),
         ]
@@ -134,6 +160,7 @@ class KeyValueStoreContract(BothStyles):
             with pytest.raises(MessageEncodeError) as raised:
                 call(store, "mset", [("good", {}), ("k", bad)])
             assert raised.value.path == path
+            assert str(raised.value).endswith("Nothing was stored. Convert or drop it before you store it.")
         assert call(store, "yield_keys") == []
 
     @pytest.mark.parametrize("wrap", NESTINGS.values(), ids=NESTINGS.keys())

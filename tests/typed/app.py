@@ -12,12 +12,14 @@ from typing import Any, assert_type
 
 import pytest
 from langchain.agents import create_agent
+from langchain_classic.storage import create_kv_docstore
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.stores import BaseStore
 
 import langchain_memkit
 from langchain_memkit import (
@@ -228,8 +230,12 @@ async def memories_without_blocking(memory: VectorMemory) -> None:
 
 
 def stores(store: Any) -> None:
-    """Key-value stores are LangChain's, of dicts."""
+    """Key-value stores are LangChain's: of dicts, or of what the brackets say."""
     assert_type(SQLiteKeyValueStore("chat.db").mget(["a"]), list[dict[str, Any] | None])
+    assert_type(SQLiteKeyValueStore[bytes]("chat.db").mget(["a"]), list[bytes | None])
+    texts: BaseStore[str, Document] = MongoDBKeyValueStore(URI)
+    texts.mset([("a", Document("b"))])
+    create_kv_docstore(SQLiteKeyValueStore[bytes]("chat.db"))
     LangGraphKeyValueStore(store, ("memkit",)).mset([("a", {"b": 1})])
     found = MongoDBVectorStore(URI, embedding=WordLlamaEmbeddings()).similarity_search("tea")
     assert_type(found, list[Document])

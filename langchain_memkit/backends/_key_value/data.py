@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from langchain_core.documents import Document
+
 from langchain_memkit.base import check_text
 from langchain_memkit.errors import MessageEncodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value, encode_value
@@ -14,6 +16,7 @@ logger = logging.getLogger("langchain_memkit")
 
 MAX_KEY_BYTES = 4096  # two ids of 512 bytes fit: quoting makes up to 3 bytes of each
 PAGE = 1000
+STORED_TYPES = (dict, bytes, Document)
 UNREADABLE = (KeyError, TypeError, ValueError, RecursionError)  # what decoding damaged data raises
 
 
@@ -44,7 +47,7 @@ def check_prefix(prefix: str | None) -> str:
     return "" if prefix is None else check_text(prefix, "prefix", MAX_KEY_BYTES, least=0)
 
 
-def encode_pairs(pairs: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+def encode_pairs(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Values as plain data under their keys, the last one of each; raises before any I/O if one cannot be stored."""
     values: dict[str, Any] = {}
     for key, value in pairs:
@@ -53,21 +56,22 @@ def encode_pairs(pairs: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     return values
 
 
-def _encode(value: dict[str, Any], path: str) -> Any:
-    if not isinstance(value, dict):
-        raise MessageEncodeError(path, f"is a {type(value).__module__}.{type(value).__qualname__}, not a dict")
+def _encode(value: Any, path: str) -> Any:
+    if not isinstance(value, STORED_TYPES):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise MessageEncodeError(path, f"is a {kind}, and a store takes dicts, bytes and Documents")
     encoded = encode_value(value, path)
     try:
         back = decode_value(encoded)
     except UNREADABLE as error:
         raise MessageEncodeError(path, f"would be unreadable once stored ({type(error).__name__})") from error
     if back != value:  # a moment that the clocks showed twice, for one, differs from itself in another time zone
-        wrong = [key for key in value if key not in back or back[key] != value[key]]
+        wrong = [k for k in value if k not in back or back[k] != value[k]] if isinstance(value, dict) else []
         raise MessageEncodeError(f"{path}[{wrong[0]!r}]" if wrong else path, "would not come back equal")
     return encoded
 
 
-def decode(key: str, stored: Stored) -> dict[str, Any] | None:
+def decode(key: str, stored: Stored) -> Any:
     """The value that was stored; None, after a line in the log, if it is damaged."""
     if stored.version != FORMAT_VERSION:
         problem = f"format {stored.version!r:.20}, this version reads {FORMAT_VERSION}; is memkit older here?"
@@ -77,9 +81,9 @@ def decode(key: str, stored: Stored) -> dict[str, Any] | None:
         except UNREADABLE as error:
             problem = f"a value cannot be read ({type(error).__name__})"
         else:
-            if isinstance(value, dict):
+            if isinstance(value, STORED_TYPES):
                 return value
-            problem = f"a {type(value).__name__} instead of a dict"
+            problem = f"a {type(value).__name__} instead of a dict, bytes or a Document"
     logger.warning("key %.200r is unreadable and left as it is: %s", key, problem)
     return None
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from langchain_core.stores import BaseStore
+from typing_extensions import TypeVar as TypeVarWithDefault
 
 from langchain_memkit._flow import Closing, Flow
 from langchain_memkit.backends._key_value.data import (
@@ -23,6 +24,8 @@ from langchain_memkit.backends._key_value.data import (
 from langchain_memkit.base import check_id, user_prefix
 
 T = TypeVar("T")
+V = TypeVarWithDefault("V", default=dict[str, Any])
+"""What the values are: dicts, unless one says `SQLiteKeyValueStore[bytes]` or `[Document]`. Only type checkers ask."""
 
 
 class KeyValueBackend(Protocol):
@@ -39,13 +42,13 @@ class KeyValueBackend(Protocol):
     async def aclose(self) -> None: ...
 
 
-class KeyValueStore(Closing, BaseStore[str, dict[str, Any]]):
+class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
     """Verbs shared by `SQLiteKeyValueStore` and `MongoDBKeyValueStore`; see there."""
 
     def __init__(self, backend: KeyValueBackend) -> None:
         self._backend = backend
 
-    def mget(self, keys: Sequence[str]) -> list[dict[str, Any] | None]:
+    def mget(self, keys: Sequence[str]) -> list[V | None]:
         """The values of these keys.
 
         Args:
@@ -69,20 +72,21 @@ class KeyValueStore(Closing, BaseStore[str, dict[str, Any]]):
         """
         return self._backend.run(self._mget(check_keys(keys)))
 
-    async def amget(self, keys: Sequence[str]) -> list[dict[str, Any] | None]:
+    async def amget(self, keys: Sequence[str]) -> list[V | None]:
         """Async twin of `mget`."""
         return await self._backend.arun(self._mget(check_keys(keys)))
 
-    def _mget(self, keys: list[str]) -> Flow[list[dict[str, Any] | None]]:
+    def _mget(self, keys: list[str]) -> Flow[list[V | None]]:
         found = (yield from self._backend.get(list(dict.fromkeys(keys)))) if keys else {}
         return [decode(key, found[key]) if key in found else None for key in keys]
 
-    def mset(self, key_value_pairs: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    def mset(self, key_value_pairs: Sequence[tuple[str, V]]) -> None:
         """Stores values under keys, in place of those that are there. Of two writers the last one wins.
 
         Args:
-            key_value_pairs: Keys with their values. Of a repeated key the last value counts. A value is a dict of what
-                a message may hold: JSON types, and also int keys, tuples, sets, bytes, datetimes and documents.
+            key_value_pairs: Keys with their values. Of a repeated key the last value counts. A value is bytes, a
+                `Document`, or a dict of what a message may hold: JSON types, and also int keys, tuples, sets, bytes,
+                datetimes and documents.
 
         Raises:
             TypeError: A key is no string.
@@ -98,11 +102,14 @@ class KeyValueStore(Closing, BaseStore[str, dict[str, Any]]):
             >>> store.mset([("k", {"n": 1}), ("k", {"n": 2})])
             >>> store.mget(["k"])
             [{'n': 2}]
+            >>> store.mset([("raw", b"0xff")])
+            >>> store.mget(["raw"])
+            [b'0xff']
         """
         if values := encode_pairs(key_value_pairs):
             self._backend.run(self._backend.set(values))
 
-    async def amset(self, key_value_pairs: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    async def amset(self, key_value_pairs: Sequence[tuple[str, V]]) -> None:
         """Async twin of `mset`."""
         # in a thread, because encoding much would hold up the event loop
         if values := await asyncio.to_thread(encode_pairs, list(key_value_pairs)):

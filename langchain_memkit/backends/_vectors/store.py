@@ -15,7 +15,7 @@ from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, ru
 from langchain_memkit.backends._vectors.embedding import question_vector
 from langchain_memkit.backends._vectors.forgetting import Forgetting
 from langchain_memkit.backends._vectors.rows import Row, Shown, Vector, plain_row, shown_of
-from langchain_memkit.backends._vectors.scope import Filter, Scope, check_k, diverse, pages_of, scope_of
+from langchain_memkit.backends._vectors.scope import Filter, Scope, check_k, diverse, documents_of, pages_of, scope_of
 from langchain_memkit.base import check_id
 
 
@@ -36,13 +36,15 @@ class RecordVectorStore(Forgetting, VectorStore):
             documents: Any; `user_id` in the metadata says whose one is. Without it, it belongs to nobody, and no
                 user's search finds it.
             **kwargs: `ids`, a list of str or None: before the documents' own. Without either an id is drawn.
+                `batch_size`, how many are embedded and stored at a time; None for all at once. What a later part runs
+                into does not undo an earlier one.
 
         Returns:
             The ids, in the order of `documents`.
 
         Raises:
             TypeError: An id is no string, or an argument is unknown.
-            ValueError: An id is empty or malformed, or there are not as many ids as documents.
+            ValueError: An id is empty or malformed, `batch_size` is below 1, or there are not as many ids as documents.
             ConfigurationError: The store was filled with another model, or the model gave no usable vector.
             MessageEncodeError: A value in the metadata would not come back equal. Nothing was stored.
             HistoryConflictError: An id belongs to another user or session.
@@ -66,7 +68,12 @@ class RecordVectorStore(Forgetting, VectorStore):
         """Async twin of `add_documents`."""
         return await adrive(self._add(documents, **kwargs), arun_step)
 
-    def _add(self, documents: Sequence[Document], ids: Sequence[str | None] | None = None) -> Flow[list[str]]:
+    def _add(
+        self, documents: Sequence[Document], ids: Sequence[str | None] | None = None, batch_size: int | None = None
+    ) -> Flow[list[str]]:
+        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):  # type: ignore[redundant-expr]  # callers without types
+            msg = f"batch_size must be a whole number from 1, or None for all at once; got {batch_size!r:.50}"
+            raise ValueError(msg)
         given = [document.id for document in documents] if ids is None else list(ids)
         if isinstance(ids, str) or len(given) != len(documents):
             msg = f"there are {len(documents)} documents and {len(given)} ids"
@@ -74,10 +81,14 @@ class RecordVectorStore(Forgetting, VectorStore):
         both = zip(given, documents, strict=True)
         names = [str(uuid4()) if (n := name or d.id) is None else check_id(n, "id") for name, d in both]
         rows: list[Row] = yield in_thread(lambda: [plain_row(d, n) for d, n in zip(documents, names, strict=True)])
-        vectors: list[Vector | None] = yield from self._embedder.documents([d.page_content for d in documents])
-        for user in dict.fromkeys(row.user_id for row in rows):
-            mine = [i for i, row in enumerate(rows) if row.user_id == user]
-            yield from self._store(user, [rows[i] for i in mine], [vectors[i] for i in mine])
+        size = batch_size or max(len(rows), 1)
+        for begin in range(0, len(rows), size):
+            part = rows[begin : begin + size]
+            texts = [d.page_content for d in documents[begin : begin + size]]
+            vectors: list[Vector | None] = yield from self._embedder.documents(texts)
+            for user in dict.fromkeys(row.user_id for row in part):
+                mine = [i for i, row in enumerate(part) if row.user_id == user]
+                yield from self._store(user, [part[i] for i in mine], [vectors[i] for i in mine])
         return names
 
     @classmethod
@@ -123,14 +134,28 @@ class RecordVectorStore(Forgetting, VectorStore):
 
     # -- searching
 
-    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
-        """The documents nearest to a text.
+    def similarity_search(
+        self,
+        query: str,
+        k: int = 4,
+        pre_filter: Filter | None = None,
+        *,
+        include_scores: bool = False,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return the documents nearest to a text.
 
         Args:
             query: The text.
             k: How many at most.
-            **kwargs: `filter`, a dict that the metadata must be equal to: `{"user_id": ..., "session_id": ...}` and
-                other keys. Without a `user_id` only documents of nobody are found.
+            pre_filter: Conditions on the metadata in MongoDB's query language, as langchain-mongodb takes them:
+                `{"user_id": "u1", "page": {"$gte": 2}}`. Of operators, `$eq`, `$ne`, `$gt`, `$gte`, `$lt`, `$lte`,
+                `$in`, `$nin`, `$exists`, `$not`, `$and`, `$or` and `$nor`. They are compared in this process, with
+                what was stored, and `user_id` must name one user.
+            include_scores: Puts the score into each document's metadata as `score`.
+            **kwargs: `filter`, instead of `pre_filter`: a dict that the metadata must be equal to, `{"user_id": ...,
+                "session_id": ...}` and other keys. Without a `user_id` in either only documents of nobody are found.
+                `include_embeddings=True` puts the vector, scaled to length 1, into the metadata as `embedding`.
 
         Returns:
             Nearest first. Records without a vector are not among them.
@@ -138,24 +163,45 @@ class RecordVectorStore(Forgetting, VectorStore):
         Raises:
             TypeError: A `user_id` or `session_id` is no string, or an argument is unknown.
             ValueError: An id in the filter is malformed, or `k` is below 0.
-            ConfigurationError: The store was filled with another model.
+            ConfigurationError: The store was filled with another model, or `pre_filter` holds what is not supported.
             HistoryReadError: The store cannot be reached or read.
+
+        Example:
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> from langchain_memkit import SQLiteVectorStore
+            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+            >>> ids = store.add_texts(["one", "two", "three"], [{"page": 1}, {"page": 2}, {"page": 3}])
+            >>> found = store.similarity_search("one", pre_filter={"page": {"$gte": 2}})
+            >>> sorted(document.page_content for document in found)
+            ['three', 'two']
         """
-        return [shown.document for shown, _ in drive(self._search(query, k, **kwargs), run_step)]
+        flow = self._documents(query, k, include_scores, pre_filter=pre_filter, **kwargs)
+        return [document for document, _ in drive(flow, run_step)]
 
-    async def asimilarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+    async def asimilarity_search(
+        self,
+        query: str,
+        k: int = 4,
+        pre_filter: Filter | None = None,
+        *,
+        include_scores: bool = False,
+        **kwargs: Any,
+    ) -> list[Document]:
         """Async twin of `similarity_search`."""
-        return [shown.document for shown, _ in await adrive(self._search(query, k, **kwargs), arun_step)]
+        flow = self._documents(query, k, include_scores, pre_filter=pre_filter, **kwargs)
+        return [document for document, _ in await adrive(flow, arun_step)]
 
-    def similarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> list[tuple[Document, float]]:
+    def similarity_search_with_score(
+        self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
+    ) -> list[tuple[Document, float]]:
         """As `similarity_search`, with the cosine of each, from -1 to 1."""
-        return [(shown.document, score) for shown, score in drive(self._search(query, k, **kwargs), run_step)]
+        return drive(self._documents(query, k, pre_filter=pre_filter, **kwargs), run_step)
 
     async def asimilarity_search_with_score(
-        self, query: str, k: int = 4, **kwargs: Any
+        self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """Async twin of `similarity_search_with_score`."""
-        return [(shown.document, score) for shown, score in await adrive(self._search(query, k, **kwargs), arun_step)]
+        return await adrive(self._documents(query, k, pre_filter=pre_filter, **kwargs), arun_step)
 
     def similarity_search_by_vector(
         self,
@@ -179,7 +225,13 @@ class RecordVectorStore(Forgetting, VectorStore):
         return [shown.document for shown, _ in found]
 
     def max_marginal_relevance_search(
-        self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
+        self,
+        query: str,
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        pre_filter: Filter | None = None,
+        **kwargs: Any,
     ) -> list[Document]:
         """Documents near to a text and unlike each other.
 
@@ -191,18 +243,27 @@ class RecordVectorStore(Forgetting, VectorStore):
             k: How many at most.
             fetch_k: Among how many nearest ones is chosen.
             lambda_mult: From 0, as diverse as possible, to 1, nearest first.
+            pre_filter: As in `similarity_search`.
             **kwargs: `filter`, as in `similarity_search`.
 
         Returns:
             In the order in which they were chosen.
         """
-        return diverse(drive(self._search(query, max(k, fetch_k), **kwargs), run_step), k, lambda_mult)
+        flow = self._search(query, max(k, fetch_k), pre_filter=pre_filter, **kwargs)
+        return diverse(drive(flow, run_step), k, lambda_mult)
 
     async def amax_marginal_relevance_search(
-        self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
+        self,
+        query: str,
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        pre_filter: Filter | None = None,
+        **kwargs: Any,
     ) -> list[Document]:
         """Async twin of `max_marginal_relevance_search`."""
-        return diverse(await adrive(self._search(query, max(k, fetch_k), **kwargs), arun_step), k, lambda_mult)
+        flow = self._search(query, max(k, fetch_k), pre_filter=pre_filter, **kwargs)
+        return diverse(await adrive(flow, arun_step), k, lambda_mult)
 
     def max_marginal_relevance_search_by_vector(
         self,
@@ -233,6 +294,17 @@ class RecordVectorStore(Forgetting, VectorStore):
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         """The cosine, from 0 to 1; what points away counts as 0."""
         return lambda score: min(max(score, 0.0), 1.0)
+
+    def _documents(
+        self,
+        query: str,
+        k: int,
+        include_scores: bool = False,
+        include_embeddings: bool = False,
+        **kwargs: Any,
+    ) -> Flow[list[tuple[Document, float]]]:
+        found = yield from self._search(query, k, **kwargs)
+        return documents_of(found, include_scores, include_embeddings)
 
     def _search(self, query: str, k: int, **kwargs: Any) -> Flow[list[tuple[Shown, float]]]:
         scope = scope_of(**kwargs)

@@ -99,7 +99,7 @@ class Append:
                 cause = None
             pause = next_try(self.deadline, 0.25 if cause else 0.02)
             if pause is None:
-                raise self._failed(message) from cause
+                raise self._failed(message, f" within {self.store.patience:g} s") from cause
             yield pause
 
     @property
@@ -117,13 +117,13 @@ class Append:
         """Seconds for a look at the session."""
         return min(self._remaining, self.store.settings.timeout)
 
-    def _failed(self, reason: str) -> HistoryWriteError:
+    def _failed(self, reason: str, limit: str = "") -> HistoryWriteError:
         hosts = self.store.clients.hosts
         state = "It may be stored: retry with the same turn_id" if self._begun else "Nothing was stored"
         if len(self.batch.rows) > 1:
             state = f"{len(self.batch.rows) - len(self.pending)} of {len(self.batch.rows)} parts are stored: add "
             state += "`error.messages` again to continue"
-        msg = f"cannot write to {hosts}: {reason}. {state}."
+        msg = f"cannot write to {hosts}{limit}: {reason}. {state}."
         return HistoryWriteError(msg, maybe_stored=self._begun, **self.batch.error_context)
 
     def _look_up(self) -> Flow[None]:

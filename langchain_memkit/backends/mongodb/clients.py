@@ -22,6 +22,7 @@ from langchain_memkit.errors import ConfigurationError
 
 __all__ = ["Clients", "hosts_of", "redact"]
 
+SCHEMES = ("mongodb://", "mongodb+srv://")
 GOODBYE_SECONDS = 1.0  # closing tells the server, which may be down
 
 _lock = threading.RLock()
@@ -63,6 +64,7 @@ class Clients:
         client: MongoClient[dict[str, Any]] | None,
         async_client: AsyncMongoClient[dict[str, Any]] | None,
     ) -> None:
+        _check_address(uri)
         if uri and (client is not None or async_client is not None):
             msg = "Must provide connection_string or client, not both"
             raise ConfigurationError(msg)
@@ -169,6 +171,20 @@ class Clients:
         await asyncio.to_thread(self.release)
         if not _users.get((os.getpid(), self._uri)) and (entry := _async.get(self.loop_key)):
             await entry[2].aclose()
+
+
+def _check_address(given: object) -> None:
+    """Raises unless it is a connection string, or nothing: the driver would take a file's name for a host's."""
+    if given is None or given == "" or (isinstance(given, str) and given.startswith(SCHEMES)):
+        return
+    # never the value: a mistyped address holds a password
+    what = "this text" if isinstance(given, str) else f"a {type(given).__name__}"
+    msg = (
+        f"connection_string must begin with {' or '.join(SCHEMES)}, as in mongodb://localhost:27017, which {what} does "
+        "not. For a file use SQLiteChatMessageHistory, SQLiteKeyValueStore or SQLiteVectorStore; a client of your own "
+        "goes into client= or async_client= (of a collection: collection.database.client)"
+    )
+    raise ConfigurationError(msg)
 
 
 def _is_closed(client: Any) -> bool:

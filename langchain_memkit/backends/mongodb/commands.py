@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -248,7 +249,8 @@ class Runner:
                 raise MessageTooLargeError(msg, **context) from error
             unknown = is_transient(error) and not isinstance(error, ServerSelectionTimeoutError)
             state = "It may be stored" if unknown else "Nothing was stored"
-            msg = f"cannot write to {self.clients.hosts}: {text_of(error)}. {state}."
+            limit = f" within {self.patience:g} s" if is_transient(error) else ""
+            msg = f"cannot write to {self.clients.hosts}{limit}: {text_of(error)}. {state}."
             raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
 
 
@@ -275,7 +277,12 @@ def text_of(error: PyMongoError) -> str:
         details = error.details or {}
         failures = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
         return "; ".join(f"{f.get('errmsg', 'failed')} (code {f.get('code')})" for f in failures[:3])[:500]
-    return redact(str(error))[:500]
+    # the driver goes on with its settings and everything it knows of every server
+    said = re.sub(r" \(configured timeouts: [^)]*\)|, full error: \{.*", "", redact(str(error)), flags=re.DOTALL)
+    said = " ".join(re.split(r",? (?:Timeout: -?[\d.]+s, )?Topology Description: ", said)[0].split()).rstrip(".")[:500]
+    if isinstance(error, ServerSelectionTimeoutError):
+        said += " (is the server running, and may this machine reach it? `timeout=` sets how long to wait)"
+    return said
 
 
 def codes_of(error: PyMongoError) -> set[int]:

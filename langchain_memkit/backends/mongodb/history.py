@@ -15,7 +15,7 @@ from langchain_memkit.backends.mongodb.documents import FIELDS
 from langchain_memkit.backends.mongodb.layout_langchain import LangChainRowStore
 from langchain_memkit.backends.mongodb.layout_qa import QAStore
 from langchain_memkit.backends.mongodb.store import MongoTurnStore
-from langchain_memkit.base import Now, TokenCounterLike, check_arguments, seconds_given, utc_now
+from langchain_memkit.base import Now, TokenCounterLike, check_arguments, check_id, seconds_given, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import resolve_counter
 
@@ -113,6 +113,7 @@ class MongoDBChatMessageHistory(TurnHistory):
         on_corrupt: Literal["report", "raise"] = "report",
         now: Now = utc_now,
     ) -> None:
+        check_id(session_id, "session_id")  # before the address: they are easily swapped
         _check_arguments(session_id_key, history_key, user_id_key, ttl, layout)
         self.layout = layout
         counter = resolve_counter(token_counter)

@@ -1,4 +1,4 @@
-"""`MongoDBKeyValueStore`: dicts under keys, one document for each."""
+"""`MongoDBKeyValueStore`: values under keys, one document for each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pymongo import AsyncMongoClient, MongoClient, ReplaceOne
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._key_value.data import KeyRange, Stored
-from langchain_memkit.backends._key_value.verbs import KeyValueStore
+from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Call, Place
 from langchain_memkit.backends.mongodb.repeating import RepeatingRunner, batches
@@ -21,14 +21,16 @@ from langchain_memkit.messages.codec import FORMAT_VERSION
 MAX_DOCUMENT = 16 * 2**20
 
 
-class MongoDBKeyValueStore(KeyValueStore):
-    """Dicts under text keys in MongoDB: a LangChain `BaseStore`, stored by a majority or an error is raised.
+class MongoDBKeyValueStore(KeyValueStore[V]):
+    """Values under text keys in MongoDB: a LangChain `BaseStore`, stored by a majority or an error is raised.
 
-    For what belongs to a user rather than to a conversation. Everything of a user lies under
+    For what belongs to a user rather than to a conversation. Values are dicts, bytes (as `CacheBackedEmbeddings` and
+    `create_kv_docstore` store them) or Documents (`ParentDocumentRetriever`). A type checker is told which:
+    `MongoDBKeyValueStore[bytes](...)`; without brackets it is dicts. Everything of a user lies under
     `user_prefix(user_id)` of `langchain_memkit.base`, which `purge` deletes. A document is `{_id: key, value: {...}}`,
     so no further index is needed, and `{_id: 1}` is the shard key. A `mset` writes in order and can be repeated; each
-    value is whole, but of many pairs some may be stored when it fails. Of two writers on one key the last one wins.
-    No I/O happens before the first use. Clients are shared as with `MongoDBChatMessageHistory`.
+    value is whole, but of many pairs some may be stored when it fails. Of two writers on one key the last one wins. No
+    I/O happens before the first use. Clients are shared as with `MongoDBChatMessageHistory`.
 
     Args:
         connection_string: `mongodb://...`; None if `client` or `async_client` is given. Writes wait for a majority and

@@ -54,7 +54,8 @@ class RepeatingRunner(Runner):
                 begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
                 if not again or time.monotonic() > deadline:
                     state = "Some of it may be done: calling again is safe" if begun else "Nothing was changed"
-                    msg = f"cannot write to {self.clients.hosts}: {text_of(error)}. {state}."
+                    limit = f" within {self.patience:g} s" if again else ""
+                    msg = f"cannot write to {self.clients.hosts}{limit}: {text_of(error)}. {state}."
                     raise HistoryWriteError(msg, maybe_stored=begun) from error
             yield Pause(jitter(0.25))
 

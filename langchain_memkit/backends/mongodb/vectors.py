@@ -13,11 +13,25 @@ from langchain_memkit.backends._vectors.reading import CACHE_BYTES
 from langchain_memkit.backends._vectors.rows import Shown, Vector
 from langchain_memkit.backends._vectors.scope import Scope, check_k
 from langchain_memkit.backends._vectors.store import RecordVectorStore
-from langchain_memkit.backends.mongodb.clients import Clients
+from langchain_memkit.backends.mongodb.clients import Clients, redact
 from langchain_memkit.backends.mongodb.commands import Place
 from langchain_memkit.backends.mongodb.vector_search import NEAR, WORDS, Candidates, SearchedRecords
 from langchain_memkit.base import Now, check_id, utc_now
 from langchain_memkit.errors import ConfigurationError
+
+ATLAS_ONLY = frozenset(
+    {
+        "auto_create_index",
+        "auto_index_timeout",
+        "dimensions",
+        "embedding_key",
+        "index_name",
+        "relevance_score_fn",
+        "text_key",
+        "vector_index_options",
+    }
+)
+"""Arguments of langchain-mongodb's vector store that describe an index of Atlas, or its documents."""
 
 
 class MongoDBVectorStore(RecordVectorStore):
@@ -85,6 +99,47 @@ class MongoDBVectorStore(RecordVectorStore):
         clients.hold()
         self._name = f"{clients.hosts}, {database_name}.{collection_name}"
 
+    @classmethod
+    def from_connection_string(
+        cls, connection_string: str, namespace: str, embedding: Embeddings, **kwargs: Any
+    ) -> MongoDBVectorStore:
+        """Return a store for a namespace, as langchain-mongodb's vector store has it. No I/O.
+
+        Args:
+            connection_string: As in the class.
+            namespace: `"database.collection"`: a collection of this store's own, not one that langchain-mongodb filled.
+            embedding: As in the class.
+            **kwargs: The class's further arguments.
+
+        Returns:
+            The store.
+
+        Raises:
+            ConfigurationError: `namespace` has no dot, or an argument concerns an index of Atlas.
+
+        Example:
+            ```python
+            store = MongoDBVectorStore.from_connection_string("mongodb://localhost:27017", "app.fish", embedding)
+            ```
+        """
+        if given := sorted(ATLAS_ONLY & kwargs.keys()):
+            msg = (
+                f"{', '.join(given)}: this store searches without an index that has to be named or described, and "
+                "keeps documents in a form of its own. Leave it out; where there is Atlas Search, "
+                "setup(search_index=True) builds what is needed"
+            )
+            raise ConfigurationError(msg)
+        database, dot, collection = namespace.partition(".")
+        if not dot:
+            msg = f"namespace must be 'database.collection', got {redact(namespace)!r:.80}"
+            raise ConfigurationError(msg)
+        return cls(connection_string, embedding, database, collection, **kwargs)
+
+    @property
+    def collection(self) -> Any:
+        """The collection, with the guarantees pinned, for queries of your own."""
+        return self._searched.collection(self._searched.clients.sync())
+
     def __repr__(self) -> str:
         """Names hosts and collection only."""
         return f"{type(self).__name__}({self._name})"
@@ -150,7 +205,7 @@ class MongoDBVectorStore(RecordVectorStore):
     def _nearest(self, vector: Vector, k: int, scope: Scope) -> Flow[list[tuple[Shown, float]]]:
         """By the server, if it can; by its filters only."""
         searched = self._searched
-        if scope.others or NEAR not in (yield self._step(lambda: searched.reading(searched.searches()))):
+        if scope.matches or NEAR not in (yield self._step(lambda: searched.reading(searched.searches()))):
             return (yield from super()._nearest(vector, k, scope))
         found = yield self._step(lambda: searched.near(scope.user_id, scope.session_id, vector, k))
         return [(shown, score) for shown, score in found if scope.takes(shown)]

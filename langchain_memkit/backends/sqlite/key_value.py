@@ -1,4 +1,4 @@
-"""`SQLiteKeyValueStore`: dicts under keys, in the file of the chat histories or in one of their own."""
+"""`SQLiteKeyValueStore`: values under keys, in the file of the chat histories or in one of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._key_value.data import KeyRange, Stored
-from langchain_memkit.backends._key_value.verbs import KeyValueStore
+from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
 from langchain_memkit.backends.sqlite.database import Database, shared_database
 from langchain_memkit.backends.sqlite.rows import loaded
 from langchain_memkit.backends.sqlite.transactions import Transactions
@@ -19,10 +19,12 @@ from langchain_memkit.messages.codec import FORMAT_VERSION
 IN_RANGE = "key >= :begin AND key < :end"
 
 
-class SQLiteKeyValueStore(KeyValueStore):
-    """Dicts under text keys in one SQLite file: a LangChain `BaseStore`, durable, no server.
+class SQLiteKeyValueStore(KeyValueStore[V]):
+    """Values under text keys in one SQLite file: a LangChain `BaseStore`, durable, no server.
 
-    For what belongs to a user rather than to a conversation. Everything of a user lies under
+    For what belongs to a user rather than to a conversation. Values are dicts, bytes (as `CacheBackedEmbeddings` and
+    `create_kv_docstore` store them) or Documents (`ParentDocumentRetriever`). A type checker is told which:
+    `SQLiteKeyValueStore[bytes](...)`; without brackets it is dicts. Everything of a user lies under
     `user_prefix(user_id)` of `langchain_memkit.base`, which `purge` deletes. Safe with threads and with several
     processes on one file; the file may hold chat histories as well. A `mset` is one transaction: all of it or nothing.
     Of two writers on one key the last one wins. No I/O happens before the first use.

@@ -66,6 +66,30 @@ class TestLangChainAsync(BaseStoreAsyncTests[dict[str, Any]]):
         return THREE
 
 
+class TestBytesSync(BaseStoreSyncTests[bytes]):
+    @pytest.fixture
+    def kv_store(self, server: Any, database: str) -> Any:
+        """An empty store."""
+        return MongoDBKeyValueStore(server.uri, database)
+
+    @pytest.fixture
+    def three_values(self) -> Any:
+        """Three values."""
+        return (b"\x00", b"", b"\xff" * 1000)
+
+
+class TestBytesAsync(BaseStoreAsyncTests[bytes]):
+    @pytest.fixture
+    async def kv_store(self, server: Any, database: str) -> Any:
+        """An empty store."""
+        return MongoDBKeyValueStore(server.uri, database)
+
+    @pytest.fixture
+    def three_values(self) -> Any:
+        """Three values."""
+        return (b"\x00", b"", b"\xff" * 1000)
+
+
 @pytest.fixture
 def collection(standalone: Any, database: str) -> Any:
     """The collection behind memkit's back, with the driver's defaults."""

@@ -609,6 +609,21 @@ def test_arguments(standalone: Any) -> None:
     assert "s3cr3t" not in str(raised.value)
 
 
+def test_from_connection_string(standalone: Any, database: str) -> None:
+    """A namespace names database and collection; what describes an index of Atlas is refused, without the password."""
+    with MongoDBVectorStore.from_connection_string(standalone.uri, f"{database}.rules.new", EMBEDDING) as store:
+        store.add_texts(["one"], ids=["1"])
+        assert store.collection.full_name == f"{database}.rules.new"
+        assert store.collection.count_documents({"_id": "1"}) == 1
+        with pytest.raises(ConfigurationError, match=r"which a Collection does not.*collection\.database\.client"):
+            MongoDBVectorStore(store.collection, EMBEDDING)
+    with pytest.raises(ConfigurationError, match=r"index_name, text_key: .*search_index=True"):
+        MongoDBVectorStore.from_connection_string(standalone.uri, "a.b", EMBEDDING, text_key="t", index_name="i")
+    with pytest.raises(ConfigurationError, match=r"'database\.collection', got") as raised:
+        MongoDBVectorStore.from_connection_string(standalone.uri, "mongodb://me:hunter2@host", EMBEDDING)
+    assert "hunter2" not in str(raised.value)
+
+
 def test_from_texts(standalone: Any, database: str) -> None:
     """LangChain's own ways to make a store, with our arguments."""
     known: dict[str, Any] = {"connection_string": standalone.uri, "database_name": database}

@@ -16,6 +16,10 @@ from langchain_memkit.errors import MessageEncodeError
 ids = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20)
 
 
+BROKEN = {"_memkit": "bytes", "value": "no base64!"}
+BROKEN_DOCUMENT = {"_memkit": "document", "value": {"metadata": 7}}
+
+
 class Autumn(tzinfo):
     """A zone in whose every hour the clocks go back."""
 
@@ -35,9 +39,11 @@ def test_a_moment_that_equals_nothing_is_refused() -> None:
     assert raised.value.path == "values['k']['at']"
 
 
-@pytest.mark.parametrize("value", [None, [], "x", 7, {"_memkit": "int", "value": {}}, {"_memkit": {}, "value": 1}])
+@pytest.mark.parametrize(
+    "value", [None, [], "x", 7, {"_memkit": "int", "value": {}}, {"_memkit": {}, "value": 1}, BROKEN, BROKEN_DOCUMENT]
+)
 def test_damage(value: Any) -> None:
-    """What is no dict is nothing."""
+    """What is none of the types that are stored is nothing."""
     assert decode("k", Stored(value, 1)) is None
 
 

@@ -57,6 +57,30 @@ class TestLangChainAsync(BaseStoreAsyncTests[dict[str, Any]]):
         return THREE
 
 
+class TestBytesSync(BaseStoreSyncTests[bytes]):
+    @pytest.fixture
+    def kv_store(self, tmp_path: Path) -> Any:
+        """An empty store."""
+        return SQLiteKeyValueStore(tmp_path / "chat.db")
+
+    @pytest.fixture
+    def three_values(self) -> Any:
+        """Three values."""
+        return (b"\x00", b"", b"\xff" * 1000)
+
+
+class TestBytesAsync(BaseStoreAsyncTests[bytes]):
+    @pytest.fixture
+    async def kv_store(self, tmp_path: Path) -> Any:
+        """An empty store."""
+        return SQLiteKeyValueStore(tmp_path / "chat.db")
+
+    @pytest.fixture
+    def three_values(self) -> Any:
+        """Three values."""
+        return (b"\x00", b"", b"\xff" * 1000)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A database file that does not exist yet."""
