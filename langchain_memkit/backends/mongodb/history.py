@@ -247,17 +247,14 @@ class MongoDBChatMessageHistory(TurnHistory):
             histories("s1", user_id="u1").add_user_message("hello")
             ```
         """
-        # only what was given: the constructor of a subclass may take no more
-        names = {"database_name": database_name, "collection_name": collection_name}
-        defaults = ("chat_history", "message_store")
-        given = {
-            name: value for (name, value), default in zip(names.items(), defaults, strict=True) if value != default
-        }
-        make: Any = partial(cls, connection_string, **given, **options)
-        owner = (
-            {"user_id": "-"} if options.get("layout") == "qa" else {}
-        )  # of the pattern that sessions are copied from
-        first = make("-", **owner)
+        given: dict[str, Any] = dict(options)  # and no defaults: the constructor of a subclass may not take them
+        if database_name != "chat_history":
+            given["database_name"] = database_name
+        if collection_name != "message_store":
+            given["collection_name"] = collection_name
+        make = partial(cls, connection_string, **given)
+        # the pattern that sessions are copied from; that layout wants a user
+        first = make("-", user_id="-") if options.get("layout") == "qa" else make("-")
         first._mongo.clients.hold()
         return HistoryFactory(first, None if cls.__init__ is MongoDBChatMessageHistory.__init__ else make)
 
