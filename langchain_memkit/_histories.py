@@ -11,7 +11,16 @@ from langchain_core.runnables import run_in_executor
 
 from langchain_memkit._flow import Step
 
-__all__ = ["add_messages", "clear_messages", "epoch_at", "is_native", "overrides", "read_messages", "stored_ids"]
+__all__ = [
+    "add_messages",
+    "clear_messages",
+    "epoch_at",
+    "has_native",
+    "is_native",
+    "overrides",
+    "read_messages",
+    "stored_ids",
+]
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -27,8 +36,15 @@ def is_native(history: Any) -> bool:
     It is, if it has the two, and neither a subclass nor the object itself overrides one of LangChain's methods: what
     they do would be passed over.
     """
-    if not (hasattr(history, "append_turn") and hasattr(history, "view")):
+    return has_native(history, "append_turn", "view")
+
+
+def has_native(history: Any, *methods: str) -> bool:
+    """Return whether a history has methods of ours that may be used in place of LangChain's."""
+    if not all(hasattr(history, method) for method in methods):
         return False
+    if not hasattr(history, "append_turn"):
+        return True  # a history of another package with a method or two of ours: its own class is all there is
     changed = [verb for verb in VERBS if overrides(history, verb)]
     if changed:
         _report(history, changed)
