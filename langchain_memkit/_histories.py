@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -10,12 +11,85 @@ from langchain_core.runnables import run_in_executor
 
 from langchain_memkit._flow import Step
 
-__all__ = ["add_messages", "clear_messages", "epoch_at", "is_native", "read_messages", "stored_ids"]
+__all__ = [
+    "add_messages",
+    "clear_messages",
+    "epoch_at",
+    "has_native",
+    "is_native",
+    "overrides",
+    "read_messages",
+    "stored_ids",
+]
+
+logger = logging.getLogger("langchain_memkit")
+
+VERBS = ("messages", "aget_messages", "add_message", "add_messages", "aadd_messages", "clear", "aclear")
+"""LangChain's methods of a chat history."""
+
+_reported: set[str] = set()
 
 
 def is_native(history: Any) -> bool:
-    """Return whether a history is used through our own methods, not through LangChain's verbs."""
-    return hasattr(history, "append_turn") and hasattr(history, "view")
+    """Return whether a history is used through `append_turn` and `view`, not through LangChain's methods.
+
+    It is, if it has the two, and neither a subclass nor the object itself overrides one of LangChain's methods: what
+    they do would be passed over.
+    """
+    return has_native(history, "append_turn", "view")
+
+
+def has_native(history: Any, *methods: str) -> bool:
+    """Return whether a history has methods of ours that may be used in place of LangChain's."""
+    if not all(hasattr(history, method) for method in methods):
+        return False
+    if not hasattr(history, "append_turn"):
+        return True  # a history of another package with a method or two of ours: its own class is all there is
+    changed = [verb for verb in VERBS if overrides(history, verb)]
+    if changed:
+        _report(history, changed)
+    return not changed
+
+
+def overrides(history: Any, verb: str, *, without: Sequence[str] = ()) -> bool:
+    """Return whether a method is overridden, by a subclass of the class that has `append_turn` or on the object.
+
+    Args:
+        history: Any chat history.
+        verb: The method.
+        without: Only if it is overridden somewhere where none of these is.
+    """
+    return any(verb in names and not any(other in names for other in without) for names in _overriding(history))
+
+
+def _overriding(history: Any) -> list[Mapping[str, Any]]:
+    """What the object and its classes define, the nearest first, down to where `append_turn` is defined at first."""
+    spaces = [getattr(history, "__dict__", {}), *(vars(kind) for kind in type(history).__mro__)]
+    native = [i for i, names in enumerate(spaces) if "append_turn" in names]
+    return spaces[: native[-1]] if native else spaces  # a wrapper may have it from `__getattr__`
+
+
+def _report(history: Any, changed: Sequence[str]) -> None:
+    """Says once for a class what its overrides cost, and what to use in their place."""
+    name = f"{type(history).__module__}.{type(history).__qualname__}"
+    if name in _reported:
+        return
+    _reported.add(name)
+    costs = ["every turn reads all of `messages`"]
+    if "add_message" in changed:
+        costs.append("every message is stored as a turn of its own")
+    rows = ""
+    if getattr(history, "layout", None) == "turns":
+        rows = ". Queries of its own over SessionId and History find what layout='langchain' writes"
+    logger.warning(
+        "%s overrides %s, so it is used through LangChain's methods, as it was written for: %s, and there is no "
+        "turn_id, no retry of a save, and no refusal of turns that began before a clear. To change what is stored, "
+        "use before_save=; to change what the model is shown, use preprocessor=%s",
+        name,
+        ", ".join(changed),
+        ", ".join(costs),
+        rows,
+    )
 
 
 def read_messages(history: Any) -> Step:

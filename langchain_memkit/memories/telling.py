@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeAlias
 
 from langchain_memkit._flow import Flow, Step, together
-from langchain_memkit._histories import epoch_at, stored_ids
+from langchain_memkit._histories import epoch_at, has_native, stored_ids
 from langchain_memkit.base import Memory, SavedTurn, utc_now
 from langchain_memkit.errors import HistoryReadError, MemoryReadError, MemoryWriteError
 from langchain_memkit.memories.retriever import RetrieverMemory
@@ -91,7 +91,7 @@ def take_back(memories: Collection[Memory], turn: SavedTurn, history: Any) -> Fl
     """Takes a turn back that was erased while memories were told of it, where they can: one look for its ids."""
     able = [memory for memory in memories if not memory.read_only and hasattr(memory, "aforget_messages")]
     ids = [message.id for message in turn if message.id]
-    if able and ids and hasattr(history, "astored_ids"):
+    if able and ids and has_native(history, "astored_ids"):
         stored = yield stored_ids(history, ids)
         if not stored:
             yield from on_all(able, "forget_messages", ids)

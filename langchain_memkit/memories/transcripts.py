@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit._flow import Flow, Step
-from langchain_memkit._histories import read_messages, stored_ids
+from langchain_memkit._histories import has_native, read_messages, stored_ids
 from langchain_memkit.base import GetSessionHistory
 from langchain_memkit.errors import ConfigurationError
 
@@ -66,7 +66,7 @@ def stretches_of(history: Any) -> Step:
     async def amessages() -> list[Stretch]:
         return [Stretch(await messages.asynchronous(), None)]
 
-    if hasattr(history, "iter_turns"):
+    if has_native(history, "iter_turns"):
         return Step(lambda: [stretch_of(turn) for turn in history.iter_turns()], aturns)
     return Step(lambda: [Stretch(messages.sync(), None)], amessages)
 
@@ -104,7 +104,7 @@ def erased_messages(
         return erased
     for session, ids in wanted.items():
         history = yield history_of(get_session_history, session, user_id)
-        if hasattr(history, "stored_ids"):
+        if has_native(history, "stored_ids"):
             found = yield stored_ids(history, sorted(ids))
         else:
             found = {message.id for message in (yield read_messages(history))}

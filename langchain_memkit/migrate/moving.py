@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from langchain_memkit._histories import is_native
 from langchain_memkit._progress import progress_bar
 from langchain_memkit.backends._history.factory import HistoryFactory
 from langchain_memkit.backends._history.reading import same_counter
@@ -17,7 +18,7 @@ from langchain_memkit.base import Turn, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.migrate.report import MigrationReport
 from langchain_memkit.migrate.sources import Conversation, Source, checked, opened
-from langchain_memkit.migrate.writing import copy_turns
+from langchain_memkit.migrate.writing import copy_turns, known_ids
 
 __all__ = ["amigrate", "migrate"]
 
@@ -69,7 +70,7 @@ def migrate(
         check_id(user_id, "user_id")
     report = MigrationReport(dry_run=dry_run)
     checked(target, "target")
-    way_back = isinstance(source, HistoryFactory) and _is_way_back(source._store, target._store, user_id)
+    way_back = isinstance(source, HistoryFactory) and _is_way_back(source, target, user_id)
     if not (dry_run or isinstance(source, HistoryFactory)):
         # opens it now: that switches a SQLite file to WAL, and no reader of the same file may be in the way
         target._store.run(target._store.page_back(Scope("", "-"), None, 1, Enough()))
@@ -135,14 +136,21 @@ def _reported(
 def _unknown(turns: Iterator[Turn], history: Any) -> Iterator[Turn]:
     """Turns of one message each without those that an agent has stored here itself."""
     while some := list(islice(turns, ROWS_AT_ONCE)):
-        stored = history.stored_ids([message.id for turn in some for message in turn.messages])
+        stored = known_ids(history, some)
         yield from (turn for turn in some if turn.messages[0].id not in stored)
 
 
-def _is_way_back(source: Any, target: Any, user_id: str | None) -> bool:
+def _is_way_back(begin: HistoryFactory[Any], end: HistoryFactory[Any], user_id: str | None) -> bool:
     """Whether native turns become rows in their own collection; refuses other moves within one place."""
+    source, target = begin._store, end._store
     if source.place != target.place:
         return False
+    if not (is_native(begin._first) and is_native(end._first)):
+        msg = (
+            "source and target are the same place, and a subclass that overrides methods is read and written through "
+            "them: move to another place"
+        )
+        raise ConfigurationError(msg)
     layouts = (source.layout, target.layout)
     if layouts == ("turns", "langchain"):
         return True

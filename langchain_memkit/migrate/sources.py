@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from langchain_core.messages import BaseMessage
 
+from langchain_memkit._histories import is_native
 from langchain_memkit.backends._history.factory import HistoryFactory
 from langchain_memkit.base import TokenCounter, Turn, kind_given
 from langchain_memkit.errors import ConfigurationError
@@ -47,7 +48,7 @@ class Source(Protocol):
 
 
 class HistorySource:
-    """The conversations of a factory of ours, hidden turns included."""
+    """The conversations of a factory of ours, hidden turns included; of a subclass, what its `messages` returns."""
 
     def __init__(self, factory: HistoryFactory[Any], user_id: str | None = None, *, native_only: bool = False) -> None:
         self._factory = factory
@@ -71,6 +72,12 @@ class HistorySource:
             yield Conversation(found.session_id, owner, turns, self._counter)
 
     def _turns(self, history: Any) -> Iterator[Turn]:
+        if not is_native(history):
+            place = f"{history.user_id!r} {history.session_id!r}"
+            for i, message in enumerate(history.messages):
+                name = ("history", place, message.id or f"{i} {message.type} {message.content!r}")
+                yield message_turn(message.model_copy(), name, None, "")
+            return
         after: Any | None = 0 if self._native_only else None
         while True:
             turns, after = history._store.run(history._page_forward(after, None, hidden=True))

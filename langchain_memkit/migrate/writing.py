@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from langchain_memkit._histories import is_native
 from langchain_memkit.backends._history.rows import Batch, Origin, Row
 from langchain_memkit.base import Turn
-from langchain_memkit.errors import HistoryWriteError, IdempotencyConflictError
+from langchain_memkit.errors import HistoryWriteError, IdempotencyConflictError, MessageEncodeError
 from langchain_memkit.messages.codec import encode_messages
 from langchain_memkit.messages.counting import count_tokens
 from langchain_memkit.messages.turns import same_messages
@@ -33,6 +34,8 @@ def copy_turns(turns: Iterable[Turn], target: Any, report: MigrationReport, *, c
     Raises:
         HistoryWriteError: The store failed: running again goes on.
     """
+    if not is_native(target):
+        return _add_turns(turns, target, report)
     arrived: list[str] = []
     for batch in _batches(whole_turns(turns)):
         packed = [(turn, row) for turn in batch if (row := _packed(turn, target, report, counted))]
@@ -43,6 +46,35 @@ def copy_turns(turns: Iterable[Turn], target: Any, report: MigrationReport, *, c
             if row.op in kept:
                 report.turns += 1
                 report.messages += len(turn.messages)
+    return arrived
+
+
+def known_ids(history: Any, turns: Iterable[Turn]) -> set[str]:
+    """Which messages of these turns a history has."""
+    if not is_native(history):
+        return {message.id for message in history.messages if message.id}
+    known: set[str] = history.stored_ids([message.id for turn in turns for message in turn.messages])
+    return known
+
+
+def _add_turns(turns: Iterable[Turn], target: Any, report: MigrationReport) -> list[str]:
+    """Copies turns through a subclass's own methods; what it has already is known by the messages' ids."""
+    arrived: list[str] = []
+    known = known_ids(target, ())
+    for turn in whole_turns(turns):
+        where = f"session {target.session_id!r}, turn {turn.op}"
+        if turn.is_deleted:
+            report.skipped.append(f"{where}: hidden by delete_turn, and {type(target).__name__} stores no such turns")
+            continue
+        try:
+            if not report.dry_run and (new := [m for m in turn.messages if not m.id or m.id not in known]):
+                target.add_messages(new)
+        except MessageEncodeError as error:
+            report.skipped.append(f"{where}: {error}")
+            continue
+        arrived.append(turn.op)
+        report.turns += 1
+        report.messages += len(turn.messages)
     return arrived
 
 

@@ -13,6 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._flow import Flow, Step, in_thread, model_call
+from langchain_memkit._histories import has_native
 from langchain_memkit.base import Now, Position, TokenCounter
 from langchain_memkit.errors import StaleTurnError
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens
@@ -182,7 +183,7 @@ class Summarizer:
     def _check_again(self, talk: Conversation, epoch: int, config: RunnableConfig) -> Flow[None]:
         """A session that was cleared while its summary was written leaves nothing behind."""
         history: Any = (config.get("configurable") or {}).get("message_history")
-        if not hasattr(history, "view"):
+        if not has_native(history, "view"):
             return
         view = yield Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
         if view.epoch != epoch:

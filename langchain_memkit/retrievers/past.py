@@ -12,7 +12,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 
 from langchain_memkit._flow import Step
-from langchain_memkit._histories import read_messages
+from langchain_memkit._histories import has_native, read_messages
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.authors import is_user_message
@@ -124,6 +124,6 @@ def read_past(history: Any, question: str) -> Step:
     """Reads the bound conversation: a memory, or a chat history, of ours no more than is needed."""
     if isinstance(history, Memory):
         return Step(partial(history.load, question), partial(history.aload, question))
-    if hasattr(history, "tail") and hasattr(history, "atail"):
+    if has_native(history, "tail", "atail"):
         return Step(partial(history.tail, max_messages=READ), partial(history.atail, max_messages=READ))
     return read_messages(history)

@@ -10,6 +10,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._histories import has_native
 from langchain_memkit.base import Window
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.authors import is_user_message
@@ -57,7 +58,7 @@ class LastQuestions(Runnable[Any, list[BaseMessage]]):
         asked = [m for m in messages if is_user_message(m)]
         history: Any = config.get("configurable", {}).get("message_history")
         complete = len(asked) >= self._n or len(messages) < 2 * self._n
-        if complete or not hasattr(history, "last_questions"):
+        if complete or not has_native(history, "last_questions"):
             return list(asked[-self._n :])
         newest = yield Step(lambda: history.last_questions(self._n), lambda: history.alast_questions(self._n))
         return [HumanMessage(text) for text in reversed(newest)]

@@ -123,7 +123,8 @@ def test_langchainjs_11672_operators_as_session_id(place: Place, histories: Any,
                 MongoDBChatMessageHistory(place.with_options("appName=r20").uri, json.loads(body), place.database)
     assert names == []
     there = MongoDBChatMessageHistory(place.uri, "victim-thread", place.database)
-    there.session_id = json.loads(BODIES[2])  # set behind the constructor's back
+    with pytest.raises(AttributeError, match="session_id of a MongoDBChatMessageHistory cannot be changed"):
+        there.session_id = json.loads(BODIES[2])  # behind the constructor's back
     there.add_messages([HumanMessage("of victim-thread still")])
     assert texts(histories("victim-thread"))[-1] == "of victim-thread still"
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from langchain_memkit._flow import Closing
-from langchain_memkit.backends._history.rows import TurnStore
+from langchain_memkit._histories import overrides
 from langchain_memkit.backends._history.verbs import TurnHistory
 from langchain_memkit.base import SessionInfo, check_id
+from langchain_memkit.errors import ConfigurationError
 
 H = TypeVar("H", bound="TurnHistory")
+
+FUNCTION = "Give a function in place of the factory: lambda session_id, user_id=None: YourHistory(...)"
 
 
 class HistoryFactory(Closing, Generic[H]):
@@ -27,9 +31,13 @@ class HistoryFactory(Closing, Generic[H]):
         ['s1']
     """
 
-    def __init__(self, store: TurnStore, make: Callable[[str, str | None], H]) -> None:
-        self._store = store
-        self._make = make
+    def __init__(self, first: H, make: Callable[..., H] | None = None) -> None:
+        if first.session_id != "-":
+            msg = f"the constructor of {type(first).__name__} takes other arguments than factory() gives it. {FUNCTION}"
+            raise ConfigurationError(msg)
+        self._first = first
+        self._make = make  # a subclass's constructor, whose work may depend on the ids; None to copy `first`
+        self._store = first._store
 
     def __repr__(self) -> str:
         """Names the file, or hosts and collection; no credentials."""
@@ -45,8 +53,22 @@ class HistoryFactory(Closing, Generic[H]):
         Raises:
             TypeError: An id is no string.
             ValueError: An id is empty or malformed.
+            ConfigurationError: The constructor of your subclass does not take these ids.
         """
-        return self._make(session_id, user_id)
+        if self._make is None:
+            return self._first._for_session(session_id, user_id)
+        name, owner = type(self._first).__name__, {} if user_id is None else {"user_id": user_id}
+        parameters = inspect.signature(self._make).parameters
+        if owner and not ("user_id" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())):
+            msg = f"the constructor of {name} takes no user_id, so users would share conversations. {FUNCTION}"
+            raise ConfigurationError(msg)
+        history = self._make(session_id, **owner)
+        if (history.session_id, history.user_id) != (session_id, user_id):
+            msg = f"the constructor of {name} made a history of another session or user. {FUNCTION}"
+            raise ConfigurationError(msg)
+        if getattr(self._store, "in_memory", False):  # each constructor call opens a database of its own
+            history._store = self._store
+        return history
 
     def setup(self) -> None:
         """Creates tables or indexes now, whatever the size of the collection. Safe to repeat."""
@@ -71,6 +93,9 @@ class HistoryFactory(Closing, Generic[H]):
     def purge(self, user_id: str) -> dict[str, int]:
         """Deletes everything of a user for good, and refuses turns that are still under way.
 
+        A subclass's `clear` is called for each session that the store lists; what it keeps elsewhere beside those is
+        its own to delete.
+
         Args:
             user_id: Whose; required.
 
@@ -80,11 +105,22 @@ class HistoryFactory(Closing, Generic[H]):
         Raises:
             HistoryWriteError: The store failed; calling again finishes the work.
         """
-        return self._store.run(self._store.purge(check_id(user_id, "user_id")))
+        sessions = self.list_sessions(check_id(user_id, "user_id")) if self._clears_more else []
+        for session in sessions:
+            self(session.session_id, user_id).clear()
+        return _with(sessions, self._store.run(self._store.purge(user_id)))
 
     async def apurge(self, user_id: str) -> dict[str, int]:
         """Async twin of `purge`."""
-        return await self._store.arun(self._store.purge(check_id(user_id, "user_id")))
+        sessions = await self.alist_sessions(check_id(user_id, "user_id")) if self._clears_more else []
+        for session in sessions:
+            await self(session.session_id, user_id).aclear()
+        return _with(sessions, await self._store.arun(self._store.purge(user_id)))
+
+    @property
+    def _clears_more(self) -> bool:
+        """Whether a subclass has a `clear` of its own."""
+        return overrides(self._first, "clear") or overrides(self._first, "aclear")
 
     def close(self) -> None:
         """Closes the connections that this factory opened; a client you passed in stays open."""
@@ -93,6 +129,12 @@ class HistoryFactory(Closing, Generic[H]):
     async def aclose(self) -> None:
         """Async twin of `close`."""
         await self._store.aclose()
+
+
+def _with(sessions: list[SessionInfo], counts: dict[str, int]) -> dict[str, int]:
+    """What was deleted, with what a subclass's `clear` had deleted before."""
+    cleared = {"sessions": len(sessions), "turns": sum(session.turns for session in sessions)}
+    return {name: max(count, cleared.get(name, 0)) for name, count in counts.items()}
 
 
 def _owner(user_id: str | None) -> str:

@@ -28,7 +28,6 @@ MAX_SEQ = 2**63 - 1
 class ReadingFlows:
     """The flows of `TurnHistory` that read; what it knows of its session is declared here."""
 
-    session_id: str
     token_counter: TokenCounter | None
     _store: TurnStore
     _scope: Scope
@@ -139,11 +138,11 @@ class ReadingFlows:
     def _report(self, turns: Iterable[Turn]) -> list[str]:
         problems = [problem for turn in turns for problem in turn.problems]
         if problems and self._on_corrupt == "raise":
-            msg = f"{len(problems)} unreadable in session {self.session_id!r}: {problems[0]}"
+            msg = f"{len(problems)} unreadable in session {self._scope.session_id!r}: {problems[0]}"
             raise MessageDecodeError(msg)
         if problems:
             shown = "; ".join(problems[:3])
-            logger.warning("%d unreadable in session %r, left out: %s", len(problems), self.session_id, shown)
+            logger.warning("%d unreadable in session %r, left out: %s", len(problems), self._scope.session_id, shown)
         return problems
 
 

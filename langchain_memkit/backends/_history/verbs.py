@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from langchain_core.messages import BaseMessage
+from langchain_core.runnables import run_in_executor
 
 from langchain_memkit._compat import BaseChatMessageHistory
+from langchain_memkit._histories import overrides
 from langchain_memkit.backends._history.reading import ReadingFlows, check_limit, check_texts
 from langchain_memkit.backends._history.rows import Origin, Scope, TurnStore, prepare
 from langchain_memkit.base import HistoryView, TokenCounter, Turn, Window, check_id
@@ -19,10 +22,19 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import approximate_tokens
 
 INLINE = 50  # messages that an event loop encodes itself
+MAX_NESTED = 8  # calls of `add_messages` inside one another: an `add_message` that prunes needs two
+
+_nested: ContextVar[int] = ContextVar("nested add_messages", default=0)
 
 
 class TurnHistory(ReadingFlows, BaseChatMessageHistory):
     """Verbs shared by `SQLiteChatMessageHistory` and `MongoDBChatMessageHistory`; see there."""
+
+    _fixed: ClassVar[Mapping[str, str]] = {
+        "session_id": "make a history of that session, with the constructor or the factory: histories('session')",
+        "user_id": "make a history of that user, with the constructor or the factory: histories('session', 'user')",
+    }
+    """What cannot be set, and what to do instead."""
 
     def __init__(
         self,
@@ -44,15 +56,33 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         self._store = store
 
     def _bind(self, session_id: str, user_id: str | None) -> None:
-        self.session_id = check_id(session_id, "session_id")
-        self.user_id = None if user_id is None else check_id(user_id, "user_id")
-        self._scope = Scope(self.user_id or "", self.session_id)
+        owner = "" if user_id is None else check_id(user_id, "user_id")
+        self._scope = Scope(owner, check_id(session_id, "session_id"))
 
     def _for_session(self, session_id: str, user_id: str | None) -> Self:
         """The same history for another session: what a factory hands out."""
         other = copy.copy(self)
         other._bind(session_id, user_id)
         return other
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses what would be shown and not used: a history is bound to its session."""
+        way_out = self._fixed.get(name)
+        if way_out is None:
+            super().__setattr__(name, value)
+        elif "_store" in vars(self) and value != getattr(self, name):  # before, our constructor is still to come
+            msg = f"{name} of a {type(self).__name__} cannot be changed: {way_out}"
+            raise AttributeError(msg)
+
+    @property
+    def session_id(self) -> str:
+        """The conversation."""
+        return self._scope.session_id
+
+    @property
+    def user_id(self) -> str | None:
+        """Whose it is; None for nobody's."""
+        return self._scope.user_id or None
 
     @property
     def ttl(self) -> float | None:
@@ -71,7 +101,9 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         return self.view(max_messages=self.history_size).messages
 
     async def aget_messages(self) -> list[BaseMessage]:
-        """Async twin of `messages`."""
+        """Async twin of `messages`, which it calls in a thread where a subclass overrides that alone."""
+        if overrides(self, "messages", without=["aget_messages"]):
+            return await run_in_executor(None, lambda: self.messages)
         return (await self.aview(max_messages=self.history_size)).messages
 
     def tail(self, *, max_messages: int | None = None, max_tokens: int | None = None) -> list[BaseMessage]:
@@ -208,13 +240,43 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
 
     # -- writing
 
+    def add_message(self, message: BaseMessage) -> None:
+        """Append one message, as a turn of its own; through `add_messages` where a subclass overrides that alone."""
+        if overrides(self, "add_messages") and not overrides(self, "add_message"):
+            self.add_messages([message])
+        else:
+            self.append_turn([message])
+
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Appends a batch as one atomic turn; `append_turn` without its options."""
-        self.append_turn(messages)
+        """Append a batch as one atomic turn: `append_turn` without its options.
+
+        Where a subclass overrides `add_message` alone, each message goes through that, as in LangChain's class.
+
+        Raises:
+            ConfigurationError: A subclass's `add_message` calls `add_messages`, which calls it.
+        """
+        if not overrides(self, "add_message", without=["add_messages"]):
+            self.append_turn(messages)
+            return
+        if _nested.get() >= MAX_NESTED:
+            msg = (
+                f"{type(self).__name__}.add_message calls add_messages, which calls add_message: call "
+                "super().add_message(message) there, or override add_messages instead"
+            )
+            raise ConfigurationError(msg)
+        token = _nested.set(_nested.get() + 1)
+        try:
+            for message in messages:
+                self.add_message(message)
+        finally:
+            _nested.reset(token)
 
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `add_messages`."""
-        await self.aappend_turn(messages)
+        """Async twin of `add_messages`, which it calls in a thread where a subclass overrides sync methods alone."""
+        if any(overrides(self, verb, without=["aadd_messages"]) for verb in ("add_message", "add_messages")):
+            await run_in_executor(None, self.add_messages, messages)
+        else:
+            await self.aappend_turn(messages)
 
     def append_turn(
         self,
@@ -317,5 +379,8 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         self._store.run(self._store.clear(self._scope))
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Async twin of `clear`, which it calls in a thread where a subclass overrides that alone."""
+        if overrides(self, "clear", without=["aclear"]):
+            await run_in_executor(None, self.clear)
+            return
         await self._store.arun(self._store.clear(self._scope))

@@ -75,6 +75,17 @@ class Clients:
         self._client = client
         self._async_client = async_client
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs: the connection string."""
+        if not self._uri:
+            msg = "a client of yours cannot be pickled: give a connection_string instead of client= or async_client="
+            raise TypeError(msg)
+        return vars(self)
+
+    def __deepcopy__(self, memo: object) -> Clients:
+        """Return itself: clients are shared."""
+        return self
+
     def __repr__(self) -> str:
         """Names hosts only."""
         return f"Clients({self.hosts})"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict, Unpack
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 
 from pymongo import AsyncMongoClient, MongoClient
+from pymongo.collection import Collection
 
 from langchain_memkit.backends._history.factory import HistoryFactory
 from langchain_memkit.backends._history.verbs import TurnHistory
@@ -89,6 +92,13 @@ class MongoDBChatMessageHistory(TurnHistory):
         ```
     """
 
+    _fixed: ClassVar[Mapping[str, str]] = {
+        **TurnHistory._fixed,
+        **dict.fromkeys(("client", "db"), "give client= or database_name= to the constructor, or set `collection`"),
+        **dict.fromkeys(("database_name", "collection_name"), "give it to the constructor, or set `collection`"),
+        **dict.fromkeys(("session_id_key", "history_key"), "give it to the constructor"),
+    }
+
     def __init__(
         self,
         connection_string: str | None,
@@ -129,13 +139,9 @@ class MongoDBChatMessageHistory(TurnHistory):
             token_counter=counter,
             now=now,
         )
-        self._mongo: MongoTurnStore = STORES[layout](Clients(connection_string, client, async_client), settings)
-        self.database_name = database_name
-        self.collection_name = collection_name
-        self.session_id_key = session_id_key
-        self.history_key = history_key
+        store: MongoTurnStore = STORES[layout](Clients(connection_string, client, async_client), settings)
         super().__init__(
-            self._mongo,
+            store,
             session_id,
             user_id,
             history_size=history_size,
@@ -153,14 +159,60 @@ class MongoDBChatMessageHistory(TurnHistory):
             raise ConfigurationError(msg)
 
     @property
+    def _mongo(self) -> MongoTurnStore:
+        store: MongoTurnStore = self._store  # type: ignore[assignment]  # made in the constructor
+        return store
+
+    @property
     def client(self) -> MongoClient[dict[str, Any]]:
         """The sync client in use, shared by the process unless you gave one."""
         return self._mongo.clients.sync()
 
     @property
+    def db(self) -> Any:
+        """The database, for queries of your own."""
+        return self.client[self.database_name]
+
+    @property
     def collection(self) -> Any:
-        """The collection, with the guarantees pinned, for queries of your own."""
+        """The collection, with the guarantees pinned, for queries of your own.
+
+        Set another one (of pymongo's sync client), and this history reads and writes there.
+        """
         return self._mongo.collection(self.client)
+
+    @collection.setter
+    def collection(self, collection: Any) -> None:
+        if "_store" not in vars(self):
+            return  # our constructor is still to come
+        if not isinstance(collection, Collection):
+            msg = f"collection must be a collection of pymongo's MongoClient, not {type(collection).__name__}"
+            raise TypeError(msg)
+        names = (collection.database.name, collection.name)
+        if collection.database.client is self.client and names == self._mongo.settings.names:
+            return
+        clients = Clients(None, collection.database.client, None)
+        self._store = STORES[self.layout](clients, replace(self._mongo.settings, names=names))
+
+    @property
+    def database_name(self) -> str:
+        """The name of the database."""
+        return self._mongo.settings.names[0]
+
+    @property
+    def collection_name(self) -> str:
+        """The name of the collection."""
+        return self._mongo.settings.names[1]
+
+    @property
+    def session_id_key(self) -> str:
+        """The field in which langchain-mongodb's rows keep the session id."""
+        return self._mongo.settings.legacy_keys[0]
+
+    @property
+    def history_key(self) -> str:
+        """The field in which langchain-mongodb's rows keep the message."""
+        return self._mongo.settings.legacy_keys[1]
 
     def close(self) -> None:
         """Does nothing: the client is shared by every history of the process and closes at exit, or with its factory.
@@ -175,17 +227,20 @@ class MongoDBChatMessageHistory(TurnHistory):
         database_name: str = "chat_history",
         collection_name: str = "message_store",
         **options: Unpack[MongoDBOptions],
-    ) -> HistoryFactory[MongoDBChatMessageHistory]:
+    ) -> HistoryFactory[Self]:
         """A `get_session_history(session_id, user_id=None)` for one collection. No I/O.
 
         Args:
             connection_string: As in the class.
             database_name: As in the class.
             collection_name: As in the class.
-            **options: The class's further arguments, by the same names.
+            **options: The class's further arguments, by the same names, and those of your subclass.
 
         Returns:
-            A callable that makes histories, with `list_sessions`, `purge`, `setup` and `close`.
+            A callable that makes histories of this class, with `list_sessions`, `purge`, `setup` and `close`.
+
+        Raises:
+            ConfigurationError: The constructor of your subclass takes other arguments.
 
         Example:
             ```python
@@ -194,10 +249,16 @@ class MongoDBChatMessageHistory(TurnHistory):
             ```
         """
         check_arguments(options, cls)
-        owner = "-" if options.get("layout") == "qa" else None  # of the pattern that sessions are copied from
-        first = cls(connection_string, "-", database_name, collection_name, user_id=owner, **options)
+        given: dict[str, Any] = dict(options)  # and no defaults: the constructor of a subclass may not take them
+        if database_name != "chat_history":
+            given["database_name"] = database_name
+        if collection_name != "message_store":
+            given["collection_name"] = collection_name
+        make = partial(cls, connection_string, **given)
+        # the pattern that sessions are copied from; that layout wants a user
+        first = make("-", user_id="-") if options.get("layout") == "qa" else make("-")
         first._mongo.clients.hold()
-        return HistoryFactory(first._mongo, first._for_session)
+        return HistoryFactory(first, None if cls.__init__ is MongoDBChatMessageHistory.__init__ else make)
 
 
 def _check_arguments(

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from langchain_memkit.backends.sqlite.forks import databases, operation
 from langchain_memkit.base import file_given, seconds_given
@@ -79,6 +80,17 @@ class Database:
         self._forget()
         if not self.in_memory:
             databases.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Names the file, which another process opens itself."""
+        if self.in_memory:
+            msg = "what lies in ':memory:' cannot be pickled: give a file name as path"
+            raise TypeError(msg)
+        return shared_database, (self.path, self.timeout)
+
+    def __deepcopy__(self, memo: object) -> Database:
+        """Return itself: a copy of a history is another way to the same conversation."""
+        return self
 
     def _forget(self) -> None:
         self._idle: list[sqlite3.Connection] = []

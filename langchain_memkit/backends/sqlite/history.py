@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from functools import partial
+from typing import Literal, Self, TypedDict, Unpack
 
 from langchain_memkit.backends._history.factory import HistoryFactory
 from langchain_memkit.backends._history.verbs import TurnHistory
@@ -11,6 +12,17 @@ from langchain_memkit.backends.sqlite.database import shared_database
 from langchain_memkit.backends.sqlite.store import SQLiteTurnStore
 from langchain_memkit.base import Now, TokenCounterLike, utc_now
 from langchain_memkit.messages.counting import resolve_counter
+
+
+class SQLiteOptions(TypedDict, total=False):
+    """The keyword arguments of `SQLiteChatMessageHistory`, which documents them; `factory` takes the same."""
+
+    history_size: int | None
+    ttl: float | None
+    token_counter: TokenCounterLike
+    on_corrupt: Literal["report", "raise"]
+    timeout: float
+    now: Now
 
 
 class SQLiteChatMessageHistory(TurnHistory):
@@ -72,27 +84,19 @@ class SQLiteChatMessageHistory(TurnHistory):
     def factory(
         cls,
         path: str | os.PathLike[str],
-        *,
-        history_size: int | None = None,
-        ttl: float | None = None,
-        token_counter: TokenCounterLike = None,
-        on_corrupt: Literal["report", "raise"] = "report",
-        timeout: float = 30.0,
-        now: Now = utc_now,
-    ) -> HistoryFactory[SQLiteChatMessageHistory]:
+        **options: Unpack[SQLiteOptions],
+    ) -> HistoryFactory[Self]:
         """A `get_session_history(session_id, user_id=None)` for this file.
 
         Args:
             path: As in the class.
-            history_size: As in the class.
-            ttl: As in the class.
-            token_counter: As in the class.
-            on_corrupt: As in the class.
-            timeout: As in the class.
-            now: As in the class.
+            **options: The class's further arguments, by the same names, and those of your subclass.
 
         Returns:
-            A callable that makes histories, with `list_sessions`, `purge`, `setup` and `close`.
+            A callable that makes histories of this class, with `list_sessions`, `purge`, `setup` and `close`.
+
+        Raises:
+            ConfigurationError: The constructor of your subclass takes other arguments.
 
         Example:
             >>> histories = SQLiteChatMessageHistory.factory(":memory:")
@@ -100,14 +104,5 @@ class SQLiteChatMessageHistory(TurnHistory):
             >>> len(histories("s1", user_id="u1").messages), len(histories("s1", user_id="u2").messages)
             (1, 0)
         """
-        first = cls(
-            path,
-            "-",
-            history_size=history_size,
-            ttl=ttl,
-            token_counter=token_counter,
-            on_corrupt=on_corrupt,
-            timeout=timeout,
-            now=now,
-        )
-        return HistoryFactory(first._store, first._for_session)
+        make = partial(cls, path, **options)
+        return HistoryFactory(make("-"), None if cls.__init__ is SQLiteChatMessageHistory.__init__ else make)

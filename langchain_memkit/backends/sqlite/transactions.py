@@ -36,6 +36,11 @@ class Transactions:
             return self._database
         return self._database.identity() or os.path.realpath(self._database.path)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether there is no file."""
+        return self._database.in_memory
+
     def run(self, flow: Flow[T]) -> T:
         """Runs a flow, each step on a borrowed connection."""
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from langchain_core.documents import Document
 
 from langchain_memkit._flow import Flow, Step, in_thread
+from langchain_memkit._histories import has_native
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import GetSessionHistory
 from langchain_memkit.memories.transcripts import UNDATED, Stretch, history_of, stretch_of, stretches_of
@@ -147,7 +148,7 @@ class Transcripts:
     def _read(self, user_id: str, session_id: str, base: _Session, mark: Mark | None) -> Flow[_Session]:
         """The session as it is now; of a history of ours only from the last cut on, if all before is as it was."""
         history = yield history_of(self._histories, session_id, user_id)
-        if not hasattr(history, "iter_turns"):
+        if not has_native(history, "iter_turns"):
             stretches = yield stretches_of(history)
             work = lambda: _Session(mark, open=self._known(base.open, user_id, session_id, stretches, 0))  # noqa: E731  # both styles
         else:
