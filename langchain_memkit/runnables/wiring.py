@@ -34,12 +34,12 @@ PAST_NOT_SHOWN = "memkit_past_not_shown"
 """The event that a turn's past reached none of its model calls, or reached them as a Python repr."""
 
 NO_PLACE = (
-    "it has no place for the past. Add MessagesPlaceholder('chat_history') before the message of the user, and give "
+    "Use a ChatPromptTemplate with MessagesPlaceholder('chat_history') before the message of the user, and give "
     "input_messages_key= (the variable of the new input) and history_messages_key='chat_history'"
 )
 AS_TEXT = (
-    "as text it would be the Python repr of messages. Use MessagesPlaceholder({0!r}) in a ChatPromptTemplate, or make "
-    "it text before the prompt: RunnablePassthrough.assign({0}=lambda x: get_buffer_string(x[{0!r}])) | prompt"
+    "Use MessagesPlaceholder({0!r}) in a ChatPromptTemplate, or make it text before the prompt: "
+    "RunnablePassthrough.assign({0}=lambda x: get_buffer_string(x[{0!r}])) | prompt"
 )
 
 
@@ -71,7 +71,7 @@ class Wiring:
         Raises:
             ValueError: The caller fills the place of the past.
         """
-        if self.plain and (not isinstance(value, dict) or ("role" in value and self.input_key not in value)):
+        if self.plain and not isinstance(value, dict):
             return {self.input_key: list(given)}
         if self.inferred and isinstance(value, dict) and value.get(str(self.history_key)):
             msg = (
@@ -148,31 +148,31 @@ def find_wiring(runnable: Any, input_key: str | None, history_key: str | None) -
     known = {variable.name for variable in variables} | added
     if history_key is not None:
         if history_key in texts:
-            msg = f"{takes}; with history_messages_key={history_key!r} the past would go to {history_key!r}, and "
+            msg = f"{takes}: {history_key!r} would be shown as the Python repr of messages. "
             raise ConfigurationError(msg + AS_TEXT.format(history_key))
         if history_key not in known and not added:
-            way = _choice("history_messages_key", [v.name for v in free if v.messages]) or NO_PLACE
-            msg = f"{takes}, and no {history_key!r}, so the model would never see the past: {way}"
-            raise ConfigurationError(msg)
+            way = _give(history_messages_key=[v.name for v in free if v.messages]) or NO_PLACE
+            raise ConfigurationError(f"{takes}, and no {history_key!r}: the model would never see the past. {way}")
         return Wiring(input_key, history_key, texts=texts)
     if input_key is not None:
         if input_key in texts:
             past = _before(free, [v for v in variables if v.name == input_key])
             if len(past) == 1:
                 return Wiring(input_key, past[0], inferred=True, texts=texts)
-            way = _choice("history_messages_key", past) or NO_PLACE
-            msg = f"{takes}; with input_messages_key={input_key!r} alone, {input_key!r} would be the Python repr of "
-            raise ConfigurationError(f"{msg}past and input: {way}")
+            msg = (
+                f"{takes}: with input_messages_key={input_key!r} alone, {input_key!r} would be shown as the Python repr"
+            )
+            way = _give(history_messages_key=past) or NO_PLACE
+            raise ConfigurationError(f"{msg} of messages, the past and the new input. {way}")
         if input_key not in known and not added:
-            msg = f"{takes}, and no {input_key!r}, so the model would see neither the past nor the new input: "
-            raise ConfigurationError(f"{msg}give another input_messages_key, or history_messages_key as well")
+            way = "Give another input_messages_key, or history_messages_key as well"
+            raise ConfigurationError(f"{takes}, and no {input_key!r}: the model would never see the past. {way}")
         return asked
-    return _inferred(prompt, variables, free, texts, takes, assigned=bool(added))
+    return _inferred(prompt, free, texts, takes, assigned=bool(added))
 
 
 def _inferred(
     prompt: BasePromptTemplate[Any],
-    variables: Sequence[_Variable],
     free: Sequence[_Variable],
     texts: frozenset[str],
     takes: str,
@@ -192,17 +192,17 @@ def _inferred(
     past = _before(free, questions)
     if len(names) == 1 and len(past) == 1:
         name = questions[0].name
-        return Wiring(name, past[0], plain=rest == names, inferred=True, texts=texts)
+        return Wiring(name, past[0], plain=rest == names, inferred=True, texts=texts | names)
     if alone is not None and alone not in texts and alone in rest:  # a template that may well show messages
         return Wiring()
-    if not any(v.messages for v in variables) and not assigned:
-        raise ConfigurationError(f"{takes}: {NO_PLACE}")
-    ways = [_choice("input_messages_key", sorted(names or rest)), _choice("history_messages_key", past or places)]
-    way = " and ".join(filter(None, ways)) or "give input_messages_key and history_messages_key"
-    msg = f"{takes}, and which of it is the new input, which the past, has to be said: {way}"
-    if places:
-        msg += "; where one place for messages takes both, give it as input_messages_key alone"
-    raise ConfigurationError(msg)
+    if not (past or assigned) and (questions or not places):
+        raise ConfigurationError(f"{takes}, and has no place for the past. {NO_PLACE}")
+    if len(places) == 1 and not questions:
+        key = places[0]
+        way = f"Give input_messages_key={key!r} if it takes the past and the new input, or history_messages_key={key!r}"
+        raise ConfigurationError(f"{takes}. {way} and an input_messages_key if it takes the past alone")
+    choice = _give(input_messages_key=sorted(names) or places, history_messages_key=past or places)
+    raise ConfigurationError(f"{takes}. {choice or 'Give input_messages_key= and history_messages_key='}")
 
 
 def wiring_advice(runnable: Any, input_key: str | None, history_key: str | None) -> str | None:
@@ -215,7 +215,7 @@ def wiring_advice(runnable: Any, input_key: str | None, history_key: str | None)
         return None
     keys = {"input_messages_key": found.input_key, "history_messages_key": found.history_key}
     told = " and ".join(f"{name}={key!r}" for name, key in keys.items() if key is not None)
-    return f"the chain begins with a prompt that is not given the past as messages: give {told}"
+    return f"the prompt that the chain begins with is not given the past as messages. Give {told}"
 
 
 def _first_prompt(runnable: Any) -> tuple[BasePromptTemplate[Any], frozenset[str]] | None:
@@ -291,8 +291,10 @@ def _told(variables: Sequence[_Variable]) -> str:
     return " and ".join(told) or "no variables"
 
 
-def _choice(argument: str, names: Sequence[str]) -> str | None:
-    return f"give {argument}={_listed(names, 'or')}" if names else None
+def _give(**choices: Sequence[str]) -> str | None:
+    """The advice to give one of these names for each argument; None if there is none."""
+    told = [f"{argument}={_listed(names, 'or')}" for argument, names in choices.items() if names]
+    return f"Give {' and '.join(told)}" if told else None
 
 
 def _listed(names: Sequence[str], last: str) -> str:
