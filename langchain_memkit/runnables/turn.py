@@ -308,7 +308,7 @@ class HistoryTurn(Runnable[Any, Any]):
         return replace(opened, begun=begun, watch=watch)
 
     def _finished(self, turn: OpenTurn, output: Any) -> Flow[None]:
-        """Stores the turn, and says it if no model was given any of its past."""
+        """Store the turn, and say it if no model was given any of its past."""
         yield from self._policy.save(turn, output)
         verdict = None if turn.watch is None else turn.watch.verdict()
         if verdict is None or not self._watching:

@@ -41,6 +41,7 @@ AS_TEXT = (
     "Use MessagesPlaceholder({0!r}) in a ChatPromptTemplate, or make it text before the prompt: "
     "RunnablePassthrough.assign({0}=lambda x: get_buffer_string(x[{0!r}])) | prompt"
 )
+WITHOUT_INPUT = "the model would be given the past, but not the new input. Give input_messages_key={0!r} alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Wiring:
     texts: frozenset[str] = frozenset()
 
     def as_dict(self, value: Any, given: Sequence[BaseMessage]) -> Any:
-        """Returns the input as the dict that the prompt takes.
+        """Return the input as the dict that the prompt takes.
 
         Args:
             value: The input of the chain.
@@ -83,7 +84,7 @@ class Wiring:
         return value
 
     def with_texts(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Returns the input of the prompt with text, not messages, where the prompt shows text.
+        """Return the input of the prompt with text, not messages, where the prompt shows text.
 
         Raises:
             ValueError: A message there holds more than text, or there are several.
@@ -124,7 +125,7 @@ class _Variable(NamedTuple):
 
 
 def find_wiring(runnable: Any, input_key: str | None, history_key: str | None) -> Wiring:
-    """Returns the keys under which a chain's first prompt takes new input and past, inferred where none is given.
+    """Return the keys under which a chain's first prompt takes new input and past, inferred where none is given.
 
     Args:
         runnable: What the conversation is put around. Only a prompt that takes the chain's own input decides.
@@ -134,6 +135,9 @@ def find_wiring(runnable: Any, input_key: str | None, history_key: str | None) -
     Raises:
         ConfigurationError: The model could not see the past, or the choice between two readings is the caller's.
     """
+    if input_key is not None and input_key == history_key:
+        msg = f"input_messages_key and history_messages_key are both {input_key!r}: {WITHOUT_INPUT.format(input_key)}"
+        raise ConfigurationError(msg)
     asked = Wiring(input_key, history_key)
     found = _first_prompt(runnable)
     variables = [] if found is None else _variables(found[0])
@@ -153,6 +157,8 @@ def find_wiring(runnable: Any, input_key: str | None, history_key: str | None) -
         if history_key not in known and not added:
             way = _give(history_messages_key=[v.name for v in free if v.messages]) or NO_PLACE
             raise ConfigurationError(f"{takes}, and no {history_key!r}: the model would never see the past. {way}")
+        if not (added or {v.name for v in free} - {history_key}):
+            raise ConfigurationError(f"{takes}: {WITHOUT_INPUT.format(history_key)}")
         return Wiring(input_key, history_key, texts=texts)
     if input_key is not None:
         if input_key in texts:
@@ -206,7 +212,7 @@ def _inferred(
 
 
 def wiring_advice(runnable: Any, input_key: str | None, history_key: str | None) -> str | None:
-    """Returns what is wrong with these keys, for who leaves them as they are; None if nothing is known to be."""
+    """Return what is wrong with these keys, for who leaves them as they are; None if nothing is known to be."""
     try:
         found = find_wiring(runnable, input_key, history_key)
     except ConfigurationError as error:
@@ -308,7 +314,7 @@ Verdict: TypeAlias = Literal["shown", "not shown", "repr"] | None
 
 
 class PastWatch(BaseCallbackHandler):
-    """Keeps what the models of a turn are given, to tell whether any of its past is among it."""
+    """Keep what the models of a turn are given, to tell whether any of its past is among it."""
 
     run_inline = True  # it only keeps references, no thread is needed for that
     ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
@@ -319,15 +325,15 @@ class PastWatch(BaseCallbackHandler):
         self._given: list[Any] = []
 
     def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **kwargs: Any) -> None:
-        """Keeps what a chat model is given."""
+        """Keep what a chat model is given."""
         self._given += [message for batch in messages for message in batch]
 
     def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
-        """Keeps what a string model is given."""
+        """Keep what a string model is given."""
         self._given += prompts
 
     def verdict(self) -> Verdict:
-        """Returns whether a model was given any of the past, as Python's repr or as it is; None if none can tell.
+        """Return whether a model was given any of the past, as Python's repr or as it is; None if none can tell.
 
         Without a model's call nothing can be told, nor by a past that says no more than the new input does.
         """

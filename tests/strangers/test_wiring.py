@@ -116,7 +116,7 @@ def value_of(prompt: Any, text: str, *, of_messages: str | None = None) -> dict[
 def test_the_table_is_read() -> None:
     """Every row below the heading is one of the cases."""
     table = PAGE.split("## Chains that are wired wrongly")[1].split("|---|---|---|---|\n")[1].strip().splitlines()
-    assert len(ROWS) == len(table) == 20
+    assert len(ROWS) == len(table) == 21
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -378,6 +378,11 @@ SHOTS = FewShotPromptTemplate(
         (RunnablePassthrough.assign(chat_history=lambda x: []) | USUAL, {}, "input_messages_key='input'"),
         (RunnablePassthrough.assign(chat_history=lambda x: []) | USUAL, {"input_messages_key": "input"}, "repr"),
         (USUAL, {"input_messages_key": "question"}, "no 'question'"),
+        (
+            USUAL,
+            {"input_messages_key": "chat_history", "history_messages_key": "chat_history"},
+            "but not the new input",
+        ),
         (ChatPromptTemplate([("system", "Be brief.")]), {}, "takes no variables, and has no place"),
         (SHOTS, {}, "has no place for the past"),
         (USUAL.with_fallbacks([USUAL]), {"history_messages_key": "past"}, "Give history_messages_key='chat_history'"),
