@@ -39,7 +39,7 @@ def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
         >>> input_messages({"input": "hi"}, None)
         [HumanMessage(content='hi', additional_kwargs={}, response_metadata={})]
     """
-    if isinstance(value, Mapping) and "role" not in value:
+    if isinstance(value, Mapping) and ("role" not in value or key in value or "input" in value):
         value = _pick(value, key, "input")
     if isinstance(value, str):
         return [HumanMessage(value)]

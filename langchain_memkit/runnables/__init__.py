@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar, Literal
@@ -26,6 +27,7 @@ from langchain_memkit.memories.telling import OnLoadError
 from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
 from langchain_memkit.runnables.session import checked_function
 from langchain_memkit.runnables.turn import HistoryTurn
+from langchain_memkit.runnables.wiring import find_wiring, wiring_advice
 
 __all__ = ["RunnableWithMessageHistory", "create_runnable_with_message_history"]
 
@@ -101,6 +103,8 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
             on_context_overflow,
             on_load_error,
         )
+        if advice := wiring_advice(runnable, input_messages_key, history_messages_key):
+            warnings.warn(advice, stacklevel=2)
         # past LangChain's constructor, which warns that it is deprecated
         RunnableBindingBase.__init__(
             self,
@@ -230,7 +234,8 @@ def create_runnable_with_message_history(
         get_session_history: Called with `session_id`, and `user_id` if it takes one; may be async. Best
             `SQLiteChatMessageHistory.factory(...)` or `MongoDBChatMessageHistory.factory(...)`; histories of other
             packages work without the guarantees about ids, clears and retries.
-        input_messages_key: For dict input: the key of the new input.
+        input_messages_key: For dict input: the key of the new input. Where the chain begins with a prompt, this key and
+            `history_messages_key` are inferred if its variables leave one reading; a plain string is an input then too.
         output_messages_key: For dict output: the key of the answer.
         history_messages_key: For dict input: the key for the history; without it, history is put before the input.
         history_factory_config: Further config keys for `get_session_history`, as in LangChain's class.
@@ -259,7 +264,8 @@ def create_runnable_with_message_history(
         has that class.
 
     Raises:
-        ConfigurationError: The options do not fit together.
+        ConfigurationError: The options do not fit together, or the prompt that the chain begins with would not show
+            the past to the model.
 
     Example:
         >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -270,12 +276,13 @@ def create_runnable_with_message_history(
         >>> chat.invoke("Where do I live?", config).content
         'You told me: I live in Sydney.'
     """
-    return RunnableWithMessageHistory(
+    wiring = find_wiring(runnable, input_messages_key, history_messages_key)
+    chain = RunnableWithMessageHistory(
         runnable,
         get_session_history,
-        input_messages_key=input_messages_key,
+        input_messages_key=wiring.input_key,
         output_messages_key=output_messages_key,
-        history_messages_key=history_messages_key,
+        history_messages_key=wiring.history_key,
         history_factory_config=history_factory_config,
         preprocessor=preprocessor,
         memories=memories,
@@ -287,3 +294,6 @@ def create_runnable_with_message_history(
         on_context_overflow=on_context_overflow,
         on_load_error=on_load_error,
     )
+    turn: HistoryTurn = chain.bound  # type: ignore[assignment]  # made in the constructor
+    turn.wiring = wiring
+    return chain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -105,6 +106,11 @@ class RagPrompt:
             known = " or ".join(map(repr, dict.fromkeys(["input", self._input_key])))
             msg = f"prompt must take 'context' (the records) and {known} (the question); it takes {sorted(takes)}"
             raise ConfigurationError(msg)
+        places = [m.variable_name for m in getattr(template, "messages", ()) if isinstance(m, MessagesPlaceholder)]
+        others = [name for name in places if name not in ("context", "input", self._input_key)]
+        if others and "chat_history" not in takes:
+            msg = f"prompt has places for messages, {others}, and none is 'chat_history': it is given none of the past"
+            warnings.warn(msg, stacklevel=4)
 
     def build(self, value: Mapping[str, Any], asked: Asked, config: RunnableConfig) -> Flow[Any]:
         """The input of the model.

@@ -167,6 +167,10 @@ def _text(output: Any) -> str:
 class RagTurn(HistoryTurn):
     """A turn that stores what its answer was made from, and is tried with less of the past while nothing was said."""
 
+    _watched = (
+        False  # of a prompt without `chat_history` that is meant: the past is in the question that was searched for
+    )
+
     def _tried(self, value: Any, config: RunnableConfig) -> Flow[OpenTurn]:
         turn = yield from super()._tried(value, config)
         answering: Answering = self.runnable  # type: ignore[assignment]  # made with it

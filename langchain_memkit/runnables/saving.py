@@ -31,6 +31,7 @@ from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_m
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.turns import same_messages
 from langchain_memkit.runnables.memories import Memories
+from langchain_memkit.runnables.wiring import PastWatch
 
 __all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "Policy"]
 
@@ -63,6 +64,7 @@ class OpenTurn:
     in_graph: bool = False  # its messages were given ids on the way in, other ones in each attempt
     given: Sequence[BaseMessage] | None = None  # to the model, where that is known and not just what is shown
     begun: bool = False  # the session holds turns, none of which expires: the epoch is theirs; else the first draws one
+    watch: PastWatch | None = None  # hears what models are given, until it is known whether the past is among it
 
 
 @dataclass(frozen=True, slots=True)

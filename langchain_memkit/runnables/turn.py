@@ -5,17 +5,20 @@ The steps are flows (see `_flow`), written once for both call styles.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
+from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._compat import ContextOverflowError
+from langchain_memkit._events import event
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, shielded
 from langchain_memkit._histories import is_native, stored_ids
 from langchain_memkit.base import CONTEXT, GetSessionHistory, TurnContext, check_id
@@ -26,12 +29,28 @@ from langchain_memkit.preprocessors.loading import load
 from langchain_memkit.runnables.memories import with_note
 from langchain_memkit.runnables.saving import OpenTurn, Policy
 from langchain_memkit.runnables.session import session_history
+from langchain_memkit.runnables.wiring import PAST_NOT_SHOWN, PastWatch, Wiring
 
 __all__ = ["HistoryTurn"]
+
+logger = logging.getLogger("langchain_memkit")
+
+TOLD = {
+    "not shown": (
+        "the conversation has a past, and no model of this turn was given any of it (said once for each chain). Is "
+        "history_messages_key the variable of the prompt, and does every step in between hand it on? See docs/errors.md"
+    ),
+    "repr": (
+        "a model was given the past as the Python repr of messages (said once for each chain). Use "
+        "MessagesPlaceholder(...) in the prompt, or get_buffer_string(...) to make text of it. See docs/errors.md"
+    ),
+}
 
 
 class HistoryTurn(Runnable[Any, Any]):
     """The whole turn as a runnable: what `RunnableWithMessageHistory` binds."""
+
+    _watched: ClassVar[bool] = True  # whether what the runnable does with the past is not known
 
     def __init__(
         self,
@@ -49,6 +68,8 @@ class HistoryTurn(Runnable[Any, Any]):
         self._history_key = history_key
         self._specs = specs
         self._policy = policy
+        self.wiring = Wiring(input_key, history_key)
+        self._watching = self._watched
 
     @property
     def preprocessor(self) -> Any:
@@ -89,7 +110,7 @@ class HistoryTurn(Runnable[Any, Any]):
             except Exception:
                 drive(self._policy.model_failed(turn), run_step)
                 raise
-            drive(self._policy.save(turn, output), run_step)
+            drive(self._finished(turn, output), run_step)
             return output
 
         return self._call_with_config(turn_of, input, config)
@@ -108,7 +129,7 @@ class HistoryTurn(Runnable[Any, Any]):
             except Exception:
                 await shielded(lambda: adrive(self._policy.model_failed(turn), arun_step))
                 raise
-            await shielded(lambda: adrive(self._policy.save(turn, output), arun_step))
+            await shielded(lambda: adrive(self._finished(turn, output), arun_step))
             return output
 
         return await self._acall_with_config(turn_of, input, config)
@@ -193,7 +214,7 @@ class HistoryTurn(Runnable[Any, Any]):
         finally:
             if hasattr(chunks, "close"):
                 chunks.close()
-        drive(self._policy.save(turn, streamed.value), run_step)
+        drive(self._finished(turn, streamed.value), run_step)
 
     async def _astream(
         self, values: AsyncIterator[Any], config: RunnableConfig, kwargs: dict[str, Any]
@@ -225,7 +246,7 @@ class HistoryTurn(Runnable[Any, Any]):
         finally:
             if hasattr(chunks, "aclose"):
                 await chunks.aclose()
-        await shielded(lambda: adrive(self._policy.save(turn, streamed.value), arun_step))
+        await shielded(lambda: adrive(self._finished(turn, streamed.value), arun_step))
 
     # -- the steps of a turn
 
@@ -234,13 +255,14 @@ class HistoryTurn(Runnable[Any, Any]):
 
     def _open(self, value: Any, config: RunnableConfig, scale: float = 1.0, *, trial: bool = False) -> Flow[OpenTurn]:
         """Checks, captures the input, loads, composes. Nothing is stored yet."""
-        if (self._input_key or self._history_key) and not isinstance(value, dict):
+        if (self._input_key or self._history_key) and not (isinstance(value, dict) or self.wiring.plain):
             msg = (
                 f"with input_messages_key or history_messages_key the input must be a dict, not {type(value).__name__}"
             )
             raise ValueError(msg)
         # a note that comes back, in the state of a graph or from a client, is nobody's message
         given = [m for m in input_messages(value, self._input_key) if not is_note(m)]
+        value = self.wiring.as_dict(value, given)
         configurable = config.get("configurable") or {}
         turn_id = configurable.get("turn_id")
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
@@ -278,8 +300,23 @@ class HistoryTurn(Runnable[Any, Any]):
         composed = self._compose(value, before, after)
         epoch, since = (view.epoch, view.read_at) if native else (None, None)
         shown = [*before, *after]
+        watch = PastWatch(before, asked) if self._watching and before and not trial else None
+        if watch is not None:
+            config = merge_configs(config, {"callbacks": [watch]})
         opened = OpenTurn(history, native, memories, turn_id, epoch, since, new, shown, asked, composed, config)
-        return replace(opened, begun=native and view.seq > 0 and not getattr(history, "ttl", None))
+        begun = native and view.seq > 0 and not getattr(history, "ttl", None)
+        return replace(opened, begun=begun, watch=watch)
+
+    def _finished(self, turn: OpenTurn, output: Any) -> Flow[None]:
+        """Store the turn, and say it if no model was given any of its past."""
+        yield from self._policy.save(turn, output)
+        verdict = None if turn.watch is None else turn.watch.verdict()
+        if verdict is None or not self._watching:
+            return
+        self._watching = False
+        if verdict != "shown":
+            logger.warning(TOLD[verdict])
+            yield event(turn.config, PAST_NOT_SHOWN, {"reason": verdict, "turn_id": turn.turn_id})
 
     def _asked(self, given: list[BaseMessage], known: set[str]) -> list[BaseMessage]:
         """What of the input the model is shown after the past."""
@@ -298,10 +335,11 @@ class HistoryTurn(Runnable[Any, Any]):
         said = streamed is not None and not streamed.empty
         yield from self._policy.overflowed(context, turn.config, error, said=said)
         again = yield from self._open(value, config, context.scale)
-        return replace(turn, shown=again.shown, asked=again.asked, input=again.input, config=again.config)
+        made = {"shown": again.shown, "asked": again.asked, "input": again.input}
+        return replace(turn, **made, config=again.config, watch=again.watch)
 
     def _compose(self, value: Any, past: list[BaseMessage], asked: list[BaseMessage]) -> Any:
         if self._history_key:
-            return {**value, self._history_key: past}
+            return {**self.wiring.with_texts(value), self._history_key: past}
         messages = [*past, *asked]
         return {**value, self._input_key: messages} if self._input_key else messages

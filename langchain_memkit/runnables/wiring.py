@@ -1,0 +1,355 @@
+"""Whether a model is shown the past: looked up in the prompt when a chain is built, and watched in its first calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage
+from langchain_core.prompts import (
+    BasePromptTemplate,
+    ChatPromptTemplate,
+    FewShotPromptTemplate,
+    HumanMessagePromptTemplate,
+    MessagesPlaceholder,
+    PromptTemplate,
+)
+from langchain_core.runnables import (
+    RunnablePassthrough,
+    RunnableSequence,
+    RunnableWithFallbacks,
+)
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.passthrough import RunnableAssign
+
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.notes import is_note
+
+__all__ = ["PAST_NOT_SHOWN", "PastWatch", "Wiring", "find_wiring", "wiring_advice"]
+
+PAST_NOT_SHOWN = "memkit_past_not_shown"
+"""The event that a turn's past reached none of its model calls, or reached them as a Python repr."""
+
+NO_PLACE = (
+    "Use a ChatPromptTemplate with MessagesPlaceholder('chat_history') before the message of the user, and give "
+    "input_messages_key= (the variable of the new input) and history_messages_key='chat_history'"
+)
+AS_TEXT = (
+    "Use MessagesPlaceholder({0!r}) in a ChatPromptTemplate, or make it text before the prompt: "
+    "RunnablePassthrough.assign({0}=lambda x: get_buffer_string(x[{0!r}])) | prompt"
+)
+WITHOUT_INPUT = "the model would be given the past, but not the new input. Give input_messages_key={0!r} alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """How new input and past reach the runnable.
+
+    Attributes:
+        input_key: The key of the new input; None if the messages themselves are the input.
+        history_key: The key of the past; None if it is put before the new input.
+        plain: Whether an input that is no dict is put under `input_key`, which was inferred.
+        inferred: Whether `history_key` was inferred, so that a caller who fills it means something else.
+        texts: The variables that the prompt shows as text: a message there would be shown as its Python repr.
+    """
+
+    input_key: str | None = None
+    history_key: str | None = None
+    plain: bool = False
+    inferred: bool = False
+    texts: frozenset[str] = frozenset()
+
+    def as_dict(self, value: Any, given: Sequence[BaseMessage]) -> Any:
+        """Return the input as the dict that the prompt takes.
+
+        Args:
+            value: The input of the chain.
+            given: The messages in it.
+
+        Raises:
+            ValueError: The caller fills the place of the past.
+        """
+        if self.plain and not isinstance(value, dict):
+            return {self.input_key: list(given)}
+        if self.inferred and isinstance(value, dict) and value.get(str(self.history_key)):
+            msg = (
+                f"the input holds {self.history_key!r}, where the prompt is given the past. If that is the new input, "
+                f"give input_messages_key={self.history_key!r}; if it is a past of your own, leave it out; to have it "
+                f"replaced, give history_messages_key={self.history_key!r}"
+            )
+            raise ValueError(msg)
+        return value
+
+    def with_texts(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the input of the prompt with text, not messages, where the prompt shows text.
+
+        Raises:
+            ValueError: A message there holds more than text, or there are several.
+        """
+        messages = {name: value[name] for name in self.texts & value.keys() if _is_messages(value[name])}
+        return {**value, **{name: _text(name, found) for name, found in messages.items()}}
+
+
+def _is_messages(value: Any) -> bool:
+    return isinstance(value, BaseMessage) or (
+        isinstance(value, (list, tuple)) and any(isinstance(m, BaseMessage) for m in value)
+    )
+
+
+def _text(name: str, value: Any) -> str:
+    messages = [value] if isinstance(value, BaseMessage) else list(value)
+    if len(messages) == 1 and isinstance(messages[0], BaseMessage):
+        content = messages[0].content
+        parts = [content] if isinstance(content, str) else content
+        if all(isinstance(part, str) or part.get("type") == "text" for part in parts):
+            return str(messages[0].text)
+    msg = (
+        f"the prompt shows {name!r} as text, and this input is more than one message of text: put "
+        f"MessagesPlaceholder({name!r}) where the prompt has {{{name}}}"
+    )
+    raise ValueError(msg)
+
+
+# -- when the chain is built
+
+
+class _Variable(NamedTuple):
+    name: str
+    place: int
+    messages: bool = False  # a place for messages, else for text
+    human: bool = False  # in a message of the user's
+    plain: bool = True  # formatted by Python: messages in it are shown as their repr; templates can do otherwise
+
+
+def find_wiring(runnable: Any, input_key: str | None, history_key: str | None) -> Wiring:
+    """Return the keys under which a chain's first prompt takes new input and past, inferred where none is given.
+
+    Args:
+        runnable: What the conversation is put around. Only a prompt that takes the chain's own input decides.
+        input_key: As given.
+        history_key: As given.
+
+    Raises:
+        ConfigurationError: The model could not see the past, or the choice between two readings is the caller's.
+    """
+    if input_key is not None and input_key == history_key:
+        msg = f"input_messages_key and history_messages_key are both {input_key!r}: {WITHOUT_INPUT.format(input_key)}"
+        raise ConfigurationError(msg)
+    asked = Wiring(input_key, history_key)
+    found = _first_prompt(runnable)
+    variables = [] if found is None else _variables(found[0])
+    if found is None or variables is None:
+        return asked
+    prompt, added = found
+    variables = [variable for variable in variables if variable.name not in added]
+    messages = {variable.name for variable in variables if variable.messages}
+    texts = frozenset(v.name for v in variables if v.plain and not v.messages) - messages
+    free = _unfilled(prompt, variables)
+    takes = f"the chain begins with a prompt that takes {_told(variables)}"
+    known = {variable.name for variable in variables} | added
+    if history_key is not None:
+        if history_key in texts:
+            msg = f"{takes}: {history_key!r} would be shown as the Python repr of messages. "
+            raise ConfigurationError(msg + AS_TEXT.format(history_key))
+        if history_key not in known and not added:
+            way = _give(history_messages_key=[v.name for v in free if v.messages]) or NO_PLACE
+            raise ConfigurationError(f"{takes}, and no {history_key!r}: the model would never see the past. {way}")
+        if not (added or {v.name for v in free} - {history_key}):
+            raise ConfigurationError(f"{takes}: {WITHOUT_INPUT.format(history_key)}")
+        return Wiring(input_key, history_key, texts=texts)
+    if input_key is not None:
+        if input_key in texts:
+            past = _before(free, [v for v in variables if v.name == input_key])
+            if len(past) == 1:
+                return Wiring(input_key, past[0], inferred=True, texts=texts)
+            msg = (
+                f"{takes}: with input_messages_key={input_key!r} alone, {input_key!r} would be shown as the Python repr"
+            )
+            way = _give(history_messages_key=past) or NO_PLACE
+            raise ConfigurationError(f"{msg} of messages, the past and the new input. {way}")
+        if input_key not in known and not added:
+            way = "Give another input_messages_key, or history_messages_key as well"
+            raise ConfigurationError(f"{takes}, and no {input_key!r}: the model would never see the past. {way}")
+        return asked
+    return _inferred(prompt, free, texts, takes, assigned=bool(added))
+
+
+def _inferred(
+    prompt: BasePromptTemplate[Any],
+    free: Sequence[_Variable],
+    texts: frozenset[str],
+    takes: str,
+    *,
+    assigned: bool,
+) -> Wiring:
+    """The wiring of a chain without keys."""
+    places = list(dict.fromkeys(v.name for v in free if v.messages))
+    rest = {v.name for v in free if not v.messages}
+    alone = prompt.input_variables[0] if len(prompt.input_variables) == 1 and not assigned else None
+    if alone in places:  # the whole conversation, as a prompt takes a list
+        return Wiring()
+    if len(places) == 1 and not rest and not assigned:  # the same, where the place is an optional one
+        return Wiring(places[0], plain=True)
+    questions = [v for v in free if v.human and not v.messages]
+    names = {v.name for v in questions}
+    past = _before(free, questions)
+    if len(names) == 1 and len(past) == 1:
+        name = questions[0].name
+        return Wiring(name, past[0], plain=rest == names, inferred=True, texts=texts | names)
+    if alone is not None and alone not in texts and alone in rest:  # a template that may well show messages
+        return Wiring()
+    if not (past or assigned) and (questions or not places):
+        raise ConfigurationError(f"{takes}, and has no place for the past. {NO_PLACE}")
+    if len(places) == 1 and not questions:
+        key = places[0]
+        way = f"Give input_messages_key={key!r} if it takes the past and the new input, or history_messages_key={key!r}"
+        raise ConfigurationError(f"{takes}. {way} and an input_messages_key if it takes the past alone")
+    choice = _give(input_messages_key=sorted(names) or places, history_messages_key=past or places)
+    raise ConfigurationError(f"{takes}. {choice or 'Give input_messages_key= and history_messages_key='}")
+
+
+def wiring_advice(runnable: Any, input_key: str | None, history_key: str | None) -> str | None:
+    """Return what is wrong with these keys, for who leaves them as they are; None if nothing is known to be."""
+    try:
+        found = find_wiring(runnable, input_key, history_key)
+    except ConfigurationError as error:
+        return str(error)
+    if found.history_key == history_key and found.input_key == input_key:
+        return None
+    keys = {"input_messages_key": found.input_key, "history_messages_key": found.history_key}
+    told = " and ".join(f"{name}={key!r}" for name, key in keys.items() if key is not None)
+    return f"the prompt that the chain begins with is not given the past as messages. Give {told}"
+
+
+def _first_prompt(runnable: Any) -> tuple[BasePromptTemplate[Any], frozenset[str]] | None:
+    """The prompt that takes the chain's own input, and what is assigned to that before."""
+    added: frozenset[str] = frozenset()
+    steps = [runnable]
+    while steps:
+        step = steps.pop(0)
+        if isinstance(step, BasePromptTemplate):
+            return step, added
+        if isinstance(step, RunnableSequence):
+            steps[:0] = step.steps
+        elif isinstance(step, RunnableBindingBase):
+            steps.insert(0, step.bound)
+        elif isinstance(step, RunnableWithFallbacks):
+            steps.insert(0, step.runnable)
+        elif isinstance(step, RunnableAssign):
+            added = frozenset({*added, *step.mapper.steps__})
+        elif not isinstance(step, RunnablePassthrough):
+            return None
+    return None
+
+
+def _variables(prompt: Any) -> list[_Variable] | None:
+    """The variables of a prompt in the order of its messages; None if it formats them in a way of its own."""
+    if isinstance(prompt, (PromptTemplate, FewShotPromptTemplate)):
+        if type(prompt).format not in (PromptTemplate.format, FewShotPromptTemplate.format):
+            return None
+        return list(_text_variables(prompt, 0, [*prompt.input_variables, *prompt.partial_variables]))
+    if not isinstance(prompt, ChatPromptTemplate) or type(prompt).format_messages != ChatPromptTemplate.format_messages:
+        return None
+    found: list[_Variable] = []
+    for place, part in enumerate(_parts(prompt)):
+        if isinstance(part, MessagesPlaceholder):
+            found.append(_Variable(part.variable_name, place, messages=True))
+        elif not isinstance(part, BaseMessage):
+            found += _text_variables(part, place, getattr(part, "input_variables", ()))
+    return found
+
+
+def _parts(prompt: ChatPromptTemplate) -> Iterator[Any]:
+    for part in prompt.messages:
+        if isinstance(part, ChatPromptTemplate):
+            yield from _parts(part)
+        else:
+            yield part
+
+
+def _text_variables(part: Any, place: int, names: Iterable[str]) -> Iterator[_Variable]:
+    inner = getattr(part, "prompt", part)
+    templates = inner if isinstance(inner, list) else [inner]
+    plain = all(getattr(template, "template_format", None) == "f-string" for template in templates)
+    for name in names:
+        yield _Variable(name, place, human=isinstance(part, HumanMessagePromptTemplate), plain=plain)
+
+
+def _unfilled(prompt: BasePromptTemplate[Any], variables: Sequence[_Variable]) -> list[_Variable]:
+    """What a caller has to give; places for messages that are optional have an empty value."""
+    filled: Mapping[str, Any] = prompt.partial_variables
+    return [v for v in variables if not (filled.get(v.name) if v.messages else v.name in filled)]
+
+
+def _before(free: Sequence[_Variable], questions: Sequence[_Variable]) -> list[str]:
+    """The places for messages before the first of these: what stands after the question is no past."""
+    first = min((v.place for v in questions), default=-1)
+    return list(dict.fromkeys(v.name for v in free if v.messages and v.place < first))
+
+
+def _told(variables: Sequence[_Variable]) -> str:
+    kinds = {"messages for": [v.name for v in variables if v.messages]}
+    kinds["text for"] = [v.name for v in variables if not v.messages]
+    told = [f"{kind} {_listed(names, 'and')}" for kind, names in kinds.items() if names]
+    return " and ".join(told) or "no variables"
+
+
+def _give(**choices: Sequence[str]) -> str | None:
+    """The advice to give one of these names for each argument; None if there is none."""
+    told = [f"{argument}={_listed(names, 'or')}" for argument, names in choices.items() if names]
+    return f"Give {' and '.join(told)}" if told else None
+
+
+def _listed(names: Sequence[str], last: str) -> str:
+    *most, end = (repr(name) for name in dict.fromkeys(names))
+    return f"{', '.join(most)} {last} {end}" if most else end
+
+
+# -- when the chain is called
+
+Verdict: TypeAlias = Literal["shown", "not shown", "repr"] | None
+
+
+class PastWatch(BaseCallbackHandler):
+    """Keep what the models of a turn are given, to tell whether any of its past is among it."""
+
+    run_inline = True  # it only keeps references, no thread is needed for that
+    ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
+
+    def __init__(self, past: Sequence[BaseMessage], asked: Sequence[BaseMessage]) -> None:
+        self.past = [message for message in past if not is_note(message)]
+        self._asked = asked
+        self._given: list[Any] = []
+
+    def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **kwargs: Any) -> None:
+        """Keep what a chat model is given."""
+        self._given += [message for batch in messages for message in batch]
+
+    def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
+        """Keep what a string model is given."""
+        self._given += prompts
+
+    def verdict(self) -> Verdict:
+        """Return whether a model was given any of the past, as Python's repr or as it is; None if none can tell.
+
+        Without a model's call nothing can be told, nor by a past that says no more than the new input does.
+        """
+        if not self._given:
+            return None
+        texts = [given if isinstance(given, str) else str(given.text) for given in self._given]
+        if any(repr(message) in text for message in self.past for text in texts):
+            return "repr"
+        shown, own = (" ".join(map(_words, found)) for found in (texts, [str(m.text) for m in self._asked]))
+        lines = {_words(line, 8) for message in self.past for line in str(message.text).splitlines()}
+        telling = [line for line in lines if line and f" {line} " not in f" {own} "]
+        if not telling:
+            return None
+        return "shown" if any(f" {line} " in f" {shown} " for line in telling) else "not shown"
+
+
+def _words(text: str, most: int | None = None) -> str:
+    """The words of a text, the first so many, however a chain has quoted, wrapped, indented or cut them."""
+    return " ".join(re.findall(r"\w+", text)[:most])
