@@ -1,4 +1,4 @@
-"""For tests of code that others wrote: the modules beside it can be imported, and a real MongoDB. Missing: tests fail."""
+"""For tests of code that others wrote: the modules beside it can be imported, and a real MongoDB runs."""
 
 from __future__ import annotations
 
