@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
-from uuid import uuid4
+from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from langchain_memkit.messages.cuts import RESULTS
 
-__all__ = ["cut_tail", "group_starts", "turn_starts", "with_ids"]
+__all__ = ["cut_tail", "group_starts", "index_of", "turn_starts", "with_ids", "with_turn_ids"]
 
 MAX_BATCH_MESSAGES = 100
 MAX_BATCH_BYTES = 4_000_000
@@ -132,6 +132,34 @@ def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[t
 def with_ids(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """The messages, each with an id; those without one are copied first, the caller's objects stay as they are."""
     return [m if m.id else m.model_copy(update={"id": str(uuid4())}) for m in messages]
+
+
+def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id: str) -> list[BaseMessage]:
+    """Return the messages, those without an id as copies with one that follows from the turn and their place in it.
+
+    The same message of the same turn gets the same id in every attempt and in every process.
+
+    Args:
+        messages: Of the turn, oldest first.
+        place: Whose conversation it is.
+        turn_id: Of the turn.
+    """
+    found: list[BaseMessage] = []
+    unnamed = 0
+    for message in messages:
+        if not message.id:
+            name = str(uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(unnamed)])))
+            message = message.model_copy(update={"id": name})
+            unnamed += 1
+        found.append(message)
+    return found
+
+
+def index_of(messages: Sequence[BaseMessage], message_id: str | None) -> int:
+    """Return the position of the message with this id, looked for from the back; -1 if there is none."""
+    if message_id is None:
+        return -1
+    return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].id == message_id), -1)
 
 
 def batch_op(messages: Sequence[BaseMessage], turn_id: str | None) -> str:

@@ -8,7 +8,8 @@ messages have none.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from langchain.agents.middleware.types import (
@@ -19,7 +20,7 @@ from langchain.agents.middleware.types import (
     ToolCallRequest,
 )
 from langchain_core.messages import BaseMessage, ToolMessage, convert_to_messages
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
@@ -31,11 +32,11 @@ from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step, shi
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.telling import OnLoadError
+from langchain_memkit.messages.turns import with_ids
 from langchain_memkit.middleware.prompt import shown
-from langchain_memkit.middleware.run import Calls, CallsOfRuns, Handle, Run, messages_of
-from langchain_memkit.middleware.state import HistoryState, messages_in, said_so_far
+from langchain_memkit.middleware.run import Calls, Handle, Run, messages_of
+from langchain_memkit.middleware.state import HistoryState, Marker, messages_in, said_so_far
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
-from langchain_memkit.middleware.trial import trial
 from langchain_memkit.middleware.turn_end import failed, finish, stopped
 from langchain_memkit.middleware.turn_start import TurnStart, check_place, configured
 from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, OpenTurn, Policy
@@ -43,6 +44,7 @@ from langchain_memkit.runnables.session import checked_function
 
 __all__ = ["MessageHistoryMiddleware"]
 
+MOST_RUNS = 1000  # in one process, whose calls know of each other
 TWICE = (
     "two of this agent's middleware are MessageHistoryMiddleware, so each turn would be stored twice. One can have "
     "several memories; for a second transcript copy the first one."
@@ -125,17 +127,17 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._policy = policy
         self.preprocessor = policy.preprocessor
         self._turns = TurnStart(checked_function(get_session_history), policy)
-        self._calls = CallsOfRuns()
+        self._calls: dict[str, Calls] = {}
         self._needs_user = tools
         self.tools: Sequence[BaseTool] = memory_tools(self._turns) if tools else []
 
     def open(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
         """Begin a run as far as its first call of the model, for `explain_turn`: nothing is called or stored."""
-        return trial(self._turns, needs_user=self._needs_user).invoke(value, config)
+        return drive(self._dry_run(value, ensure_config(config)), run_step)
 
     async def aopen(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
         """Async twin of `open`."""
-        return await trial(self._turns, needs_user=self._needs_user).ainvoke(value, config)
+        return await adrive(self._dry_run(value, ensure_config(config)), arun_step)
 
     def before_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
         """Begin the turn."""
@@ -219,13 +221,36 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     # -- the steps, for both call styles
 
-    def _begin(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
-        config = get_config()
-        ids = configured(config, runtime.context)
-        if isinstance(state.get("memkit_run"), Handle):
-            raise ConfigurationError(TWICE)
+    def _dry_run(self, value: Any, config: RunnableConfig) -> Flow[OpenTurn]:
+        if not (isinstance(value, Mapping) and "messages" in value):
+            msg = f'the input of an agent is {{"messages": [...]}}, not {type(value).__name__}'
+            raise ConfigurationError(msg)
+        given = value["messages"]
+        messages = with_ids(convert_to_messages(given if isinstance(given, list) else [given]))
+        run = yield from self._turns.begin({"messages": messages}, self._ids(config, None), config, trial=True)
+        seen = yield from shown(run, self._policy, messages, messages, config, trial=True)
+        return replace(run.turn([], config), shown=seen, asked=run.own(messages))
+
+    def _ids(self, config: RunnableConfig, context: Any) -> dict[str, Any]:
+        ids = configured(config, context)
         if self._needs_user and ids.get("user_id") is None:
             raise ConfigurationError(NO_USER)
+        return ids
+
+    def _calls_of(self, marker: Marker | None, *, new: bool = False) -> Calls:
+        """Return what the calls in one step of a run know of each other; with `new`, a step begins."""
+        key = marker["key"] if marker else ""
+        if new or key not in self._calls:
+            self._calls[key] = Calls()
+            for old in list(self._calls)[:-MOST_RUNS]:
+                self._calls.pop(old, None)
+        return self._calls.get(key) or Calls()
+
+    def _begin(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
+        config = get_config()
+        ids = self._ids(config, runtime.context)
+        if isinstance(state.get("memkit_run"), Handle):
+            raise ConfigurationError(TWICE)
         run = yield from self._turns.begin(state, ids, config)
         return {"memkit_turn": run.marker, "memkit_run": Handle(run), **_emptied(state)}
 
@@ -235,7 +260,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if isinstance(handle, Handle) and not handle.run.finished:
             run = handle.run
         elif marker is not None and not marker["done"]:
-            seen = self._calls.of(marker).seen
+            seen = self._calls_of(marker).seen
             run = yield from self._turns.resume(state, configured(config, runtime.context), config, seen)
         else:  # it did not pass `before_agent`
             run = yield from self._turns.begin(state, configured(config, runtime.context), config)
@@ -245,12 +270,12 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> Calls:
         """Note what was said before a tool is called: in a resumed run nobody else has looked at the state yet."""
         check_place(request.state.get("memkit_turn"), configured(config, request.runtime.context))
-        calls = self._calls.of(request.state.get("memkit_turn"))
+        calls = self._calls_of(request.state.get("memkit_turn"))
         calls.seen = said_so_far(request.state)
         return calls
 
     def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> Flow[ModelRequest[Any]]:
-        self._calls.of(run.marker, new=True)
+        self._calls_of(run.marker, new=True)
         state: Any = request.state
         given = convert_to_messages(request.messages)
         messages: list[Any] = yield from shown(run, self._policy, given, messages_in(state), config)
@@ -272,7 +297,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> Flow[None]:
         """Keep of a call that raised, was interrupted on purpose, or is cancelled, what the options say."""
         state: Any = request.state
-        calls = self._calls.of(state.get("memkit_turn") if run is None else run.marker)
+        calls = self._calls_of(state.get("memkit_turn") if run is None else run.marker)
         if run is not None and run.unsettled:
             calls.seen = run.seen
         first, policy = calls.fail(), self._policy
@@ -290,7 +315,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         config = get_config()
         run = yield from self._run_of(state, runtime, config)
         marker = yield from finish(run, self._policy, state, config)
-        self._calls.forget(marker)
+        self._calls.pop(marker["key"], None)
         return {"memkit_turn": marker, "memkit_run": None, **_emptied(state)}
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit.base import HistoryMessages
 from langchain_memkit.messages.counting import approximate_tokens
-from langchain_memkit.messages.cuts import RESULTS, find_cut, whole_tool_groups
+from langchain_memkit.messages.cuts import RESULTS, whole_tool_groups
 from langchain_memkit.messages.turns import group_starts
 from langchain_memkit.middleware.run import Run
 from langchain_memkit.middleware.state import is_foreign_summary
 from langchain_memkit.middleware.turn_start import in_turn
-from langchain_memkit.preprocessors.budget import Budget, Sizes
+from langchain_memkit.preprocessors.budget import Budget
 from langchain_memkit.runnables.memories import with_note
 from langchain_memkit.runnables.saving import Policy
 
@@ -61,7 +60,10 @@ def shown(
         kept = yield Step(lambda: chain.invoke(past, inside), lambda: chain.ainvoke(past, inside))
     note = run.note([*kept, *own])
     context.notes = [] if note is None else [note]
-    own = yield from _fitting(own, chain, context.scale, [*summary, *context.notes])
+    budget: Budget | None = getattr(getattr(chain, "first", chain), "budget", None)
+    if budget is not None:  # a counter of the app may do I/O
+        fit = partial(budget.fit_run, own, [*summary, *context.notes], context.scale)
+        own = yield in_thread(fit, long=budget.counter is not approximate_tokens)
     before, after = with_note(_whole(kept, own), own, note, apart=False)
     return [*summary, *before, *after]
 
@@ -106,27 +108,3 @@ def _whole(past: list[BaseMessage], own: Sequence[BaseMessage]) -> list[BaseMess
         return whole_tool_groups(past)
     last = group_starts(past)[-1] if past else 0
     return [*whole_tool_groups(past[:last]), *past[last:]]
-
-
-def _fitting(
-    own: list[BaseMessage], chain: Any, scale: float, beside: Sequence[BaseMessage]
-) -> Flow[list[BaseMessage]]:
-    """Fit the run's messages into the budget: if a long loop outgrows it, the oldest whole tool groups go."""
-    budget: Budget | None = getattr(getattr(chain, "first", chain), "budget", None)
-    lead = next((i for i, m in enumerate(own) if isinstance(m, AIMessage)), len(own))
-    if budget is None or budget.counts_messages or lead == len(own):
-        return own
-    # a counter of the app may do I/O
-    slow = budget.counter is not approximate_tokens
-    kept: list[BaseMessage] = yield in_thread(partial(_cut, own, lead, budget, scale, beside), long=slow)
-    return kept
-
-
-def _cut(
-    own: list[BaseMessage], lead: int, budget: Budget, scale: float, beside: Sequence[BaseMessage]
-) -> list[BaseMessage]:
-    size, aside = Sizes(own, budget.counter), Sizes(beside, budget.counter)
-    room = int((budget.max_tokens - budget.taken) * scale)
-    room -= sum(size(i) for i in range(lead)) + sum(aside(i) for i in range(len(beside)))
-    start, task, _ = find_cut(own, size, room, lead=lead)
-    return [*own[:lead], *(own[task : task + 1] if task is not None else ()), *own[start:]]

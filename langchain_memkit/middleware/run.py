@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,14 +12,13 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command
 
 from langchain_memkit.base import HistoryView, Memory, TurnContext
+from langchain_memkit.messages.turns import with_turn_ids
 from langchain_memkit.messages.unsaid import compose_notes
 from langchain_memkit.middleware.partial import Partial, gathering
-from langchain_memkit.middleware.state import Marker, is_foreign_summary, is_said, moment, with_ids
+from langchain_memkit.middleware.state import Marker, is_foreign_summary, is_said, moment
 from langchain_memkit.runnables.saving import OpenTurn
 
-__all__ = ["Calls", "CallsOfRuns", "Handle", "Run", "messages_of"]
-
-MOST_RUNS = 1000  # in one process, whose calls are known to each other
+__all__ = ["Calls", "Handle", "Run", "messages_of"]
 
 
 @dataclass(eq=False, slots=True)
@@ -80,7 +77,7 @@ class Run:
     def own(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return those of the state's messages that belong to the run, each with an id."""
         found = [messages[i] for i in self._own_positions(messages)]
-        return [m for m in with_ids(found, self.place, self.marker["turn_id"]) if is_said(m)]
+        return [m for m in with_turn_ids(found, [self.place], self.marker["turn_id"]) if is_said(m)]
 
     def own_of_request(self, given: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return the run's messages among those of a request, as other middleware has left them.
@@ -221,41 +218,13 @@ class Calls:
         return first
 
 
-class CallsOfRuns:
-    """The calls of the last runs of this process. Only what is kept of a run that is stopped depends on it."""
-
-    def __init__(self) -> None:
-        self._calls: OrderedDict[str, Calls] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def of(self, marker: Marker | None, *, new: bool = False) -> Calls:
-        """Return the calls of a run's step; with `new`, a step begins."""
-        key = marker["key"] if marker else ""
-        with self._lock:
-            calls = self._calls.get(key)
-            if calls is None or new:
-                calls = self._calls[key] = Calls()
-            self._calls.move_to_end(key)
-            while len(self._calls) > MOST_RUNS:
-                self._calls.popitem(last=False)
-        return calls
-
-    def forget(self, marker: Marker) -> None:
-        """Forget a run that is over."""
-        with self._lock:
-            self._calls.pop(marker["key"], None)
-
-
 def _merged(seen: dict[str, BaseMessage], current: dict[str, BaseMessage], removed: set[str]) -> dict[str, BaseMessage]:
     """Return the messages that are there now, and those that were removed, in the places that they had."""
     place = {name: i for i, name in enumerate(seen)}
     left = [name for name in seen if name in removed and name not in current]
-    known = sum(name in seen for name in current)
     merged: dict[str, BaseMessage] = {}
     for name, message in current.items():
-        here = place.get(name, -1) if known else len(seen)  # what is new stands behind all that was there before
-        known -= name in seen
-        while left and place[left[0]] < here:
+        while left and place[left[0]] < place.get(name, len(seen)):  # what is new stands behind what was there before
             taken = left.pop(0)
             merged[taken] = seen[taken]
         merged[name] = message

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, NotRequired, TypedDict
-from uuid import NAMESPACE_OID, uuid5
 
 from langchain.agents.middleware.types import AgentState, PrivateStateAttr
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, convert_to_messages
 from langgraph.channels.untracked_value import UntrackedValue
 
+from langchain_memkit.messages.authors import notification_source
 from langchain_memkit.messages.cuts import is_summary
 from langchain_memkit.messages.notes import is_note
-from langchain_memkit.messages.turns import turn_starts
+from langchain_memkit.messages.turns import index_of, turn_starts, with_turn_ids
 
 __all__ = [
     "HistoryState",
     "Marker",
     "in_order",
-    "index_of",
     "is_foreign_summary",
     "is_said",
     "messages_in",
@@ -27,7 +26,6 @@ __all__ = [
     "said_so_far",
     "start_of_turn",
     "unstored_start",
-    "with_ids",
 ]
 
 
@@ -116,22 +114,6 @@ def start_of_turn(messages: Sequence[BaseMessage], start: int) -> int:
     return start + (starts[-1] if starts else 0)
 
 
-def with_ids(messages: Sequence[BaseMessage], place: str, turn_id: str) -> list[BaseMessage]:
-    """Return the messages, those without an id as copies with one that follows from the turn and their place in it.
-
-    The same message of the same turn gets the same id in every attempt and in every process.
-    """
-    found: list[BaseMessage] = []
-    unnamed = 0
-    for message in messages:
-        if not message.id:
-            name = str(uuid5(NAMESPACE_OID, "\0".join([place, turn_id, str(unnamed)])))
-            message = message.model_copy(update={"id": name})
-            unnamed += 1
-        found.append(message)
-    return found
-
-
 def said_so_far(state: Mapping[str, Any]) -> list[BaseMessage]:
     """Return what the run of a state's marker has said, with what was removed from the state and noted there."""
     marker: Marker | None = state.get("memkit_turn")
@@ -140,7 +122,7 @@ def said_so_far(state: Mapping[str, Any]) -> list[BaseMessage]:
         return seen
     messages = messages_in(state)
     start = unstored_start(messages, marker)
-    own = with_ids(messages[start:], marker["place"], marker["turn_id"])
+    own = with_turn_ids(messages[start:], [marker["place"]], marker["turn_id"])
     return in_order(seen, [m for m in own if is_said(m)])
 
 
@@ -156,16 +138,9 @@ def moment(marker: Marker) -> datetime | None:
     return datetime.fromisoformat(marker["since"]) if marker["since"] else None
 
 
-def index_of(messages: Sequence[BaseMessage], message_id: str | None) -> int:
-    """Return the position of the message with this id, looked for from the back; -1 if there is none."""
-    if message_id is None:
-        return -1
-    return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].id == message_id), -1)
-
-
 def is_foreign_summary(message: BaseMessage) -> bool:
     """Return whether LangChain's `SummarizationMiddleware` put it into the state, in place of what it removed."""
-    return isinstance(message, HumanMessage) and message.additional_kwargs.get("lc_source") == "summarization"
+    return notification_source(message) == "summarization"
 
 
 def is_said(message: BaseMessage) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Annotated, Any, TypeAlias
 
 from langchain.tools import ToolRuntime
@@ -28,6 +28,8 @@ MAX_NOTES = 1000  # of one user
 SHOWN_TITLES = 50
 
 Title: TypeAlias = Annotated[str, Field(description="A few words that the note is found by, as the user says them.")]
+Text: TypeAlias = Annotated[str, Field(description="What to keep, in full.")]
+Query: TypeAlias = Annotated[str, Field(description="What to look for, in a few words.")]
 
 
 def memory_tools(turns: TurnStart) -> list[BaseTool]:
@@ -51,7 +53,7 @@ def memory_tools(turns: TurnStart) -> list[BaseTool]:
     def bound(runtime: ToolRuntime) -> Flow[list[Memory]]:
         return (yield from turns.bind(configured(runtime.config, runtime.context))).memories
 
-    def remember(runtime: ToolRuntime, title: str, text: str) -> Flow[str]:
+    def remember(title: Title, text: Text, runtime: ToolRuntime) -> Flow[str]:
         notes = _notes((yield from bound(runtime)))
         title, text = _checked(title, "title", MAX_TITLE), _checked(text, "text", MAX_TEXT)
         titles: list[str] = yield Step(notes.titles, notes.atitles)
@@ -62,7 +64,7 @@ def memory_tools(turns: TurnStart) -> list[BaseTool]:
         yield Step(partial(notes.add, entry), partial(notes.aadd, entry))
         return f"Remembered: {title}"
 
-    def recall(runtime: ToolRuntime, query: str) -> Flow[str]:
+    def recall(query: Query, runtime: ToolRuntime) -> Flow[str]:
         found = yield from bound(runtime)
         asked = HumanMessage(_checked(query, "query", MAX_TEXT))
         # the conversation is before the model anyway
@@ -75,7 +77,7 @@ def memory_tools(turns: TurnStart) -> list[BaseTool]:
         known = "; ".join(one_line(title) for title in titles[:SHOWN_TITLES])
         return "Nothing is known about that." + (f" Titles of notes: {known}" if known else "")
 
-    def forget(runtime: ToolRuntime, title: str) -> Flow[str]:
+    def forget(title: Title, runtime: ToolRuntime) -> Flow[str]:
         notes = _notes((yield from bound(runtime)))
         title = _checked(title, "title", MAX_TITLE)
         titles: list[str] = yield Step(notes.titles, notes.atitles)
@@ -85,49 +87,26 @@ def memory_tools(turns: TurnStart) -> list[BaseTool]:
         yield Step(partial(notes.remove, [title]), partial(notes.aremove, [title]))
         return f"Forgotten: {title}"
 
-    return [_remember(remember), _recall(recall), _forget(forget)]
+    return [
+        _tool(remember, "Keep a note for the user, for this and later conversations; the same title replaces one."),
+        _tool(recall, "Look up what is known of the user from notes and earlier conversations."),
+        _tool(forget, "Strike out the note with this title."),
+    ]
 
 
-def _remember(flow: Callable[..., Flow[str]]) -> BaseTool:
-    """Each tool's arguments are spelt out: LangChain reads the schema from them."""
+def _tool(flow: Callable[..., Flow[str]], about: str) -> BaseTool:
+    """Return a tool of the flow's name and arguments, for both call styles."""
 
-    def remember(
-        title: Title, text: Annotated[str, Field(description="What to keep, in full.")], runtime: ToolRuntime
-    ) -> str:
-        return drive(flow(runtime, title, text), run_step)
+    @wraps(flow)
+    def call(*args: Any, **kwargs: Any) -> str:
+        return drive(flow(*args, **kwargs), run_step)
 
-    async def aremember(title: str, text: str, runtime: ToolRuntime) -> str:
-        return await adrive(flow(runtime, title, text), arun_step)
+    @wraps(flow)
+    async def acall(*args: Any, **kwargs: Any) -> str:
+        return await adrive(flow(*args, **kwargs), arun_step)
 
-    about = "Keep a note for the user, for this and later conversations; one with the same title is replaced."
-    return _tool(remember, aremember, about)
-
-
-def _recall(flow: Callable[..., Flow[str]]) -> BaseTool:
-    def recall(
-        query: Annotated[str, Field(description="What to look for, in a few words.")], runtime: ToolRuntime
-    ) -> str:
-        return drive(flow(runtime, query), run_step)
-
-    async def arecall(query: str, runtime: ToolRuntime) -> str:
-        return await adrive(flow(runtime, query), arun_step)
-
-    return _tool(recall, arecall, "Look up what is known of the user from notes and earlier conversations.")
-
-
-def _forget(flow: Callable[..., Flow[str]]) -> BaseTool:
-    def forget(title: Title, runtime: ToolRuntime) -> str:
-        return drive(flow(runtime, title), run_step)
-
-    async def aforget(title: str, runtime: ToolRuntime) -> str:
-        return await adrive(flow(runtime, title), arun_step)
-
-    return _tool(forget, aforget, "Strike out the note with this title.")
-
-
-def _tool(function: Callable[..., str], coroutine: Callable[..., Any], about: str) -> BaseTool:
     # what a model gives wrongly is told to the model
-    return StructuredTool.from_function(function, coroutine, description=about, handle_tool_error=True)
+    return StructuredTool.from_function(call, acall, description=about, handle_tool_error=True)
 
 
 def _keeps_notes(entry: Any) -> bool:

@@ -18,18 +18,16 @@ from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memor
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
 from langchain_memkit.messages.cuts import whole_tool_groups
-from langchain_memkit.messages.turns import batch_op, turn_starts
+from langchain_memkit.messages.turns import batch_op, index_of, turn_starts, with_turn_ids
 from langchain_memkit.middleware.run import Run
 from langchain_memkit.middleware.state import (
     Marker,
     in_order,
-    index_of,
     is_said,
     messages_in,
     moment,
     start_of_turn,
     unstored_start,
-    with_ids,
 )
 from langchain_memkit.preprocessors.loading import load
 from langchain_memkit.runnables.saving import Policy
@@ -104,13 +102,13 @@ class TurnStart:
         start = unstored_start(messages, before)
         first = start_of_turn(messages, start)
         # with the ids that the run before has stored them by, or would have
-        named = with_ids(messages[start:], place, _namer(before, turn_id))
+        named = with_turn_ids(messages[start:], [place], _namer(before, turn_id))
         known, view = yield from self._read(bound, [m.id or "" for m in (*seen, *named)], messages[first:], config)
         if before is not None and (before["place"] != place or (bound.native and _is_cleared(before, view))):
             # what the state had then must not come back, and is not somebody else's
             start = unstored_start(messages, before, settled=True)
             first = start_of_turn(messages, start)
-            before, seen, named = None, [], with_ids(messages[start:], place, turn_id)
+            before, seen, named = None, [], with_turn_ids(messages[start:], [place], turn_id)
         left = [m for m in in_order(seen, named[: first - start]) if m.id not in known and is_said(m)]
         if before is not None and not before["done"]:  # what is stored of the run before is the past
             while first + 1 < len(messages) and (
@@ -152,7 +150,7 @@ class TurnStart:
         place, seen = marker["place"], [*seen] or list(state.get("memkit_seen") or [])
         bound = yield from self.bind(configurable)
         start = unstored_start(messages, marker)
-        own = with_ids(messages[start:], place, marker["turn_id"])
+        own = with_turn_ids(messages[start:], [place], marker["turn_id"])
         ids = {m.id for m in (*seen, *messages, *own) if m.id}
         known, view = yield from self._read(bound, sorted(ids), messages[start:], config)
         older, unnamed = _older(messages, start)

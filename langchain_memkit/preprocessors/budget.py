@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import BaseMessage, SystemMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenCounterLike, TurnContext, Window
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import count_tokens, count_tool_tokens, counter_name, resolve_counter
-from langchain_memkit.messages.cuts import is_summary
+from langchain_memkit.messages.cuts import find_cut, is_summary
 from langchain_memkit.messages.notes import is_note
 
 __all__ = ["Budget", "Sizes", "as_messages", "checked_size", "new_input"]
@@ -101,6 +101,26 @@ class Budget:
         beside = [note for note in context.notes if not any(note is m for m in value)]
         asked = sum(count_tokens([*beside, *new_input(config, value)], self.counter))
         return int((self.max_tokens - self.taken) * context.scale) - asked
+
+    def fit_run(self, own: list[BaseMessage], beside: Sequence[BaseMessage], scale: float) -> list[BaseMessage]:
+        """Cut the messages of an agent's run: if a long loop outgrows the budget, the oldest whole tool groups go.
+
+        Args:
+            own: The run's messages, which begin with its input.
+            beside: What else is shown with them.
+            scale: Share of the budget that may be used.
+
+        Returns:
+            The input, and the newest groups that fit; everything where the budget counts messages.
+        """
+        lead = next((i for i, m in enumerate(own) if isinstance(m, AIMessage)), len(own))
+        if self.counts_messages or lead == len(own):
+            return own
+        size = Sizes(own, self.counter)
+        room = int((self.max_tokens - self.taken) * scale)
+        room -= sum(size(i) for i in range(lead)) + sum(count_tokens(beside, self.counter))
+        start, task, _ = find_cut(own, size, room, lead=lead)
+        return [*own[:lead], *(own[task : task + 1] if task is not None else ()), *own[start:]]
 
     def window(self, config: RunnableConfig | None) -> Window:
         """The newest rows that fill the budget."""

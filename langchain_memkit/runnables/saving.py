@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Self, TypeAlias
-from uuid import NAMESPACE_OID, uuid5
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -29,7 +28,7 @@ from langchain_memkit.errors import (
 from langchain_memkit.memories.telling import save_all, tell
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
 from langchain_memkit.messages.notes import is_note
-from langchain_memkit.messages.turns import same_messages
+from langchain_memkit.messages.turns import same_messages, with_turn_ids
 from langchain_memkit.runnables.memories import Memories
 from langchain_memkit.runnables.wiring import PastWatch
 
@@ -214,7 +213,8 @@ class Policy:
             yield add_messages(history, messages)
             yield from save_all(turn.memories, SavedTurn(messages, turn_id))
             return None
-        named = _with_ids(messages, history, turn_id)
+        place = [getattr(history, "user_id", None) or "", getattr(history, "session_id", "")]
+        named = with_turn_ids(messages, place, turn_id)  # what is derived from them is told by their ids
         seq: int | None = None
         try:
             seq = yield Step(
@@ -278,15 +278,6 @@ def _event(turn: OpenTurn, name: str, error: BaseException) -> Step:
 def _without_notes(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """What memories recalled is never stored, whoever hands it back."""
     return [message for message in messages if not is_note(message)]
-
-
-def _with_ids(messages: Sequence[BaseMessage], history: Any, turn_id: str) -> list[BaseMessage]:
-    """The messages, each with an id, the same in every attempt at a turn: what is derived from them is told by it."""
-    place = [getattr(history, "user_id", None) or "", getattr(history, "session_id", ""), turn_id]
-    return [
-        m if m.id else m.model_copy(update={"id": str(uuid5(NAMESPACE_OID, "\0".join([*place, str(i)])))})
-        for i, m in enumerate(messages)
-    ]
 
 
 def _rest(turn: OpenTurn, messages: list[BaseMessage], stored: Sequence[BaseMessage]) -> list[BaseMessage]:
