@@ -14,8 +14,8 @@
 7. What was stored and is cleared is gone: not shown nor stored again, though states of before still hold it; a run that
    began before and ends afterwards is not stored, and is shown only itself.
 
-Not drawn: a clear between `update_state` or a failed run and the run that would store what they left in the state. Nobody
-can tell whether that was said before the clear or after it.
+Not drawn: a clear between `update_state` or a failed run and the run that would store what they left in the state:
+nobody can tell whether that was said before the clear or after it.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def test_a_thousand_runs(tmp_path: Path) -> None:
     """At least a thousand runs in random order, over every kind of state: what is stored, and what models are shown."""
     runs, folders = 0, itertools.count()
 
-    @settings(max_examples=200, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
     @given(CASES, STEPS)
     def check(case: tuple[str, str | None, str, str], steps: list[tuple[str, str, int]]) -> None:
         nonlocal runs
