@@ -144,12 +144,12 @@ def _given(value: Any) -> BaseMessage:
     """A message as apps give it, in plain values."""
     try:
         [message] = convert_to_messages([_plain(value, 0)])
+        if type(message) in MESSAGE_TYPES.values():
+            return message
     except (LookupError, TypeError, ValueError, NotImplementedError):
-        message = None
-    if type(message) not in MESSAGE_TYPES.values():
-        msg = f"a {type(value).__name__} is not a message of langchain-core"
-        raise MessageDecodeError(msg) from None
-    return message
+        pass
+    msg = f"a {type(value).__name__} is not a message of langchain-core"
+    raise MessageDecodeError(msg)
 
 
 def replayed(seed: Any, writes: Iterable[Any]) -> list[Any]:

@@ -230,6 +230,19 @@ def test_interrupted_and_left(thread: Thread) -> None:
 
 
 @cells(AGENTS)
+def test_left_where_a_chain_began_the_session(thread: Thread) -> None:
+    """A run that waited before anything was stored is not taken for one of before a clear, though a chain came first."""
+    thread.model.script = [call()]
+    thread.ask("q0")
+    thread.chain("hi")
+    thread.ask("q1")
+    left = ["q0", "look()", "(failed)"] if thread.kind == "create_deep_agent" else ["q0"]
+    turns = [["hi", "a2"], left, ["q1", "a3"]]
+    check_stored(thread, turns)
+    assert thread.shown[-1] == [*flat(turns[:2]), "q1"]
+
+
+@cells(AGENTS)
 def test_tools_without_a_stop(cell: Cell, start: Any) -> None:
     """Calls that nobody has to approve are one turn with their question, without a saver too."""
     thread = start((cell[0], None, *cell[2:]))
