@@ -81,7 +81,7 @@ CONFIG = session("s1", user_id="u1")
 assert_type(CONFIG, RunnableConfig)
 assert_type(session("s1", turn_id="t1", thread_id="t1", tags=["web"]), RunnableConfig)
 session(7)  # type: ignore[arg-type]  # ids are strings
-session("s1", "u1")  # type: ignore[misc]  # and are told apart by name
+session("s1", "u1")  # type: ignore[call-arg]  # and are told apart by name
 
 assert_type(langchain_memkit.__version__, str)
 langchain_memkit.VektorMemory  # type: ignore[attr-defined]  # noqa: B018  # a misspelt name is an error
