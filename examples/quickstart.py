@@ -22,7 +22,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.prompt_values import PromptValue
-    from langchain_core.runnables import Runnable, RunnableConfig
+    from langchain_core.runnables import Runnable
 
 
 def talk(chain: Runnable[Any, Any], store: str, session_id: str, lines: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ def talk(chain: Runnable[Any, Any], store: str, session_id: str, lines: Sequence
     kind: Any = memkit.MongoDBChatMessageHistory if "://" in store else memkit.SQLiteChatMessageHistory
     with kind.factory(store) as histories:
         chat = memkit.create_runnable_with_message_history(chain, histories)
-        config: RunnableConfig = {"configurable": {"session_id": session_id, "user_id": "nemo"}}
+        config = memkit.session(session_id, user_id="nemo")
         for line in lines:
             show("you", [line])
             # The turn is stored when its stream ends. Without streaming: chat.invoke(line, config).text

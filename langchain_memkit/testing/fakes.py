@@ -103,12 +103,14 @@ class FakeChatModel(BaseChatModel):
         return approximate_tokens(messages)
 
     def _message(self, messages: list[BaseMessage]) -> AIMessage:
+        if len(self.calls) >= len(self.responses):
+            return AIMessage(self._answer(messages))
+        answer = self.responses[len(self.calls)]
         self.calls.append(list(messages))
-        scripted = self.responses[len(self.calls) - 1 :][:1]
-        answer = scripted[0] if scripted else self._answer(messages)
         return AIMessage(answer) if isinstance(answer, str) else answer.model_copy()
 
     def _answer(self, messages: list[BaseMessage]) -> str:
+        self.calls.append(list(messages))
         said = [m.text for m in messages if isinstance(m, HumanMessage)]
         if not said or not said[-1].rstrip().endswith("?"):
             return "Noted."
@@ -118,7 +120,7 @@ class FakeChatModel(BaseChatModel):
         best = max(enumerate(facts), key=lambda f: (len(question & _told(f[1])), f[0]), default=(0, ""))[1]
         return f"You told me: {best}" if question & _told(best) else "You have not told me that."
 
-    def _chunks(self, messages: list[BaseMessage]) -> Iterator[AIMessageChunk]:
+    def _pieces(self, messages: list[BaseMessage]) -> Iterator[AIMessageChunk]:
         message = self._message(messages)
         for i, word in enumerate(re.findall(r"\S+\s*", message.text)):
             if self.error is not None and i >= self.error_after:
@@ -152,7 +154,7 @@ class FakeChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        for chunk in self._chunks(messages):
+        for chunk in self._pieces(messages):
             time.sleep(self.delay)
             if run_manager:
                 run_manager.on_llm_new_token(chunk.text)
@@ -165,7 +167,7 @@ class FakeChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        for chunk in self._chunks(messages):
+        for chunk in self._pieces(messages):
             await asyncio.sleep(self.delay)
             if run_manager:
                 await run_manager.on_llm_new_token(chunk.text)

@@ -49,6 +49,7 @@ from langchain_memkit import (
     create_trim_preprocessor,
     explain_turn,
     purge_user,
+    session,
     testing,
 )
 from langchain_memkit.base import MemoryFactory, SessionInfo
@@ -79,10 +80,18 @@ from langchain_memkit.testing import (
 )
 
 URI = "mongodb://localhost:27017"
-CONFIG: RunnableConfig = {"configurable": {"session_id": "s1", "user_id": "u1"}}
+CONFIG = session("s1", user_id="u1")
+
+assert_type(CONFIG, RunnableConfig)
+assert_type(session("s1", turn_id="t1", thread_id="t1", tags=["web"]), RunnableConfig)
+session(7)  # type: ignore[arg-type]  # ids are strings
+session("s1", "u1")  # type: ignore[call-arg]  # and are told apart by name
 
 assert_type(langchain_memkit.__version__, str)
 langchain_memkit.VektorMemory  # type: ignore[attr-defined]  # noqa: B018  # a misspelt name is an error
+assert_type(langchain_memkit.testing.FakeChatModel().invoke("hi"), AIMessage)  # modules are attributes
+assert_type(langchain_memkit.errors.MemkitError("no"), MemkitError)
+langchain_memkit.migrate.migrate, langchain_memkit.classic.as_classic_memory  # noqa: B018  # all four
 testing.FakeChatModle  # type: ignore[attr-defined]  # noqa: B018
 
 
@@ -132,6 +141,12 @@ def chains(model: BaseChatModel) -> None:
     chat = create_runnable_with_message_history(model, histories, preprocessor=fits, before_save=redacted)
     assert_type(chat, RunnableWithMessageHistory)
     chat.invoke("My name is Nemo.", CONFIG)
+    chat.invoke("My name is Nemo.", session("s1"))
+    chat.invoke("My name is Nemo.", {"configurable": {"session_id": "s1"}})  # a dict in its place has the type
+    loose = {"configurable": {"session_id": "s1"}}
+    chat.invoke("My name is Nemo.", loose)  # type: ignore[arg-type]  # a dict in a variable is a dict of anything
+    with_callbacks: RunnableConfig = {**session("s1"), "callbacks": []}
+    chat.invoke("My name is Nemo.", with_callbacks)
     prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("chat_history"), ("human", "{input}")])
     RunnableWithMessageHistory(
         prompt | model,
@@ -304,6 +319,9 @@ class TestMyMemory(MemoryContract):
 def fakes() -> None:
     """What tests of the user's need."""
     assert_type(FakeChatModel().invoke("hi"), AIMessage)
+    scripted = FakeChatModel(responses=["Noted.", AIMessage("hello")])
+    assert_type(scripted.bind_tools([print]).invoke("hi"), AIMessage)
+    assert_type(scripted.get_num_tokens_from_messages([HumanMessage("hi")]), int)
     assert_type(FrozenClock()(), datetime)
     with local_mongodb() as server:
         assert_type(server.uri, str)

@@ -15,7 +15,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models import FakeListLLM
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import ConfigurableFieldSpec, RunnableLambda
@@ -609,9 +609,9 @@ def test_closing_stops_the_model(histories: Any) -> None:
     told: list[str] = []
 
     class Slow(Model):
-        def _pieces(self, messages: list[BaseMessage]) -> Iterator[str]:
+        def _pieces(self, messages: list[BaseMessage]) -> Iterator[AIMessageChunk]:
             for piece in super()._pieces(messages):
-                told.append(piece)
+                told.append(piece.text)
                 yield piece
 
     chat = create_conversational_rag_chain(Slow(answer="a b c d e f g h"), finding(AGE), histories)
