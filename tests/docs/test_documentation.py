@@ -212,8 +212,10 @@ def public() -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize(("name", "item"), list(public()), ids=lambda x: x if isinstance(x, str) else "")
 def test_public_names_are_documented(name: str, item: Any) -> None:
-    """Public names have a docstring; those of the front door and the main verbs show an example."""
+    """Public names have a docstring; those of the front door and the main verbs show an example, if they are ours."""
     text = inspect.getdoc(item) or ""
     assert len(text) > 20, name
+    if str(getattr(item, "__module__", "")).startswith("langchain_core."):
+        return
     if name in langchain_memkit.__all__ or name.endswith((".append_turn", ".tail", ".factory")):
         assert "Example" in text, name
