@@ -40,6 +40,22 @@ except ImportError:
         """A chat history: subclass it with `messages`, `add_messages` (or `add_message`) and `clear`.
 
         Every other verb follows from these three; the async ones run them in a thread, unless overridden.
+
+        Example:
+            >>> from langchain_memkit import BaseChatMessageHistory
+            >>> class ListHistory(BaseChatMessageHistory):
+            ...     def __init__(self):
+            ...         self.messages = []
+            ...
+            ...     def add_messages(self, messages):
+            ...         self.messages.extend(messages)
+            ...
+            ...     def clear(self):
+            ...         self.messages = []
+            >>> history = ListHistory()
+            >>> history.add_user_message("hi")
+            >>> print(history)
+            Human: hi
         """
 
         messages: list[BaseMessage]
@@ -94,7 +110,18 @@ except ImportError:
             return get_buffer_string(self.messages)
 
     class InMemoryChatMessageHistory(BaseChatMessageHistory, BaseModel):  # type: ignore[no-redef]  # as above
-        """A chat history that lasts as long as this object."""
+        """A chat history that lasts as long as this object.
+
+        Args:
+            messages: What it begins with, oldest first.
+
+        Example:
+            >>> from langchain_memkit import InMemoryChatMessageHistory
+            >>> history = InMemoryChatMessageHistory()
+            >>> history.add_ai_message("hello")
+            >>> [message.text for message in history.messages]
+            ['hello']
+        """
 
         messages: list[BaseMessage] = Field(default_factory=list)
         """The conversation, oldest first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
@@ -131,6 +132,17 @@ def together(steps: Sequence[Step]) -> Step:
         return results
 
     return Step(sync, asynchronous)
+
+
+def internal_call(run_name: str, purpose: str) -> RunnableConfig:
+    """The config of a call that is ours and no part of an answer: a summary, a rewritten question, a rating.
+
+    From 1.5 on langchain knows such calls by a value that it draws for each process. It is asked for that where it is
+    loaded; elsewhere no agent runs that would look for it.
+    """
+    langchain = sys.modules.get("langchain.agents.middleware.internal_call_transformer")
+    mark: dict[str, Any] = getattr(langchain, "internal_call_metadata", dict)()
+    return {"run_name": run_name, "tags": ["nostream"], "metadata": {"memkit": purpose, **mark}}
 
 
 def model_call(llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig, seconds: float | None) -> Step:

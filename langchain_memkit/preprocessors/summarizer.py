@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from langchain_memkit._flow import Flow, Step, in_thread, model_call
+from langchain_memkit._flow import Flow, Step, in_thread, internal_call, model_call
 from langchain_memkit._histories import has_native
 from langchain_memkit.base import Now, Position, TokenCounter
 from langchain_memkit.errors import StaleTurnError
@@ -31,7 +31,6 @@ T = TypeVar("T")
 
 LEAST_CHUNK = 1_000  # tokens: whatever the budget, a model takes as much
 MESSAGE_CHUNK = 4_000  # tokens, where the budget counts messages
-CALL: RunnableConfig = {"run_name": "summarize", "tags": ["nostream"], "metadata": {"memkit": "summary"}}
 
 
 class Compaction(NamedTuple):
@@ -110,7 +109,7 @@ class Summarizer:
     def _ask(self, summary: str, messages: Sequence[BaseMessage], config: RunnableConfig) -> Flow[str]:
         """One call of the model: the summary so far and what comes next."""
         prompt = self.prompt.build(summary, messages, self.rules.words)
-        call = merge_configs(config, CALL)
+        call = merge_configs(config, internal_call("summarize", "summary"))
         answer = yield model_call(self.llm, prompt, call, self.timeout)
         if not isinstance(answer, (str, BaseMessage)):
             msg = f"the model must return a message or text, not {type(answer).__name__}"

@@ -15,7 +15,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from langchain_memkit._flow import Flow, model_call, user_code
+from langchain_memkit._flow import Flow, internal_call, model_call, user_code
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.retrievers.asking import SCHEMA, QuestionPrompt, question_in
 from langchain_memkit.retrievers.checking import same_question
@@ -32,7 +32,6 @@ Gate: TypeAlias = Callable[[str, Sequence[Turn]], Any]
 Check: TypeAlias = Callable[[str, str, Sequence[str]], str | None]
 """`check(question, rewrite, earlier questions)`: why a rewrite is not taken, in a few words; None if it is."""
 
-CALL: RunnableConfig = {"run_name": "condense_question", "tags": ["nostream"], "metadata": {"memkit": "question"}}
 EACH_RUN = ("turn_id", "run_id", "checkpoint_id", "checkpoint_ns")  # what is another in every run
 ENDS = ("finish_reason", "stop_reason", "done_reason")  # why an answer ends: OpenAI, Google; Anthropic; Ollama
 UNSUPPORTED = {400, 404, 405, 415, 422, 501}  # what servers say to a request for structured output that they cannot do
@@ -215,7 +214,7 @@ class Condenser:
 
     def _asked(self, llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig) -> Flow[str]:
         """The question in the model's answer; plain text where structured output is offered but not done."""
-        call = merge_configs(config, CALL)
+        call = merge_configs(config, internal_call("condense_question", "question"))
         until = None if self.timeout is None else time.monotonic() + self.timeout
         structured = self.rewrites.structured(llm) if self.prompt.given is None else None
         if structured is not None:

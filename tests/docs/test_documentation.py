@@ -79,12 +79,13 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
             value.close()
 
 
+@pytest.mark.filterwarnings("ignore:The class `InMemoryChatMessageHistory` was deprecated")  # one side keeps it
 def test_both_sides_of_differences_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `coming-from.md` says to replace runs, what it says to write instead runs, and they answer the same."""
     monkeypatch.chdir(tmp_path)
     page = ROOT / "docs" / "coming-from.md"
     setting, differences = blocks(page)[0], blocks(page, "diff")
-    assert len(differences) == 4
+    assert len(differences) == 5
     for difference in differences:
         lines = difference.splitlines()
         before, after = ("\n".join(line[1:] for line in lines if line[:1] in (mark, " ", "")) for mark in "-+")
@@ -211,8 +212,10 @@ def public() -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize(("name", "item"), list(public()), ids=lambda x: x if isinstance(x, str) else "")
 def test_public_names_are_documented(name: str, item: Any) -> None:
-    """Public names have a docstring; those of the front door and the main verbs show an example."""
+    """Public names have a docstring; those of the front door and the main verbs show an example, if they are ours."""
     text = inspect.getdoc(item) or ""
     assert len(text) > 20, name
+    if str(getattr(item, "__module__", "")).startswith("langchain_core."):
+        return
     if name in langchain_memkit.__all__ or name.endswith((".append_turn", ".tail", ".factory")):
         assert "Example" in text, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -186,6 +187,13 @@ async def test_an_async_app_survives_by_its_import_lines(app: Any) -> None:
     await app.ainvoke({"input": "My name is Nemo."}, config)
     streamed = [chunk.text async for chunk in app.astream({"input": "What is my name?"}, config)]
     assert "".join(streamed) == "You told me: My name is Nemo."
+
+
+@pytest.mark.parametrize("cls", [AFTER.BaseChatMessageHistory, AFTER.InMemoryChatMessageHistory])
+def test_examples_run(cls: Any) -> None:
+    """The examples in the docstrings of what comes after LangChain's classes print what they say."""
+    (found,) = [test for test in doctest.DocTestFinder(recurse=False).find(cls, globs={}) if test.examples]
+    assert doctest.DocTestRunner().run(found).failed == 0
 
 
 def test_isinstance_of_our_histories() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._flow import Flow, internal_call, model_call
 from langchain_memkit.memories.entity.book import Book
 from langchain_memkit.memories.entity.portraits import called
 from langchain_memkit.memories.entity.rows import DescriptionRow, FactRow, fact_id
@@ -25,7 +25,6 @@ ENTITIES = 12  # of one call
 FACTS = 8  # of each of them
 MOST = 300  # characters of a description
 LINE = re.compile(r"\s*(\d+)\s*[.):]\s*(\S.*?)\s*$")
-CALL: RunnableConfig = {"run_name": "describe_entities", "tags": ["nostream"], "metadata": {"memkit": "entities"}}
 
 TASK = """\
 Describe each numbered name below in one sentence of at most 40 words, from the quoted records under it and from \
@@ -55,7 +54,7 @@ class Describer:
             return
         prompt = TASK + "\n".join(_lines(i, name, rows) for i, (_, name, rows) in enumerate(topics, 1))
         try:
-            answer = yield Step(lambda: self._llm.invoke(prompt, CALL), lambda: self._llm.ainvoke(prompt, CALL))
+            answer = yield model_call(self._llm, prompt, internal_call("describe_entities", "entities"), None)
             said = read_answer(str(answer.text if isinstance(answer, BaseMessage) else answer), len(topics))
             if not said:
                 logger.warning("no entity was described: the model's answer has no numbered lines")

@@ -8,10 +8,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, in_thread, run_step, user_code
+from langchain_memkit._flow import (
+    Flow,
+    Step,
+    adrive,
+    arun_step,
+    drive,
+    in_thread,
+    internal_call,
+    model_call,
+    run_step,
+    user_code,
+)
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.nearest import nearest
 from langchain_memkit.memories.key_value.catalog import Hit
@@ -34,7 +45,6 @@ nothing else. Answer 0 if it means none of them."""
 MOST_MESSAGE = 4_000  # characters
 AROUND = "[]().# \n"  # what models put around a list of numbers
 BETWEEN = re.compile(r"[\s,;]+")
-CALL: RunnableConfig = {"run_name": "match_titles", "tags": ["nostream"], "metadata": {"memkit": "matcher"}}
 
 
 def ask_matcher(matcher: Any, text: str, titles: Sequence[str]) -> Step:
@@ -81,7 +91,7 @@ class ModelMatcher:
         lines = "\n".join(f"{i}. {one_line(title)}" for i, title in enumerate(offered, 1))
         prompt = [HumanMessage(PROMPT.format(titles=lines, message=one_line(text, MOST_MESSAGE)))]
         try:
-            answer = yield Step(lambda: self._llm.invoke(prompt, CALL), lambda: self._llm.ainvoke(prompt, CALL))
+            answer = yield model_call(self._llm, prompt, internal_call("match_titles", "matcher"), None)
         except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
             logger.warning("the model that matches titles failed: %s", type(error).__name__)
             return []

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, internal_call, run_step
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import quoted
 from langchain_memkit.scoring.words import stems
@@ -23,7 +23,6 @@ logger = logging.getLogger("langchain_memkit")
 LEAST, MOST = 1.0, 10.0
 UNRATED = 5.0  # what a memory gets of which the model says nothing that counts
 READ = 4_000  # characters of a memory that a model is shown
-CALL: RunnableConfig = {"run_name": "rate_importance", "tags": ["nostream"], "metadata": {"memkit": "importance"}}
 
 PROMPT = """How poignant is the memory below for the person it is about, on a scale of 1 to 10? 1 is purely mundane \
 (brushing teeth, making the bed), 10 is extremely poignant (a break-up, being accepted at a college).
@@ -105,7 +104,8 @@ class ModelImportance:
         return await adrive(self._rate(texts), arun_step)
 
     def _rate(self, texts: Sequence[str]) -> Flow[list[float]]:
-        llm, config = self._llm, RunnableConfig(**CALL, max_concurrency=self._batch_size)
+        llm, config = self._llm, internal_call("rate_importance", "importance")
+        config["max_concurrency"] = self._batch_size
         asked = [[HumanMessage(self._prompt.replace("{memory}", quoted(text[:READ])))] for text in texts]
         answers: list[Any] = []
         for i in range(0, len(asked), self._batch_size):
