@@ -44,6 +44,7 @@ def migrate(
         source: Where conversations are read.
         target: Where they are written.
         user_id: Gives all of them to this user, as rows of langchain-mongodb need that carry none. None keeps owners.
+            Within one place, source and target being the same, only those that belong to nobody.
         dry_run: Reads and counts, writes nothing.
         progress: Shows a bar if `rich` is installed.
 
@@ -69,11 +70,13 @@ def migrate(
         check_id(user_id, "user_id")
     report = MigrationReport(dry_run=dry_run)
     checked(target, "target")
-    way_back = isinstance(source, HistoryFactory) and _is_way_back(source._store, target._store, user_id)
+    within = isinstance(source, HistoryFactory) and source._store.place == target._store.place
+    way_back = within and _is_way_back(source._store, target._store, user_id)  # type: ignore[union-attr]  # a factory
     if not (dry_run or isinstance(source, HistoryFactory)):
         # opens it now: that switches a SQLite file to WAL, and no reader of the same file may be in the way
         target._store.run(target._store.page_back(Scope("", "-"), None, 1, Enough()))
-    read = opened(source, native_only=way_back)
+    # within one place only what is nobody's changes hands: the other users' conversations are none of this user's
+    read = opened(source, native_only=way_back, user_id="" if within and not way_back else None)
     with progress_bar(progress, "migrating", read.size()) as advance, closing(_each(read)) as conversations:
         for conversation in conversations:
             report.sessions += 1
@@ -140,9 +143,7 @@ def _unknown(turns: Iterator[Turn], history: Any) -> Iterator[Turn]:
 
 
 def _is_way_back(source: Any, target: Any, user_id: str | None) -> bool:
-    """Whether native turns become rows in their own collection; refuses other moves within one place."""
-    if source.place != target.place:
-        return False
+    """Whether native turns become rows in their own collection; refuses other moves, both being one place."""
     layouts = (source.layout, target.layout)
     if layouts == ("turns", "langchain"):
         return True
