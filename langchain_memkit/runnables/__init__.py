@@ -84,7 +84,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         on_load_error: OnLoadError = "report",
         **kwargs: Any,
     ) -> None:
-        checked_function(get_session_history)
+        checked_function(get_session_history, history_factory_config)
         if unknown := kwargs.keys() - RunnableBindingBase.model_fields.keys():
             msg = f"no such argument: {', '.join(sorted(unknown))}"  # pydantic would drop it
             raise ConfigurationError(msg)
