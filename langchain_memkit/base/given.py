@@ -75,13 +75,15 @@ def file_given(path: P) -> P:
     Example:
         >>> file_given("chat.db")
         'chat.db'
-        >>> file_given("mongodb://nemo:secret@host/")
+        >>> file_given("mongodb://nemo:secret@host/")  # doctest: +NORMALIZE_WHITESPACE
         Traceback (most recent call last):
         ...
-        langchain_memkit.errors.ConfigurationError: a file was expected, not an address that begins with 'mongodb:'
+        langchain_memkit.errors.ConfigurationError: a file was expected, not an address that begins with 'mongodb:'; the
+        classes for a server begin with MongoDB
     """
     if address := ADDRESS.match(str(path)):
-        msg = f"a file was expected, not an address that begins with '{address[1]}:'"
+        way_out = "; the classes for a server begin with MongoDB" if address[1].startswith("mongodb") else ""
+        msg = f"a file was expected, not an address that begins with '{address[1]}:'{way_out}"
         raise ConfigurationError(msg)
     return path
 

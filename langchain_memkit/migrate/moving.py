@@ -45,6 +45,7 @@ def migrate(
         source: Where conversations are read.
         target: Where they are written.
         user_id: Gives all of them to this user, as rows of langchain-mongodb need that carry none. None keeps owners.
+            Within one place, source and target being the same, only those that belong to nobody.
         dry_run: Reads and counts, writes nothing.
         progress: Shows a bar if `rich` is installed.
 
@@ -70,11 +71,13 @@ def migrate(
         check_id(user_id, "user_id")
     report = MigrationReport(dry_run=dry_run)
     checked(target, "target")
-    way_back = isinstance(source, HistoryFactory) and _is_way_back(source, target, user_id)
+    within = isinstance(source, HistoryFactory) and source._store.place == target._store.place
+    way_back = within and _is_way_back(source, target, user_id)  # type: ignore[arg-type]  # a factory
     if not (dry_run or isinstance(source, HistoryFactory)):
         # opens it now: that switches a SQLite file to WAL, and no reader of the same file may be in the way
         target._store.run(target._store.page_back(Scope("", "-"), None, 1, Enough()))
-    read = opened(source, native_only=way_back)
+    # within one place only what is nobody's changes hands: the other users' conversations are none of this user's
+    read = opened(source, native_only=way_back, user_id="" if within and not way_back else None)
     with progress_bar(progress, "migrating", read.size()) as advance, closing(_each(read)) as conversations:
         for conversation in conversations:
             report.sessions += 1
@@ -141,10 +144,8 @@ def _unknown(turns: Iterator[Turn], history: Any) -> Iterator[Turn]:
 
 
 def _is_way_back(begin: HistoryFactory[Any], end: HistoryFactory[Any], user_id: str | None) -> bool:
-    """Whether native turns become rows in their own collection; refuses other moves within one place."""
+    """Whether native turns become rows in their own collection; refuses other moves, both being one place."""
     source, target = begin._store, end._store
-    if source.place != target.place:
-        return False
     if not (is_native(begin._first) and is_native(end._first)):
         msg = (
             "source and target are the same place, and a subclass that overrides methods is read and written through "

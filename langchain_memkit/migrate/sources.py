@@ -119,14 +119,14 @@ def _counter_of(factory: HistoryFactory[Any]) -> TokenCounter | None:
     return counter
 
 
-def opened(source: HistoryFactory[Any] | Source, *, native_only: bool = False) -> Source:
-    """What was given, as a source.
+def opened(source: HistoryFactory[Any] | Source, *, native_only: bool = False, user_id: str | None = None) -> Source:
+    """What was given, as a source; of a factory only what belongs to `user_id`, an empty string for nobody's.
 
     Raises:
         ConfigurationError: It is neither a factory of ours nor made by one of the functions here.
     """
     if isinstance(source, HistoryFactory):
-        return HistorySource(source, native_only=native_only)
+        return HistorySource(source, user_id, native_only=native_only)
     if not callable(getattr(source, "conversations", None)):
         msg = (
             "source must be a factory of histories, or what langchain_sql_source, langchain_file_source, "

@@ -88,7 +88,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         on_load_error: OnLoadError = "report",
         **kwargs: Any,
     ) -> None:
-        checked_function(get_session_history)
+        checked_function(get_session_history, history_factory_config)
         # pydantic would drop what it does not know
         check_arguments(kwargs.keys() - RunnableBindingBase.model_fields.keys(), create_runnable_with_message_history)
         policy = self._policy_type.of(

@@ -45,10 +45,12 @@ class Memories:
         for i, entry in enumerate(entries):
             known = isinstance(entry, Memory)
             if not (known or isinstance(entry, Runnable) or callable(entry)) or isinstance(entry, type):
-                name = (entry if isinstance(entry, type) else type(entry)).__name__
+                is_class = isinstance(entry, type)
+                name = f"the class {entry.__name__}" if is_class else type(entry).__name__
+                maker = entry.__name__ if is_class and hasattr(entry, "factory") else "X"
                 msg = (
                     f"memories[{i}] must be a Memory, a function (session_id, user_id) that makes one "
-                    f"(X.factory(...)), or a retriever, not {name}"
+                    f"({maker}.factory(...)), or a retriever, not {name}"
                 )
                 raise ConfigurationError(msg)
             found.append(RetrieverMemory(entry) if isinstance(entry, Runnable) and not known else entry)

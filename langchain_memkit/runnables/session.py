@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import ConfigurableFieldSpec
@@ -12,6 +12,7 @@ from langchain_memkit._flow import Step, user_code
 from langchain_memkit.base import GetSessionHistory, check_id
 from langchain_memkit.errors import ConfigurationError
 
+NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 DROPPED_USER = (
     "config['configurable'] has a user_id that {} cannot take, so users would share what it gives. "
     "Give it a parameter `user_id=None`, or leave user_id out."
@@ -52,12 +53,43 @@ def session_history(
     return user_code(acall if inspect.iscoroutinefunction(function) else call, name=name)
 
 
-def checked_function(function: object, name: str = "get_session_history") -> GetSessionHistory:
-    """The argument, if it can be called at all."""
+def checked_function(
+    function: object, specs: Sequence[ConfigurableFieldSpec] | None = None, name: str = "get_session_history"
+) -> GetSessionHistory:
+    """Return the argument, if it can be called, and is no class that needs more than a call gives it.
+
+    Args:
+        function: `get_session_history`.
+        specs: The keys that `history_factory_config` names.
+        name: Of the argument, for errors.
+
+    Raises:
+        ConfigurationError: It cannot be called so; the text names the factory, or a function that can.
+    """
     if not callable(function):
         msg = f"{name} must be callable: a function of session_id, or X.factory(...)"
         raise ConfigurationError(msg)
+    if isinstance(function, type):
+        needed = [p.name for p in _parameters(function) if p.default is p.empty and p.kind in NAMED]
+        others = [n for n in needed if n not in ("session_id", "user_id", *(spec.id for spec in specs or ()))]
+        if others and "session_id" in needed:
+            of = function.__name__
+            factory = f"{of}.factory({', '.join(others)})" if hasattr(function, "factory") else ""
+            way_out = f"{factory}, or " if factory else ""
+            msg = (
+                f"{name} is the class {of}, which needs {', '.join(others)} besides session_id: give {way_out}a "
+                f"function, as in lambda session_id: {of}({', '.join(needed)})"
+            )
+            raise ConfigurationError(msg)
     return function
+
+
+def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:
+    """The parameters; none of what cannot be looked into."""
+    try:
+        return inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
 
 
 def _standard_ids(

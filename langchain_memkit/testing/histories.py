@@ -59,6 +59,29 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         call(make_history("s1", "u1"), "clear")
         assert [texts(call(make_history("s1", user), "messages")) for user in users] == [[], ["u2"], ["None"]]
 
+    def test_a_conversation_of_nobody(
+        self, make_history: MakeHistory, call: Call, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Who begins to pass a user_id is told once that the old conversation is there, and how to move it."""
+
+        def said() -> list[str]:
+            return [r.getMessage() for r in caplog.records if r.name == "langchain_memkit" and "user_id" in r.msg]
+
+        call(make_history("s1", "u1"), "messages")
+        call(make_history("s1"), "add_messages", exchange("Ophelia"))
+        call(make_history("s1"), "messages")
+        assert said() == []
+        for _ in range(2):
+            assert call(make_history("s1", "u1"), "tail", max_messages=5) == []
+        assert len(said()) == 1
+        assert "session 's1' of user 'u1' is empty" in said()[0]
+        assert "migrate(histories, histories, user_id=...)" in said()[0]
+        assert "Ophelia" not in caplog.text
+        call(make_history("s2", "u1"), "add_messages", exchange("new"))
+        call(make_history("s2"), "add_messages", exchange("old"))
+        assert len(call(make_history("s2", "u1"), "messages")) == 2
+        assert len(said()) == 1, "a session that holds turns is left alone"
+
     def test_positions_have_no_gaps(self, make_history: MakeHistory, call: Call) -> None:
         """Appending returns 1, 2, 3, and the view knows the last position."""
         history = make_history("s1")

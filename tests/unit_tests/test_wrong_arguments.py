@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.runnables import ConfigurableFieldSpec
 
 from langchain_memkit import (
+    MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
+    MongoDBVectorStore,
     RunnableWithMessageHistory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
+    SQLiteVectorStore,
+    VectorMemory,
     create_conversational_rag_chain,
     create_runnable_with_message_history,
     purge_user,
 )
 from langchain_memkit.base import apurge_user
+from langchain_memkit.migrate import migrate
 from langchain_memkit.testing import FakeChatModel
 
 URI = "mongodb://clownfish:hunter2@h1,h2/"
 MODEL, HISTORIES = FakeChatModel(), SQLiteChatMessageHistory.factory(":memory:")
 RAG: Any = create_conversational_rag_chain
+
+EMBEDDING = DeterministicFakeEmbedding(size=8)
+PATH = Path("chat.db")
+
+
+class Foreign:
+    """A history of another package, which needs an address besides the session."""
+
+    def __init__(self, session_id: str, url: str) -> None: ...
+
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "swapped": (lambda: MongoDBChatMessageHistory("s1", URI), "session_id is a connection string"),
@@ -40,9 +58,60 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "quoted, MongoDB": (lambda: MongoDBChatMessageHistory(URI, "s1", timeout="5"), "timeout must be seconds above 0"),  # type: ignore[arg-type]
     "endless": (lambda: MongoDBChatMessageHistory(URI, "s1", save_timeout=float("inf")), r"at most 9e\+09; got inf"),
     "a budget": (lambda: create_runnable_with_message_history(MODEL, HISTORIES, preprocessor=100), "preprocessor must"),  # type: ignore[arg-type]
+    "a path": (lambda: MongoDBChatMessageHistory("chat.db", "s1"), "as in mongodb://localhost:27017, .*SQLiteChatMess"),
+    "a path, factory": (lambda: MongoDBChatMessageHistory.factory(PATH), "a PosixPath does not. For a file use SQLite"),  # type: ignore[arg-type]
+    "a path, keys": (lambda: MongoDBKeyValueStore(":memory:"), "For a file use .*SQLiteKeyValueStore"),
+    "a path, vectors": (lambda: MongoDBVectorStore("chat.db", EMBEDDING), "For a file use .*SQLiteVectorStore"),
+    "a bare host": (lambda: MongoDBKeyValueStore("clownfish:hunter2@h1:27017"), "must begin with mongodb:// or"),
+    "a URI": (lambda: SQLiteChatMessageHistory(URI, "s1"), "begins with 'mongodb:'; the classes .* begin with MongoDB"),
+    "a URI, keys": (lambda: SQLiteKeyValueStore(URI), "the classes for a server begin with MongoDB"),
+    "a URI, vectors": (lambda: SQLiteVectorStore(URI, EMBEDDING), "the classes for a server begin with MongoDB"),
+    "a class": (
+        lambda: create_runnable_with_message_history(MODEL, SQLiteChatMessageHistory),
+        r"needs path besides session_id: give SQLiteChatMessageHistory\.factory\(path\), or a function, as in lambda",
+    ),
+    "a class, drop-in": (
+        lambda: RunnableWithMessageHistory(MODEL, MongoDBChatMessageHistory),
+        r"give MongoDBChatMessageHistory\.factory\(connection_string\), or",
+    ),
+    "a class, agents": (
+        lambda: MessageHistoryMiddleware(Foreign),
+        r"needs url .*as in lambda session_id: Foreign",
+    ),
+    "a class, memories": (
+        lambda: create_runnable_with_message_history(MODEL, HISTORIES, memories=[VectorMemory]),
+        r"memories\[0\] .*\(VectorMemory\.factory\(\.\.\.\)\), .* not the class VectorMemory",
+    ),
+    "a class, to move": (
+        lambda: migrate(HISTORIES, SQLiteChatMessageHistory),
+        "not the class SQLiteChatMessageHistory",
+    ),  # type: ignore[arg-type]
     "no parts": (lambda: purge_user("u1"), "without them nothing is deleted"),
     "no part": (lambda: purge_user("u1", HISTORIES, "w.db"), r"parts\[1\], a str, has no purge"),  # type: ignore[arg-type]
 }
+
+
+class OfTheirOwn(SQLiteChatMessageHistory):
+    """A subclass that is made of a session alone."""
+
+    def __init__(self, session_id: str, user_id: str | None = None) -> None:
+        super().__init__(":memory:", session_id, user_id=user_id)
+
+
+class OfTwo(OfTheirOwn):
+    """One that `history_factory_config` names the arguments of."""
+
+    def __init__(self, tenant: str, session_id: str) -> None:
+        super().__init__(f"{tenant}/{session_id}")
+
+
+def test_classes_that_are_functions_of_a_session() -> None:
+    """A class that a call can make is taken, as LangChain takes it."""
+    config: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
+    assert create_runnable_with_message_history(MODEL, OfTheirOwn).invoke("hi", config)
+    specs = [ConfigurableFieldSpec(id=name, annotation=str) for name in ("tenant", "session_id")]
+    chat = RunnableWithMessageHistory(MODEL, OfTwo, history_factory_config=specs)
+    assert chat.invoke("hi", {"configurable": {"tenant": "t", "session_id": "s1"}})
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -23,6 +23,9 @@ FORWARD_PAGE = 200
 BACKWARD_PAGE = 64
 MAX_PAGE = 2000
 MAX_SEQ = 2**63 - 1
+MOST_SAID = 10_000
+
+_said: set[tuple[str, str]] = set()  # conversations without a user that were met, by their newest turn
 
 
 class ReadingFlows:
@@ -95,7 +98,32 @@ class ReadingFlows:
             ):
                 break
         turns.reverse()
+        if not turns and not head.seq and after is None and self._scope.user_id:
+            yield from self._say_whose_rows_are_there()
         return head, turns
+
+    def _say_whose_rows_are_there(self) -> Flow[None]:
+        """An app that has begun to pass a `user_id` finds its old conversations empty: said where one is met."""
+        if self._store.layout != "turns":
+            return
+        nobody = Scope("", self.session_id)
+        page = yield from self._store.page_back(nobody, None, 1, Enough())
+        if not page.turns and page.older is not None:  # rows of langchain-mongodb lie below
+            page = yield from self._store.page_back(nobody, page.older, 1, Enough())
+        if not page.turns:
+            return
+        found = (self.session_id, page.turns[0].op)
+        if found not in _said:
+            if len(_said) >= MOST_SAID:
+                _said.clear()
+            _said.add(found)
+            logger.warning(
+                "session %r of user %r is empty, but there is a conversation of the same session_id that was stored "
+                "without a user_id, which no user is shown. migrate(histories, histories, user_id=...) copies all such "
+                "conversations to one user; without user_id they are read as before",
+                self.session_id,
+                self._scope.user_id,
+            )
 
     def _as_view(
         self, head: Page, turns: list[Turn], begin: int, window: Window | None, counter: TokenCounter | None

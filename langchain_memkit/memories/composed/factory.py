@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from langchain_core.runnables import Runnable, RunnablePassthrough
 
-from langchain_memkit._flow import Closing, Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._flow import Closing, Flow, adrive, arun_step, async_list, drive, run_step
 from langchain_memkit.base import Memory, SessionInfo, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.composed.sources import Source
@@ -107,8 +107,9 @@ class ComposedMemoryFactory(Closing):
         """
         return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
 
+    @async_list
     async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
-        """Async twin of `list_sessions`."""
+        """Async twin of `list_sessions`: to be awaited, or gone through with `async for`."""
         return await adrive(self._list_sessions(check_id(user_id, "user_id")), arun_step)
 
     def _list_sessions(self, user_id: str) -> Flow[list[SessionInfo]]:

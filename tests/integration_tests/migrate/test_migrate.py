@@ -13,9 +13,14 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_mongodb.chat_message_histories import MongoDBChatMessageHistory as Peer
 from pymongo import MongoClient
 
-from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory
+from langchain_memkit import (
+    MongoDBChatMessageHistory,
+    SQLiteChatMessageHistory,
+    create_runnable_with_message_history,
+)
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.migrate import amigrate, export_history, migrate
+from langchain_memkit.testing import FakeChatModel
 from langchain_memkit.testing.langchain_histories import exchange
 
 TALK = [
@@ -176,10 +181,43 @@ def test_way_back_spares_later_turns(native: Any, rows: Any) -> None:
 
 def test_to_a_user_in_the_same_collection(peer: Any, native: Any) -> None:
     """Rows without a user can be given to one, in place; the old rows stay for whoever still reads them."""
+    native("s1", "u2").add_messages(exchange("a secret"))
+    native("s2", "u2").add_messages(exchange("another"))
     migrate(native, native, user_id="u1", progress=False)
     migrate(native, native, user_id="u1", progress=False)
     assert native("s1", "u1").messages == TALK
     assert peer.messages == TALK
+    assert [session.session_id for session in native.list_sessions("u1")] == ["s1"], "what is another user's stays so"
+
+
+def test_rows_without_a_user_are_pointed_at(
+    peer: Any, native: Any, standalone: Any, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A chain that begins to pass a user_id over langchain-mongodb's rows says once where they are."""
+    chat = create_runnable_with_message_history(FakeChatModel(), native)
+    config: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
+    for _ in range(2):
+        assert chat.invoke("What is my name?", config).text == "You have not told me that."
+    assert len([record for record in caplog.records if "stored without a user_id" in record.msg]) == 1
+    migrate(native, native, user_id="u2", progress=False)
+    assert native("s1", "u2").messages == peer.messages
+    again = MongoDBChatMessageHistory(standalone.uri, "s1", database, user_id="u3")
+    assert again.messages == []
+    assert len([record for record in caplog.records if "stored without a user_id" in record.msg]) == 1
+
+
+def test_one_place_and_its_users(sqlite: Any) -> None:
+    """Within a file, too, a user is given nobody's conversations and no other user's."""
+    sqlite("s1").add_messages(TALK)
+    sqlite("s2", "u2").add_messages(exchange("a secret"))
+    for _ in range(2):
+        assert migrate(sqlite, sqlite, user_id="u1", progress=False).sessions == 1
+    assert [(s.session_id, s.turns) for s in sqlite.list_sessions("u1")] == [("s1", 1)]
+    assert len(sqlite("s2", "u2").messages) == 2
+
+
+def test_one_place_is_refused(native: Any) -> None:
+    """Without a user there is nothing that could change."""
     with pytest.raises(ConfigurationError, match="same place"):
         migrate(native, native, progress=False)
 
