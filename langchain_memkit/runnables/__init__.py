@@ -46,7 +46,8 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
     """A drop-in for LangChain's class of the same name that saves in the call path and raises.
 
     Takes LangChain's arguments unchanged, and those of `create_runnable_with_message_history`, which is the same thing
-    as a function. Works without LangChain's class, which core 2.0 removes.
+    as a function. Works without LangChain's class, which core 2.0 removes. Keys under which the prompt that the chain
+    begins with would not show the past are warned of (`UserWarning`), never refused or replaced.
 
     Example:
         >>> from langchain_memkit import SQLiteChatMessageHistory

@@ -57,7 +57,8 @@ def create_conversational_rag_chain(
         get_session_history: As in `create_runnable_with_message_history`: best `X.factory(...)` of a history of ours.
         prompt: An instruction in place of the default one; or a prompt template that takes `context` and the question,
             and may take `chat_history`, `standalone_question` and other keys of the input. Under a
-            `MessagesPlaceholder` these are messages, else text.
+            `MessagesPlaceholder` these are messages, else text. If the only places for messages have other names, which
+            are given none of the past, a `UserWarning` says so.
         input_messages_key: The key of the question in the input.
         condense: When the question is rewritten, as `mode` of `CondenseQuestionRetriever`.
         n_questions: The user's last so many questions are all that is known of the past, to retriever and model, as in

@@ -340,14 +340,14 @@ class PastWatch(BaseCallbackHandler):
         if not self._given:
             return None
         texts = [given if isinstance(given, str) else str(given.text) for given in self._given]
-        if any(repr(message) in text for message in self.past for text in texts):
-            return "repr"
-        shown, own = (" ".join(map(_words, found)) for found in (texts, [str(m.text) for m in self._asked]))
+        reprs = {text for text in texts if any(repr(message) in text for message in self.past)}
+        asked = _words("\n".join(str(m.text) for m in self._asked))
         lines = {_words(line, 8) for message in self.past for line in str(message.text).splitlines()}
-        telling = [line for line in lines if line and f" {line} " not in f" {own} "]
-        if not telling:
-            return None
-        return "shown" if any(f" {line} " in f" {shown} " for line in telling) else "not shown"
+        telling = [line for line in lines if line and f" {line} " not in f" {asked} "]
+        shown = _words("\n".join(text for text in texts if text not in reprs))
+        if any(f" {line} " in f" {shown} " for line in telling):
+            return "shown"
+        return "repr" if reprs else "not shown" if telling else None
 
 
 def _words(text: str, most: int | None = None) -> str:

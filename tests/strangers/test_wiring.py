@@ -471,6 +471,7 @@ async def test_a_past_as_a_repr(chain: Any, histories: Any, caplog: pytest.LogCa
         lambda model: lambda messages: model.invoke("\n".join(f"> {m.type}: {m.text[:9]}" for m in messages)),
         lambda model: lambda messages: FakeListLLM(responses=["yes"]).invoke(get_buffer_string(messages)),
         lambda model: lambda messages: (model.invoke(messages), model.invoke(messages[-1:]))[1],  # one that rewrites
+        lambda model: lambda messages: (model.invoke(str(messages)), model.invoke(messages))[1],  # one that sorts
     ],
 )
 async def test_a_past_that_is_shown(chain: Any, histories: Any, caplog: pytest.LogCaptureFixture) -> None:
