@@ -121,6 +121,23 @@ def encrypts_both(base: Any) -> Any:
     return Both
 
 
+def encrypts_twins(base: Any) -> Any:
+    """Encrypts in `add_messages` and in its async twin: a class for histories that are async themselves."""
+
+    class Twins(base):
+        def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+            super().add_messages([locked(message) for message in messages])
+
+        async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
+            await super().aadd_messages([locked(message) for message in messages])
+
+        @property
+        def messages(self) -> list[BaseMessage]:
+            return [unlocked(message) for message in super().messages]
+
+    return Twins
+
+
 def encrypts_as_mixin(base: Any) -> Any:
     """Encrypts in a class of its own that knows no store, under a class that stamps in `add_messages`."""
 
@@ -239,7 +256,7 @@ SHAPES: list[Callable[[Any], Any]] = [
     shows_async,
     only_adds,
 ]
-ENCRYPTING = [*SHAPES[:6], shows_async, encrypts_both]
+ENCRYPTING = [*SHAPES[:6], shows_async, encrypts_both, encrypts_twins]
 
 
 # -- how it is run

@@ -254,7 +254,7 @@ class MongoDBChatMessageHistory(TurnHistory):
             given["database_name"] = database_name
         if collection_name != "message_store":
             given["collection_name"] = collection_name
-        make = partial(cls, connection_string, **given)
+        make: Any = partial(cls, connection_string, **given)
         # the pattern that sessions are copied from; that layout wants a user
         first = make("-", user_id="-") if options.get("layout") == "qa" else make("-")
         first._mongo.clients.hold()
