@@ -106,13 +106,13 @@ class ReadingFlows:
         """An app that has begun to pass a `user_id` finds its old conversations empty: said where one is met."""
         if self._store.layout != "turns":
             return
-        nobody = Scope("", self.session_id)
+        nobody = Scope("", self._scope.session_id)
         page = yield from self._store.page_back(nobody, None, 1, Enough())
         if not page.turns and page.older is not None:  # rows of langchain-mongodb lie below
             page = yield from self._store.page_back(nobody, page.older, 1, Enough())
         if not page.turns:
             return
-        found = (self.session_id, page.turns[0].op)
+        found = (self._scope.session_id, page.turns[0].op)
         if found not in _said:
             if len(_said) >= MOST_SAID:
                 _said.clear()
@@ -121,7 +121,7 @@ class ReadingFlows:
                 "session %r of user %r is empty, but there is a conversation of the same session_id that was stored "
                 "without a user_id, which no user is shown. migrate(histories, histories, user_id=...) copies all such "
                 "conversations to one user; without user_id they are read as before",
-                self.session_id,
+                self._scope.session_id,
                 self._scope.user_id,
             )
 
