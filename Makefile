@@ -64,7 +64,7 @@ SHELL       := /bin/sh
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor newest without-retired clean
+.PHONY: help env demo test strangers gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor newest without-retired clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -85,6 +85,11 @@ test: $(DEV) ## unit, integration (real MongoDB) and documentation tests
 	@$(say) "unit, integration and documentation tests, $(WORKERS) at a time"
 	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed \
 	  tests/docs tests/integration_tests tests/unit_tests
+
+strangers: $(DEV) ## code that others wrote for LangChain, run with LangChain's classes and with ours; agents of every kind
+	@$(PY) tools/parts.py openssl11
+	@$(say) "code of others, $(WORKERS) at a time"
+	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed tests/strangers
 
 gate: $(DEV) ## the reliability gate: bounds on real servers, in under 10 minutes; one at a time, since it measures
 	@$(PY) tools/parts.py openssl11
