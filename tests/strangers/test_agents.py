@@ -231,7 +231,7 @@ def test_interrupted_and_left(thread: Thread) -> None:
 
 @cells(AGENTS)
 def test_left_where_a_chain_began_the_session(thread: Thread) -> None:
-    """A run that waited before anything was stored is not taken for one of before a clear, though a chain came first."""
+    """A run that waited before anything was stored is no run of before a clear, though a chain came first."""
     thread.model.script = [call()]
     thread.ask("q0")
     thread.chain("hi")
