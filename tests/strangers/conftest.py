@@ -1,4 +1,4 @@
-"""For tests of code that others wrote: the kit beside it can be imported, and one real mongod per test process."""
+"""A real MongoDB for applications of others, and the kit beside the tests. Missing server: tests fail."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -15,7 +16,13 @@ sys.path.append(str(Path(__file__).resolve().parent))  # --import-mode=importlib
 
 
 @pytest.fixture(scope="session")
-def mongod() -> Iterator[Any]:
+def standalone() -> Iterator[Any]:
     """A standalone server."""
     with local_mongodb() as server:
         yield server
+
+
+@pytest.fixture
+def database() -> str:
+    """A database name of the test's own."""
+    return f"test_{uuid4().hex[:12]}"

@@ -64,7 +64,7 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
 
     def begin(cell: Cell, **options: Any) -> Thread:
         kind, saver, given, style = cell
-        server = request.getfixturevalue("mongod") if saver == "mongodb" else None
+        server = request.getfixturevalue("standalone") if saver == "mongodb" else None
         made.append(Thread(kind, saver, given, style, tmp_path, server, **options))
         return made[-1]
 
