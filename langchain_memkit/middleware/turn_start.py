@@ -104,7 +104,7 @@ class TurnStart:
         # with the ids that the run before has stored them by, or would have
         named = with_turn_ids(messages[start:], [place], _namer(before, turn_id))
         known, view = yield from self._read(bound, [m.id or "" for m in (*seen, *named)], messages[first:], config)
-        if before is not None and (before["place"] != place or (bound.native and _is_cleared(before, view))):
+        if before is not None and (before["place"] != place or (yield from _is_cleared(bound, before, view))):
             # what the state had then must not come back, and is not somebody else's
             start = unstored_start(messages, before, settled=True)
             first = start_of_turn(messages, start)
@@ -256,9 +256,11 @@ def _ids(history: Any) -> tuple[Any, Any]:
     return getattr(history, "user_id", None), getattr(history, "session_id", history)
 
 
-def _is_cleared(before: Marker, view: HistoryView) -> bool:
-    """Return whether the session was cleared since a run. One that began it and did not end cannot tell: it was."""
-    return before["epoch"] != view.epoch and (before["epoch"] != 0 or not before["done"])
+def _is_cleared(bound: Bound, before: Marker, view: HistoryView) -> Flow[bool]:
+    """Return whether the session was cleared since a run. One that waited before it had a turn cannot tell."""
+    if not bound.native or before["epoch"] == view.epoch:
+        return False
+    return before["epoch"] != 0 or (not before["done"] and (yield from _was_cleared(bound, view)))
 
 
 def _marker(

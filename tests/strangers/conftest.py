@@ -1,4 +1,4 @@
-"""For tests of code that others wrote: the modules beside it can be imported, and a real MongoDB runs."""
+"""A real MongoDB for applications of others, and the kit beside the tests. Missing server: tests fail."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def test_a_thousand_runs(tmp_path: Path) -> None:
     """At least a thousand runs in random order, over every kind of state: what is stored, and what models are shown."""
     runs, folders = 0, itertools.count()
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=160, deadline=None, suppress_health_check=list(HealthCheck))
     @given(CASES, STEPS)
     def check(case: tuple[str, str | None, str, str], steps: list[tuple[str, str, int]]) -> None:
         nonlocal runs
