@@ -47,10 +47,10 @@ def check_arguments(given: Iterable[str], *takers: Callable[..., Any]) -> None:
         ConfigurationError: There is no such argument.
 
     Example:
-        >>> check_arguments(["kay"], sorted)
+        >>> check_arguments(["revers"], sorted)
         Traceback (most recent call last):
         ...
-        langchain_memkit.errors.ConfigurationError: no such argument: kay; did you mean 'key'?
+        langchain_memkit.errors.ConfigurationError: no such argument: revers; did you mean 'reverse'?
     """
     known: list[str] = []
     for taker in takers:

@@ -73,6 +73,7 @@ def turns_of(messages: Sequence[BaseMessage]) -> list[Turn]:
     """What a user asked, oldest first, each with the last thing that was answered; what nobody said is left out.
 
     Example:
+        >>> from langchain_core.messages import HumanMessage
         >>> turns_of([HumanMessage("When is tea?"), AIMessage("At five [1]."), HumanMessage("And dinner?")])
         [('When is tea?', 'At five.'), ('And dinner?', None)]
     """
