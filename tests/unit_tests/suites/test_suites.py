@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-# LangChain's tests import the classes that core 2.0 removes, and langchain-classic imports them itself.
-pytestmark = pytest.mark.needs_retired_classes
 PARTS = Path(__file__).parents[3] / ".parts"
 CORE, CLASSIC = "langchain_core-1.7.2", "langchain_classic-1.0.8"
 
