@@ -70,3 +70,37 @@ def test_wrong_passwords(guarded_server: str, name: str) -> None:
 def test_missing_rights(guarded_server: str, name: str) -> None:
     """Who may only read is told so, without the name of the user."""
     refused(DOORS[name], f"mongodb://clownfish:hunter2@{guarded_server}/?authSource=chats&appName={name}")
+
+
+ADDRESSES = {
+    "host": ("mongodb://clownfish:hunter2@127.0.0.1:1", "127.0.0.1:1"),
+    "name": ("mongodb://clownfish:hunter2@nosuch.invalid:27017/?replicaSet=rs0", "nosuch.invalid:27017"),
+}
+VERBS: dict[str, Callable[[str], Any]] = {
+    "read": lambda uri: MongoDBChatMessageHistory(uri, "s1", timeout=0.5).messages,
+    "aread": lambda uri: asyncio.run(MongoDBChatMessageHistory(uri, "s1", timeout=0.5).aget_messages()),
+    "write": lambda uri: MongoDBChatMessageHistory(uri, "s1", timeout=0.5).add_messages(TURN),
+    "awrite": lambda uri: asyncio.run(MongoDBChatMessageHistory(uri, "s1", timeout=0.5).aadd_messages(TURN)),
+    "setup": lambda uri: MongoDBChatMessageHistory.factory(uri, timeout=0.5).setup(),
+    "mget": lambda uri: MongoDBKeyValueStore(uri, timeout=0.5).mget(["k"]),
+    "amset": lambda uri: asyncio.run(MongoDBKeyValueStore(uri, timeout=0.5).amset([("k", {})])),
+    "search": lambda uri: MongoDBVectorStore(uri, EMBEDDING, timeout=0.5).similarity_search("a"),
+    "aadd": lambda uri: asyncio.run(MongoDBVectorStore(uri, EMBEDDING, timeout=0.5).aadd_texts(["a"])),
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_server_that_is_down_is_told_in_a_line(verb: str, address: str) -> None:
+    """Host, time limit, what is wrong and what to do: one line, no topology, no password; in time."""
+    uri, host = ADDRESSES[address]
+    with pytest.raises(MemkitError) as raised:
+        VERBS[verb](uri)
+    said = str(raised.value)
+    assert f"{host} within 0.5 s: " in said
+    assert "Errno" in said
+    assert "is the server running" in said
+    assert "\n" not in said
+    assert len(said) < 300
+    for word in ("Topology", "configured timeouts", *SECRETS):
+        assert word not in said
