@@ -340,7 +340,9 @@ class PastWatch(BaseCallbackHandler):
         if not self._given:
             return None
         texts = [given if isinstance(given, str) else str(given.text) for given in self._given]
-        reprs = {text for text in texts if any(repr(message) in text for message in self.past)}
+        suspects = [text for text in texts if "(content=" in text]  # first, since a repr of every message takes long
+        written = [repr(message) for message in self.past] if suspects else []
+        reprs = {text for text in suspects if any(each in text for each in written)}
         asked = _words("\n".join(str(m.text) for m in self._asked))
         lines = {_words(line, 8) for message in self.past for line in str(message.text).splitlines()}
         telling = [line for line in lines if line and f" {line} " not in f" {asked} "]
