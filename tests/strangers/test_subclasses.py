@@ -560,6 +560,10 @@ def test_clear_and_purge_call_the_application(place: Place) -> None:
     histories("s5", "u1").add_user_message("hi")
     assert asyncio.run(histories.apurge("u1")) == {"sessions": 1, "turns": 1}
     assert (cleared[-1], histories.list_sessions("u1")) == ("s5", [])
+    for factory in (histories, place.factory(only_adds)):
+        for purge in (factory.purge, factory.apurge):
+            with pytest.raises(TypeError, match="user_id must be a str"):
+                run(lambda purge=purge: purge({"$gt": ""}))
     histories.close()
 
 

@@ -106,17 +106,19 @@ class HistoryFactory(Closing, Generic[H]):
         Raises:
             HistoryWriteError: The store failed; calling again finishes the work.
         """
-        sessions = self.list_sessions(check_id(user_id, "user_id")) if self._clears_more else []
+        owner = check_id(user_id, "user_id")
+        sessions = self.list_sessions(owner) if self._clears_more else []
         for session in sessions:
-            self(session.session_id, user_id).clear()
-        return _with(sessions, self._store.run(self._store.purge(user_id)))
+            self(session.session_id, owner).clear()
+        return _with(sessions, self._store.run(self._store.purge(owner)))
 
     async def apurge(self, user_id: str) -> dict[str, int]:
         """Async twin of `purge`."""
-        sessions = await self.alist_sessions(check_id(user_id, "user_id")) if self._clears_more else []
+        owner = check_id(user_id, "user_id")
+        sessions = await self.alist_sessions(owner) if self._clears_more else []
         for session in sessions:
-            await self(session.session_id, user_id).aclear()
-        return _with(sessions, await self._store.arun(self._store.purge(user_id)))
+            await self(session.session_id, owner).aclear()
+        return _with(sessions, await self._store.arun(self._store.purge(owner)))
 
     @property
     def _clears_more(self) -> bool:
