@@ -33,29 +33,15 @@ def passed(package: str, folder: Path, paths: tuple[str, ...], *options: str) ->
     sources = PARTS / f"{package.replace('-', '_')}-{version}"
     assert sources.is_dir(), f"{sources.name} is missing: run `python tools/parts.py suites` with {sys.executable}"
     shutil.copytree(sources / "tests", folder / "tests")
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "--tb=short",
-            "-p",
-            "memkit_in_langchains_place",
-            "-p",
-            "no:cacheprovider",
-        ),
-        *("-c", os.devnull, "--rootdir", str(folder), "-W", "error", *options),
-        *("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"),
-        *(f"tests/unit_tests/{path}" for path in paths),
-    ]
-    ours = [
-        Path(__file__).parent,
-        Path(langchain_memkit.__file__).parents[1],
-    ]  # the plugin, and the package in a checkout
+    # the plugin, and the package where this runs in a checkout
+    ours = [str(Path(__file__).parent), str(Path(langchain_memkit.__file__).parents[1])]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-c", os.devnull, "--rootdir", str(folder)]
+    command += ["-p", "memkit_in_langchains_place", "-p", "no:cacheprovider", "-W", "error", *options]
+    command += ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]
+    command += [f"tests/unit_tests/{path}" for path in paths]
     before = os.environ.get("PYTHONPATH")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
-    environment["PYTHONPATH"] = os.pathsep.join([*map(str, ours), *([before] if before else [])])
+    environment["PYTHONPATH"] = os.pathsep.join([*ours, before] if before else ours)
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for name in (package, "langchain-memkit"):
@@ -73,7 +59,7 @@ def test_langchain_cores_own_tests_of_histories(ours: str, tmp_path: Path) -> No
     theirs = "ignore:The class `InMemoryChatMessageHistory` was deprecated"
     count = passed("langchain-core", tmp_path, HISTORIES, f"--runnable-with-message-history={ours}", "-W", theirs)
     version = importlib.metadata.version("langchain-core")
-    assert count == KNOWN[version] if version in KNOWN else count >= min(KNOWN.values())
+    assert count == KNOWN[version] if version in KNOWN else count >= min(KNOWN.values()), count
 
 
 def test_langchain_classics_own_cases_of_a_history_aware_retriever(tmp_path: Path) -> None:
