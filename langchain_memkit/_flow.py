@@ -12,12 +12,11 @@ import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextvars import copy_context
-from functools import wraps
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
 
@@ -26,7 +25,6 @@ from langchain_memkit.errors import ConfigurationError
 logger = logging.getLogger("langchain_memkit")
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 Flow: TypeAlias = Generator[Any, Any, T]
 
@@ -59,46 +57,6 @@ async def adrive(flow: Flow[T], run: Callable[[Any], Awaitable[Any]]) -> T:
                 operation = flow.send(result)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]  # the generator's return value
-
-
-class AsyncList(Coroutine[Any, Any, list[T]]):
-    """A list that is awaited, or gone through with `async for`: people try either.
-
-    Args:
-        coroutine: Returns the list. It is a coroutine still, so that `asyncio.run` and `create_task` take it.
-    """
-
-    def __init__(self, coroutine: Coroutine[Any, Any, list[T]]) -> None:
-        self._coroutine = coroutine
-
-    def __await__(self) -> Generator[Any, Any, list[T]]:
-        return self._coroutine.__await__()
-
-    async def __aiter__(self) -> AsyncIterator[T]:
-        for item in await self._coroutine:
-            yield item
-
-    def send(self, value: Any) -> Any:
-        """As of any coroutine."""
-        return self._coroutine.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        """As of any coroutine."""
-        return self._coroutine.throw(*error)
-
-    def close(self) -> None:
-        """As of any coroutine."""
-        self._coroutine.close()
-
-
-def async_list(function: Callable[P, Coroutine[Any, Any, list[T]]]) -> Callable[P, AsyncList[T]]:
-    """Makes the result of an async function that returns a list one that `async for` takes as well."""
-
-    @wraps(function)
-    def listing(*args: P.args, **kwargs: P.kwargs) -> AsyncList[T]:
-        return AsyncList(function(*args, **kwargs))
-
-    return listing
 
 
 class Step(NamedTuple):

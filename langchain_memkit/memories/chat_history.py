@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, async_list, drive, run_step
+from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit._histories import add_messages, clear_messages, is_native
 from langchain_memkit.base import (
     CONTEXT,
@@ -201,9 +201,8 @@ class ChatHistoryMemoryFactory(Closing):
         """The user's sessions, the last used first, if the histories' factory knows."""
         return self._histories.list_sessions(user_id)  # type: ignore[no-any-return]  # any factory
 
-    @async_list
     async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """Async twin of `list_sessions`: to be awaited, or gone through with `async for`."""
+        """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
         return await self._histories.alist_sessions(user_id)  # type: ignore[no-any-return]  # any factory
 
     def purge(self, user_id: str) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from langchain_core.messages import BaseMessage
 
-from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, async_list, drive, run_step
+from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, check_id, shown
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.transcripts import history_of
@@ -138,9 +138,8 @@ class DerivedMemoryFactory(Closing, Generic[M]):
         """Async twin of `setup`."""
         await adrive(self._setup(), arun_step)
 
-    @async_list
     async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
-        """Async twin of `list_sessions`: to be awaited, or gone through with `async for`."""
+        """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
         return await adrive(self._list_sessions(check_id(user_id, "user_id")), arun_step)
 
     async def arebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:

@@ -96,10 +96,14 @@ class FakeChatModel(BaseChatModel):
 
     def get_num_tokens(self, text: str) -> int:
         """Return about how many tokens a text has, counted without a tokenizer."""
-        return self.get_num_tokens_from_messages([HumanMessage(text)])
+        if self.custom_get_token_ids is not None:  # as core's models count with it
+            return super().get_num_tokens(text)
+        return approximate_tokens([HumanMessage(text)])
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """Return about how many tokens messages have, as memkit counts by default; tools are not counted."""
+        """Return about how many tokens messages have, or by `custom_get_token_ids`; tools are not counted."""
+        if self.custom_get_token_ids is not None:
+            return super().get_num_tokens_from_messages(messages)
         return approximate_tokens(messages)
 
     def _message(self, messages: list[BaseMessage]) -> AIMessage:

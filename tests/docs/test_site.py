@@ -144,7 +144,10 @@ def test_every_public_name_is_in_the_reference_once(pages: dict[Path, Page]) -> 
     found = documented(pages)
     for module in MODULES:  # in one test: the site is built once for it
         home = import_module(f"langchain_memkit{module}")
-        assert {name: found[id(getattr(home, name))] for name in home.__all__} == dict.fromkeys(home.__all__, 1)
+        # LangChain's own classes are in LangChain's reference
+        modules = {name: getattr(getattr(home, name), "__module__", "") for name in home.__all__}
+        names = [name for name in home.__all__ if not modules[name].startswith("langchain_core")]
+        assert {name: found[id(getattr(home, name))] for name in names} == dict.fromkeys(names, 1)
 
 
 def test_docstrings_are_readable(pages: dict[Path, Page]) -> None:

@@ -214,8 +214,10 @@ def test_star_import() -> None:
     names, error = done.stdout.splitlines()
     assert names == str(
         [
+            "BaseChatMessageHistory",
             "ChatHistoryMemory",
             "ComposedMemory",
+            "InMemoryChatMessageHistory",
             "Memory",
             "RunnableWithMessageHistory",
             "SQLiteChatMessageHistory",

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from langchain_memkit._flow import Closing, async_list
+from langchain_memkit._flow import Closing
 from langchain_memkit._histories import overrides
 from langchain_memkit.backends._history.verbs import TurnHistory
 from langchain_memkit.base import SessionInfo, check_id
@@ -86,9 +86,8 @@ class HistoryFactory(Closing, Generic[H]):
         """
         return self._store.run(self._store.sessions(_owner(user_id)))
 
-    @async_list
     async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """Async twin of `list_sessions`: to be awaited, or gone through with `async for`."""
+        """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
         return await self._store.arun(self._store.sessions(_owner(user_id)))
 
     def purge(self, user_id: str) -> dict[str, int]:

@@ -119,6 +119,9 @@ class MongoDBVectorStore(RecordVectorStore):
 
         Example:
             ```python
+            from langchain_core.embeddings import DeterministicFakeEmbedding
+
+            embedding = DeterministicFakeEmbedding(size=8)
             store = MongoDBVectorStore.from_connection_string("mongodb://localhost:27017", "app.fish", embedding)
             ```
         """

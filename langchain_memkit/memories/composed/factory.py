@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from langchain_core.runnables import Runnable, RunnablePassthrough
 
-from langchain_memkit._flow import Closing, Flow, adrive, arun_step, async_list, drive, run_step
+from langchain_memkit._flow import Closing, Flow, adrive, arun_step, drive, run_step
 from langchain_memkit.base import Memory, SessionInfo, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.composed.sources import Source
@@ -107,9 +107,8 @@ class ComposedMemoryFactory(Closing):
         """
         return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
 
-    @async_list
     async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
-        """Async twin of `list_sessions`: to be awaited, or gone through with `async for`."""
+        """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
         return await adrive(self._list_sessions(check_id(user_id, "user_id")), arun_step)
 
     def _list_sessions(self, user_id: str) -> Flow[list[SessionInfo]]:

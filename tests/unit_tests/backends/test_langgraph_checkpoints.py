@@ -86,7 +86,7 @@ HOSTILE = {
     "no list": ormsgpack.Ext(5, ormsgpack.packb({"os": "system"})),
     "numpy": extension("<f8", [1], "C", b"12345678", code=6),
     "unknown code": extension("os", "system", "touch canary", code=99),
-    "plain": {"role": "user", "content": "x"},
+    "plain": {"role": {"$ne": 1}, "content": "x"},
     "nothing": None,
 }
 

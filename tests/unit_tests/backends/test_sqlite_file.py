@@ -143,13 +143,6 @@ def test_list_sessions(path: Path) -> None:
     assert [s.session_id for s in histories.list_sessions()] == ["mine"]
     assert asyncio.run(histories.alist_sessions("u1")) == found
 
-    async def in_a_loop() -> list[Any]:
-        task = asyncio.create_task(histories.alist_sessions("u1"))
-        assert await task == found
-        return [session async for session in histories.alist_sessions("u1")]
-
-    assert asyncio.run(in_a_loop()) == found
-
 
 def test_newer_file_is_refused(path: Path) -> None:
     """A file of a newer memkit is not touched."""

@@ -170,7 +170,7 @@ def test_waits_twice(histories: Any, history: Any, run: Any) -> None:
         run(agent, approve, CONFIG)
         assert model.shown[: i + 2] == [*(f"elsewhere {k}" for k in range(i + 1)), "q"]
     assert rows(history)[2] == ["q", "look_up", "a is a word", "look_up", "b is a word", "done"]
-    assert not history_of._calls._calls
+    assert not history_of._calls
 
 
 class Copying(AgentMiddleware[Any, Any, Any]):
