@@ -56,7 +56,7 @@ $(call install,"$$tmp/venv",--override "$$tmp/override" langchain-core langchain
 $(say) "installing the wheel with $$(paste -sd ' ' "$$tmp/newest")"; \
 $(call install,"$$tmp/venv",--override "$$tmp/override" --constraint "$$tmp/newest" "$$wheel[all]" --group test,uv) \
 "$$tmp/venv/bin/python" tools/parts.py suites openssl11; \
-mkdir -p "$$tmp/run/benchmarks"; cp -r tests pyproject.toml "$$tmp/run"; cp -r benchmarks/texts "$$tmp/run/benchmarks"; \
+mkdir -p "$$tmp/run/benchmarks"; cp -r tests docs pyproject.toml "$$tmp/run"; cp -r benchmarks/texts "$$tmp/run/benchmarks"; \
 ln -s "$(CURDIR)/.parts" "$$tmp/run/.parts"; cd "$$tmp/run"; $(IN_MEMORY)
 endef
 
