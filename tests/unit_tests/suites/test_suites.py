@@ -23,9 +23,6 @@ HISTORIES = ("runnables/test_history.py", "chat_history/test_chat_history.py")
 # How many tests these are in the versions that ours is run on: the oldest, a usual one and the newest of this day.
 KNOWN = {"1.3.3": 26, "1.7.2": 29, "1.8.2": 29}
 
-# LangChain's tests import LangChain's own classes first, so there is nothing to run once they are gone.
-pytestmark = pytest.mark.needs_retired_classes
-
 
 def passed(package: str, folder: Path, paths: tuple[str, ...], *options: str) -> int:
     """How many of LangChain's tests pass with ours in the place of theirs, warnings as errors; all of them must."""
@@ -52,6 +49,7 @@ def passed(package: str, folder: Path, paths: tuple[str, ...], *options: str) ->
     return int(outcome[1])
 
 
+@pytest.mark.needs_retired_classes  # core's tests import core's own classes first
 @pytest.mark.parametrize("ours", ["RunnableWithMessageHistory", "create_runnable_with_message_history"])
 def test_langchain_cores_own_tests_of_histories(ours: str, tmp_path: Path) -> None:
     """All pass on the langchain-core that is installed, with the class or the factory function in the class's place."""
