@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow
+from langchain_memkit._histories import epoch_at
 from langchain_memkit.middleware.run import Run
 from langchain_memkit.middleware.state import Marker, messages_in
 from langchain_memkit.runnables.saving import UNSAVED, Policy
@@ -32,8 +33,11 @@ def finish(run: Run, policy: Policy, state: Mapping[str, Any], config: RunnableC
         run.marker = {**run.marker, "skip": run.marker["skip"][:-1]}
     if seq == UNSAVED:  # reported, not raised: the state has it, and the next run stores it
         return run.marker
-    end = messages[-1].id if messages else None
-    return {**run.marker, "done": True, "end": end, "held": len(messages), "seq": seq or run.marker["seq"]}
+    end, epoch = (messages[-1].id if messages else None), run.marker["epoch"]
+    if run.native and seq and not epoch:  # the session's first turn has drawn it
+        epoch = (yield epoch_at(run.history, seq)) or 0
+    seq = seq or run.marker["seq"]
+    return {**run.marker, "done": True, "end": end, "held": len(messages), "epoch": epoch, "seq": seq}
 
 
 def _with_calls(run: Run, new: list[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:

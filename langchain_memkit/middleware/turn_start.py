@@ -104,21 +104,26 @@ class TurnStart:
         # with the ids that the run before has stored them by, or would have
         named = with_turn_ids(messages[start:], [place], _namer(before, turn_id))
         known, view = yield from self._read(bound, [m.id or "" for m in (*seen, *named)], messages[first:], config)
-        if before is not None and (before["place"] != place or (yield from _is_cleared(bound, before, view))):
+        moved = before is not None and before["place"] != place
+        skip, forked = ([], False) if before is None or moved else _skipped(before, view, config)
+        cleared = before is not None and (yield from _is_cleared(bound, before, view))
+        if before is not None and (cleared or moved):
             # what the state had then must not come back, and is not somebody else's
             start = unstored_start(messages, before, settled=True)
             first = start_of_turn(messages, start)
             before, seen, named = None, [], with_turn_ids(messages[start:], [place], turn_id)
-        left = [m for m in in_order(seen, named[: first - start]) if m.id not in known and is_said(m)]
+        # of what was put into the state since, nobody can tell whether that was before the clear
+        left = [] if cleared else in_order(seen, named[: first - start])
+        left = [m for m in left if m.id not in known and is_said(m)]
         if before is not None and not before["done"]:  # what is stored of the run before is the past
             while first + 1 < len(messages) and (
                 named[first - start].id in known or _is_retry(messages, first, before, turn_id)
             ):
                 first += 1
-        marker = _marker(messages, first, turn_id, view, before, config, place)
+        marker = _marker(messages, first, turn_id, view, before, skip, place)
         older, unnamed = _older(messages, first)
         run = Run(place, marker, older, unnamed, bound.history, bound.native, bound.memories, view, known)
-        if before is not None and marker["skip"] != before["skip"]:
+        if forked:
             run.known = set()  # the branch is stored whole, beginning with its question
         elif left and not (before is None and (yield from _was_cleared(bound, view))):
             if trial:  # it is shown as if it had been
@@ -263,19 +268,23 @@ def _is_cleared(bound: Bound, before: Marker, view: HistoryView) -> Flow[bool]:
     return before["epoch"] != 0 or (not before["done"] and (yield from _was_cleared(bound, view)))
 
 
+def _skipped(before: Marker, view: HistoryView, config: RunnableConfig) -> tuple[list[list[int]], bool]:
+    """Return the positions of branches not taken, and whether the thread goes on from an older checkpoint here."""
+    # LangGraph tells a run which checkpoint its caller addressed
+    if (config.get("metadata") or {}).get("checkpoint_id") and view.seq > before["seq"]:
+        return [*before["skip"], [before["seq"] + 1, view.seq]], True
+    return before["skip"], False
+
+
 def _marker(
     messages: Sequence[BaseMessage],
     first: int,
     turn_id: str,
     view: HistoryView,
     before: Marker | None,
-    config: RunnableConfig,
+    skip: list[list[int]],
     place: str,
 ) -> Marker:
-    skip = before["skip"] if before else []
-    # LangGraph tells a run which checkpoint its caller addressed: here the thread goes on from an older one
-    if before is not None and (config.get("metadata") or {}).get("checkpoint_id") and view.seq > before["seq"]:
-        skip = [*skip, [before["seq"] + 1, view.seq]]
     return Marker(
         key=uuid4().hex,
         place=place,

@@ -12,15 +12,17 @@
 5. What `update_state` puts into a thread is a turn that is stored when the next run begins.
 6. A fork goes on from the end of an older run: its past is what the past was then. What it leaves stays stored.
 7. What was stored and is cleared is gone: not shown nor stored again, though states of before still hold it; a run that
-   began before and ends afterwards is not stored, and is shown only itself.
+   began before and ends afterwards is not stored, and is shown only itself. What `update_state` puts into a thread
+   between the last run before a clear and the first run after it is not stored either: nobody can tell whether that
+   was before the clear.
 
-Not drawn: a clear between `update_state` or a failed run and the run that would store what they left in the state:
-nobody can tell whether that was said before the clear or after it.
+Not drawn: a clear between a failed run and the run that would store what it left in the state.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ class Expected:
         self.failed: list[str] = []
         self.waiting: list[str] = []
         self.dropped = False  # the waiting run began before a clear
+        self.cleared = False  # since the last run began
         self._saved = saved
         self._answers_calls = answers_calls
 
@@ -55,12 +58,12 @@ class Expected:
 
     def begin(self, question: str) -> list[str]:
         """A run with a question; returns what it is given."""
-        for turn in self.put_in:
+        for turn in [] if self.cleared else self.put_in:
             self.store(turn)
         if self.waiting and not self.dropped:
             self.store([*self.waiting, "(failed)"] if self._answers_calls else self.waiting[:-1])
         given = [*self.failed, question]
-        self.put_in, self.failed, self.waiting, self.dropped = [], [], [], False
+        self.put_in, self.failed, self.waiting, self.dropped, self.cleared = [], [], [], False, False
         return given
 
     def end(self, turn: list[str]) -> None:
@@ -81,7 +84,7 @@ class Expected:
         """The session is emptied."""
         self.log, self.past = [], []
         self.ends = [[] for _ in self.ends]
-        self.dropped = bool(self.waiting)
+        self.dropped, self.cleared = bool(self.waiting), True
 
 
 class Run:
@@ -108,7 +111,7 @@ class Run:
             "fork": bool(self.ends) and not self.expected.waiting,
             "update": bool(self.ends) and not self.expected.waiting and not self.expected.failed,
             "fail": not self.expected.waiting,
-            "clear": not self.expected.put_in and not self.expected.failed,
+            "clear": not self.expected.failed,
         }
         if not possible.get(action, True):
             action = "ask"
@@ -221,7 +224,13 @@ def test_a_thousand_runs(tmp_path: Path) -> None:
     """At least a thousand runs in random order, over every kind of state: what is stored, and what models are shown."""
     runs, folders = 0, itertools.count()
 
-    @settings(max_examples=160, deadline=None, suppress_health_check=list(HealthCheck))
+    # the same examples in every run; MEMKIT_RANDOM=1 draws others
+    @settings(
+        max_examples=160,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=not os.environ.get("MEMKIT_RANDOM"),
+    )
     @given(CASES, STEPS)
     def check(case: tuple[str, str | None, str, str], steps: list[tuple[str, str, int]]) -> None:
         nonlocal runs
