@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -19,6 +20,7 @@ __all__ = [
     "is_native",
     "overrides",
     "read_messages",
+    "seq_of",
     "stored_ids",
 ]
 
@@ -120,6 +122,19 @@ def epoch_at(history: Any, seq: int) -> Step:
 
     at = {"after_seq": seq - 1, "before_seq": seq + 1}
     return Step(lambda: next((turn.epoch for turn in history.iter_turns(**at)), None), asynchronous)
+
+
+def seq_of(history: Any, op: str, after_seq: int) -> Step:
+    """Return the position of a turn of one of our histories, looked for behind another one; None if it is not there."""
+
+    async def asynchronous() -> int | None:
+        async for turn in history.aiter_turns(after_seq=after_seq):
+            if turn.op == op:
+                return int(turn.seq)
+        return None
+
+    turns = partial(history.iter_turns, after_seq=after_seq)
+    return Step(lambda: next((turn.seq for turn in turns() if turn.op == op), None), asynchronous)
 
 
 def _step(history: Any, sync: Callable[[], Any], twin: str, *args: Any) -> Step:

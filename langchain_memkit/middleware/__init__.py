@@ -35,7 +35,7 @@ from langchain_memkit.memories.telling import OnLoadError
 from langchain_memkit.messages.turns import with_ids
 from langchain_memkit.middleware.prompt import shown
 from langchain_memkit.middleware.run import Calls, Handle, Run, messages_of
-from langchain_memkit.middleware.state import HistoryState, Marker, messages_in, said_so_far
+from langchain_memkit.middleware.state import HistoryState, Marker, messages_in, said_so_far, still_said
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
 from langchain_memkit.middleware.turn_end import failed, finish, stopped
 from langchain_memkit.middleware.turn_start import TurnStart, check_place, configured
@@ -193,6 +193,8 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         except BaseException as error:
             drive(self._broken(request, config, error), run_step)
             raise
+        finally:
+            calls.leave()
         calls.results += messages_of(result)
         return result
 
@@ -208,6 +210,8 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             flow = self._broken(request, config, error)
             await shielded(lambda: adrive(flow, arun_step))
             raise
+        finally:
+            calls.leave()
         calls.results += messages_of(result)
         return result
 
@@ -246,12 +250,18 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 self._calls.pop(old, None)
         return self._calls.get(key) or Calls()
 
+    def _seen(self, state: Any) -> list[BaseMessage]:
+        """Return what the run of the marker was seen to say, here or as the state tells, before a part was removed."""
+        marker: Marker | None = state.get("memkit_turn")
+        here = self._calls[marker["key"]].seen if marker and marker["key"] in self._calls else []
+        return still_said(here or state.get("memkit_seen") or [], messages_in(state))
+
     def _begin(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
         config = get_config()
         ids = self._ids(config, runtime.context)
         if isinstance(state.get("memkit_run"), Handle):
             raise ConfigurationError(TWICE)
-        run = yield from self._turns.begin(state, ids, config)
+        run = yield from self._turns.begin(state, ids, config, self._seen(state))
         return {"memkit_turn": run.marker, "memkit_run": Handle(run), **_emptied(state)}
 
     def _run_of(self, state: Any, runtime: Any, config: RunnableConfig) -> Flow[Run]:
@@ -260,8 +270,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if isinstance(handle, Handle) and not handle.run.finished:
             run = handle.run
         elif marker is not None and not marker["done"]:
-            seen = self._calls_of(marker).seen
-            run = yield from self._turns.resume(state, configured(config, runtime.context), config, seen)
+            run = yield from self._turns.resume(state, configured(config, runtime.context), config, self._seen(state))
         else:  # it did not pass `before_agent`
             run = yield from self._turns.begin(state, configured(config, runtime.context), config)
         run.observe(messages_in(state))
@@ -272,6 +281,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         check_place(request.state.get("memkit_turn"), configured(config, request.runtime.context))
         calls = self._calls_of(request.state.get("memkit_turn"))
         calls.seen = said_so_far(request.state)
+        calls.running += 1
         return calls
 
     def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> Flow[ModelRequest[Any]]:
@@ -300,9 +310,11 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         calls = self._calls_of(state.get("memkit_turn") if run is None else run.marker)
         if run is not None and run.unsettled:
             calls.seen = run.seen
+        if isinstance(error, GraphBubbleUp):
+            return
         first, policy = calls.fail(), self._policy
         discarded = policy.on_model_error == "discard" if isinstance(error, Exception) else policy.on_abort == "discard"
-        if isinstance(error, GraphBubbleUp) or discarded or not first:
+        if discarded or not first:
             return
         if run is None:
             run = yield from self._run_of(state, request.runtime, config)

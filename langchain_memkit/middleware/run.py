@@ -84,10 +84,10 @@ class Run:
 
         Args:
             given: Of the request.
-            messages: Of the state. A request of the same length is the state's, edited in place; else messages without
+            messages: Of the state. A request with the same ids is the state's, edited in place; else messages without
                 an id are looked for from the back, since the run's own come last.
         """
-        if len(given) == len(messages):
+        if len(given) == len(messages) and all(a.id == b.id for a, b in zip(given, messages, strict=True)):
             return [m for m in (given[i] for i in self._own_positions(messages)) if is_said(m)]
         own = {*self._own_positions(messages)}
         unnamed = [(m, i in own) for i, m in enumerate(messages) if not m.id]
@@ -171,6 +171,7 @@ class Run:
             None,
             config,
             in_graph=True,
+            replayed=self.replayed is not None,
             begun=stands and not getattr(self.history, "ttl", None),
         )
 
@@ -200,17 +201,25 @@ class Handle(dict[str, Any]):
 
 @dataclass(slots=True)
 class Calls:
-    """What the calls of models and tools in one step of a run know of each other.
+    """What the calls of models and tools in one step of a run know of each other, in this process.
 
     Attributes:
+        running: How many tools are being called.
         failed: Whether one of them raised or was stopped: what is cancelled now was not abandoned.
         results: What tools have returned and the state does not have yet.
         seen: What the run had said when a call raised and the state had lost a part of that.
     """
 
+    running: int = 0
     failed: bool = False
     results: list[BaseMessage] = field(default_factory=list)
     seen: list[BaseMessage] = field(default_factory=list)
+
+    def leave(self) -> None:
+        """End the call of a tool. When the last one of a failed step has ended, the step is over."""
+        self.running -= 1
+        if self.failed and not self.running:
+            self.failed, self.results = False, []
 
     def fail(self) -> bool:
         """Return whether this is the first failure."""

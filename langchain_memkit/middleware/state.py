@@ -25,6 +25,7 @@ __all__ = [
     "moment",
     "said_so_far",
     "start_of_turn",
+    "still_said",
     "unstored_start",
 ]
 
@@ -131,6 +132,13 @@ def in_order(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> li
     current = {m.id: m for m in messages}
     before = {m.id for m in seen}
     return [*(current.get(m.id, m) for m in seen), *(m for m in messages if m.id not in before)]
+
+
+def still_said(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return what a run was seen to say up to the last message that is still there; what followed was taken back."""
+    current = {m.id for m in messages}
+    last = next((i for i in reversed(range(len(seen))) if seen[i].id in current), -1)
+    return list(seen[: last + 1])
 
 
 def moment(marker: Marker) -> datetime | None:

@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
-from langchain_memkit._histories import is_native, stored_ids
+from langchain_memkit._histories import is_native, seq_of, stored_ids
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, Turn, TurnContext, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
@@ -30,7 +30,7 @@ from langchain_memkit.middleware.state import (
     unstored_start,
 )
 from langchain_memkit.preprocessors.loading import load
-from langchain_memkit.runnables.saving import Policy
+from langchain_memkit.runnables.saving import UNSAVED, Policy
 from langchain_memkit.runnables.session import session_history
 
 __all__ = ["TurnStart", "check_place", "configured", "in_turn", "place_of_run"]
@@ -83,7 +83,13 @@ class TurnStart:
     policy: Policy
 
     def begin(
-        self, state: Mapping[str, Any], configurable: dict[str, Any], config: RunnableConfig, *, trial: bool = False
+        self,
+        state: Mapping[str, Any],
+        configurable: dict[str, Any],
+        config: RunnableConfig,
+        seen: Sequence[BaseMessage] = (),
+        *,
+        trial: bool = False,
     ) -> Flow[Run]:
         """Begin a run with new input. What the state holds beside it and the transcript does not is stored first.
 
@@ -91,11 +97,12 @@ class TurnStart:
             state: Of the agent.
             configurable: The ids of the call.
             config: Of the call.
+            seen: What the run before it was seen to say, where the state has lost a part of it.
             trial: Whether somebody only wants to see what would be shown: nothing is stored.
         """
         messages = messages_in(state)
         before: Marker | None = state.get("memkit_turn")
-        place, seen = place_of_run(configurable), list(state.get("memkit_seen") or [])
+        place = place_of_run(configurable)
         turn_id = configurable.get("turn_id")
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
         bound = yield from self.bind(configurable)
@@ -105,13 +112,18 @@ class TurnStart:
         named = with_turn_ids(messages[start:], [place], _namer(before, turn_id))
         known, view = yield from self._read(bound, [m.id or "" for m in (*seen, *named)], messages[first:], config)
         moved = before is not None and before["place"] != place
-        skip, forked = ([], False) if before is None or moved else _skipped(before, view, config)
+        skip, forked = list[list[int]](), False
+        # without a marker this is the thread's first turn, perhaps again; or the agent is a node of a larger graph
+        if not moved and (before is not None or {m.id for m in named[first - start :]} & known):
+            skip, forked = _skipped(before, view, config)
         cleared = before is not None and (yield from _is_cleared(bound, before, view))
         if before is not None and (cleared or moved):
             # what the state had then must not come back, and is not somebody else's
             start = unstored_start(messages, before, settled=True)
             first = start_of_turn(messages, start)
-            before, seen, named = None, [], with_turn_ids(messages[start:], [place], turn_id)
+            if moved and not before["done"]:  # nobody can tell whose it is that stands between
+                start = first
+            before, seen, named = None, (), with_turn_ids(messages[start:], [place], turn_id)
         # of what was put into the state since, nobody can tell whether that was before the clear
         left = [] if cleared else in_order(seen, named[: first - start])
         left = [m for m in left if m.id not in known and is_said(m)]
@@ -125,11 +137,13 @@ class TurnStart:
         run = Run(place, marker, older, unnamed, bound.history, bound.native, bound.memories, view, known)
         if forked:
             run.known = set()  # the branch is stored whole, beginning with its question
-        elif left and not (before is None and (yield from _was_cleared(bound, view))):
+        if left and not (before is None and (yield from _was_cleared(bound, view))):
             if trial:  # it is shown as if it had been
                 run.view = view._replace(messages=[*view.messages, *left])
             else:
-                yield from self._adopt(run, left, before, config)
+                if not (yield from self._adopt(run, left, before, config)):  # the next run tries again
+                    run.marker = {**run.marker, "first": messages[start].id, "start": start}
+                    run.older, run.older_unnamed = _older(messages, start)
                 run.view = yield self._view(bound, messages[first:], config)
         run.observe(messages)
         return run
@@ -147,12 +161,12 @@ class TurnStart:
             state: Of the agent, with the marker of the run.
             configurable: The ids of the call.
             config: Of the call.
-            seen: What the run was seen to say in this process, where the state has lost a part of it.
+            seen: What the run was seen to say, where the state has lost a part of it.
         """
         messages = messages_in(state)
         marker: Marker = state["memkit_turn"]
         check_place(marker, configurable)
-        place, seen = marker["place"], [*seen] or list(state.get("memkit_seen") or [])
+        place = marker["place"]
         bound = yield from self.bind(configurable)
         start = unstored_start(messages, marker)
         own = with_turn_ids(messages[start:], [place], marker["turn_id"])
@@ -161,9 +175,9 @@ class TurnStart:
         older, unnamed = _older(messages, start)
         if index_of(messages, marker["first"]) < 0 and marker["first"] is not None:  # it was removed
             older |= known
-        turns: Sequence[Turn] = getattr(view.messages, "turns", ())
-        op = batch_op([], marker["turn_id"])
-        replayed = next((turn.seq for turn in turns if turn.op == op), None)
+        replayed: int | None = None
+        if bound.native and known & {m.id for m in own}:
+            replayed = yield seq_of(bound.history, batch_op([], marker["turn_id"]), marker["seq"])
         if replayed:  # the turn was stored once: it is run again from its middle, or only its end is
             known, marker = set(), {**marker, "seq": view.seq, "skip": [*marker["skip"], [replayed, view.seq]]}
         run = Run(place, marker, older, unnamed, bound.history, bound.native, bound.memories, view, known)
@@ -208,8 +222,12 @@ class TurnStart:
 
         return Step(lambda: drive(flow(), run_step), lambda: adrive(flow(), arun_step))
 
-    def _adopt(self, run: Run, left: list[BaseMessage], before: Marker | None, config: RunnableConfig) -> Flow[None]:
-        """Store what the state holds and the transcript does not, a row a turn; the same again changes nothing."""
+    def _adopt(self, run: Run, left: list[BaseMessage], before: Marker | None, config: RunnableConfig) -> Flow[bool]:
+        """Store what the state holds and the transcript does not, a row a turn; the same again changes nothing.
+
+        Returns:
+            Whether it is stored; a failure that is not to be raised is reported.
+        """
         turn_id = run.marker["turn_id"]
         for begin, end in pairwise([*turn_starts(left), len(left)]):
             said = left[begin:end]
@@ -223,8 +241,9 @@ class TurnStart:
                     turn = replace(turn, turn_id=before["turn_id"])
                 if before["epoch"]:
                     turn = replace(turn, epoch=before["epoch"], since=moment(before))
-            if said:
-                yield from self.policy.save_messages(turn, said, None)
+            if said and (yield from self.policy.save_messages(turn, said, None)) == UNSAVED:
+                return False
+        return True
 
 
 def _namer(before: Marker | None, turn_id: str) -> str:
@@ -268,12 +287,13 @@ def _is_cleared(bound: Bound, before: Marker, view: HistoryView) -> Flow[bool]:
     return before["epoch"] != 0 or (not before["done"] and (yield from _was_cleared(bound, view)))
 
 
-def _skipped(before: Marker, view: HistoryView, config: RunnableConfig) -> tuple[list[list[int]], bool]:
+def _skipped(before: Marker | None, view: HistoryView, config: RunnableConfig) -> tuple[list[list[int]], bool]:
     """Return the positions of branches not taken, and whether the thread goes on from an older checkpoint here."""
+    seq, skip = (before["seq"], before["skip"]) if before else (0, [])
     # LangGraph tells a run which checkpoint its caller addressed
-    if (config.get("metadata") or {}).get("checkpoint_id") and view.seq > before["seq"]:
-        return [*before["skip"], [before["seq"] + 1, view.seq]], True
-    return before["skip"], False
+    if (config.get("metadata") or {}).get("checkpoint_id") and view.seq > seq:
+        return [*skip, [seq + 1, view.seq]], True
+    return skip, False
 
 
 def _marker(

@@ -61,6 +61,7 @@ class OpenTurn:
     input: Any
     config: RunnableConfig
     in_graph: bool = False  # its messages were given ids on the way in, other ones in each attempt
+    replayed: bool = False  # its turn was stored once, and is run again from its middle
     given: Sequence[BaseMessage] | None = None  # to the model, where that is known and not just what is shown
     begun: bool = False  # the session holds turns, none of which expires: the epoch is theirs; else the first draws one
     watch: PastWatch | None = None  # hears what models are given, until it is known whether the past is among it
@@ -284,13 +285,15 @@ def _rest(turn: OpenTurn, messages: list[BaseMessage], stored: Sequence[BaseMess
     """Return what is still to be stored of a run of which a row is there already; nothing if this is a retry.
 
     If that row holds a part of the run (another run found it half done, and stored it), the rest. If it says something
-    else, the turn was run again from its middle: that branch is stored whole.
+    else: all of it, if the turn was run again from its middle, and is a branch; nothing if this is a retry.
     """
     known = {m.id for m in stored}
     new = [m for m in messages if m.id not in known]
     if not new or (turn.new and len(new) == len(messages)):
         return []
-    return messages if known - {m.id for m in messages} else new
+    if known <= {m.id for m in messages}:
+        return new
+    return messages if turn.replayed else []
 
 
 def _hash_of_ids(messages: Sequence[BaseMessage]) -> str:

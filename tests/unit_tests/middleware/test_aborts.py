@@ -15,6 +15,7 @@ from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.messages import ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.pregel import Pregel
+from langgraph.types import Command, interrupt
 
 from langchain_memkit import MessageHistoryMiddleware
 from langchain_memkit.messages.cuts import STATUS
@@ -279,3 +280,25 @@ def test_resumed_after_an_abort(histories: Any, history: Any) -> None:
     agent.invoke(None, CONFIG)
     assert rows(history) == [["q", "look_up", "a is a word"], ["done"]]
     assert model.shown == ["q", "", "a is a word"]
+
+
+async def test_cancelled_in_a_resumed_tool(histories: Any, history: Any) -> None:
+    """A tool that asked a person, went on, and is cancelled then: what had been said is stored."""
+
+    async def ask() -> str:
+        """Asks, then takes long."""
+        interrupt("?")
+        begun.set()
+        await asyncio.sleep(30)
+        return "never"
+
+    begun = asyncio.Event()
+    model = Scripted(script=[calling(("ask", {}), text="I ask")])
+    agent = create_agent(model, [ask], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    await agent.ainvoke(asking("q"), CONFIG)
+    task = asyncio.create_task(agent.ainvoke(Command(resume="yes"), CONFIG))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rows(history) == [["q", "I ask"]]

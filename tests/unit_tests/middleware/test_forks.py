@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from agentkit import CONFIG, Scripted, asking, rows
+from agentkit import CONFIG, Scripted, asking, calling, look_up, rows
 from langchain.agents import create_agent
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from langchain_memkit import MessageHistoryMiddleware
+from langchain_memkit import MessageHistoryMiddleware, SQLiteChatMessageHistory
 
 
 def at(checkpoint: Any) -> Any:
@@ -65,3 +65,68 @@ def test_edited_state(histories: Any, history: Any, run: Any) -> None:
     run(agent, None, at(fork))
     assert model.shown == ["q0", "ok 1", "q1 better"]
     assert rows(history) == [["q0", "ok 1"], ["q1", "ok 2"], ["q1 better", "ok 3"]]
+
+
+def test_branch_not_taken_is_not_remembered(histories: Any, history: Any) -> None:
+    """A tool loop that goes on from its middle after a failure holds nothing of what it said after that."""
+
+    def boom() -> str:
+        """Fails at the third call."""
+        if not broken:
+            return "fine"
+        if len(agent.get_state(CONFIG).values["messages"]) > 5:
+            raise OSError("down")
+        return "fine"
+
+    broken = [True]
+    model = Scripted(script=[calling(("boom", {"n": str(i)})) for i in range(3)])
+    agent: Any = create_agent(
+        model, [boom], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver()
+    )
+    with pytest.raises(OSError, match="down"):
+        agent.invoke(asking("q"), CONFIG)
+    broken.clear()
+    past = next(s for s in agent.get_state_history(CONFIG) if len(s.values["messages"]) == 3 and s.next == ("model",))
+    agent.invoke(None, at(past.config))
+    assert rows(history) == [["q", "boom", "fine", "ok 4"]]
+
+
+def test_edited_fork(histories: Any, history: Any, run: Any) -> None:
+    """What `update_state` puts into an older end is stored with the branch, and shown."""
+    model = Scripted()
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    for i in range(3):
+        run(agent, asking(f"q{i}"), CONFIG)
+    end = next(s for s in agent.get_state_history(CONFIG) if len(s.values["messages"]) == 2 and not s.next)
+    fork = agent.update_state(end.config, {"messages": [HumanMessage("edited q"), AIMessage("edited a")]})
+    run(agent, asking("after"), at(fork))
+    assert model.shown == ["q0", "ok 1", "edited q", "edited a", "after"]
+    assert rows(history)[3:] == [["edited q", "edited a"], ["after", "ok 4"]]
+
+
+def test_first_turn_replayed(histories: Any, history: Any, run: Any) -> None:
+    """The first turn of a thread, run again, is stored with its question, and later turns are left out of its view."""
+    model = Scripted()
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    for i in range(2):
+        run(agent, asking(f"q{i}"), CONFIG)
+    begin = "MessageHistoryMiddleware.before_agent"
+    past = next(s for s in agent.get_state_history(CONFIG) if s.next == (begin,) and len(s.values["messages"]) == 1)
+    run(agent, None, at(past.config))
+    assert model.shown == ["q0"]
+    assert rows(history)[2:] == [["q0", "ok 3"]]
+
+
+def test_replayed_outside_the_window(tmp_path: Any, run: Any) -> None:
+    """A turn that is run again from its middle is stored whole, though what is read of the past does not reach it."""
+    with SQLiteChatMessageHistory.factory(tmp_path / "chat.db", history_size=2) as histories:
+        model = Scripted(script=[calling(("look_up", {"word": "a"})), "one"])
+        agent = create_agent(
+            model, [look_up], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver()
+        )
+        for i in range(3):
+            run(agent, asking(f"q{i}"), CONFIG)
+        past = next(s for s in agent.get_state_history(CONFIG) if len(s.values["messages"]) == 3)
+        run(agent, None, at(past.config))
+        assert model.shown == ["q0", "", "a is a word"]
+        assert rows(histories("s1", "u1"))[3:] == [["q0", "look_up", "a is a word", "ok 5"]]

@@ -241,3 +241,35 @@ def test_retry_around_a_checkpointed_agent(histories: Any, history: Any, run: An
     run(agent, asking("q"), config)
     assert model.shown == ["q"]
     assert rows(history) == [["q", "done"]]
+
+
+def test_another_user_on_the_thread(histories: Any, history: Any, run: Any) -> None:
+    """What a waiting run of one user has said is never stored with another user's turns, nor shown to the model."""
+    model = Scripted(script=[calling(("send", {"to": "all"}), text="u1's secret"), "hello u2"])
+    agent = create_agent(
+        model,
+        [send],
+        middleware=[MessageHistoryMiddleware(histories), HumanInTheLoopMiddleware(interrupt_on={"send": True})],
+        checkpointer=InMemorySaver(),
+    )
+    run(agent, asking("of u1"), CONFIG)
+    other: Any = {"configurable": {**CONFIG["configurable"], "user_id": "u2"}}
+    run(agent, asking("of u2"), other)
+    assert rows(histories("s1", user_id="u2")) == [["of u2", "hello u2"]]
+    assert model.shown == ["of u2"]
+
+
+def test_saves_that_fail_twice_are_made_up_for(histories: Any, history: Any, run: Any) -> None:
+    """Where the next run cannot store it either, the one after that does."""
+    broken = [True, True]
+
+    def before_save(messages: list[Any]) -> list[Any]:
+        if broken.pop() if broken else False:
+            raise ValueError
+        return messages
+
+    middleware = MessageHistoryMiddleware(histories, before_save=before_save, on_save_error="log")
+    agent = create_agent(Scripted(), [], middleware=[middleware], checkpointer=InMemorySaver())
+    for i in range(3):
+        run(agent, asking(f"q{i}"), CONFIG)
+    assert [m.text for m in history.messages] == ["q0", "ok 1", "q1", "ok 2", "q2", "ok 3"]

@@ -10,6 +10,7 @@ import pytest
 from agentkit import CONFIG, Scripted, asking, calling, look_up, rows, send, texts
 from langchain.agents import create_agent
 from langchain.agents.middleware import (
+    AgentMiddleware,
     ContextEditingMiddleware,
     HumanInTheLoopMiddleware,
     PIIMiddleware,
@@ -246,3 +247,36 @@ def test_structured_output(histories: Any, history: Any, checkpointer: Any, run:
     ((question, call, result),) = rows(history)
     assert (question, call) == ("q", "Weather")
     assert "sunny=True" in result
+
+
+def test_summarized_and_failed(histories: Any, history: Any, run: Any) -> None:
+    """What a summary removed in the step whose model failed is stored before the next question."""
+    calls = [calling(("look_up", {"word": str(i)})) for i in range(2)]
+    agent = create_agent(
+        Scripted(script=[*calls, OSError("down"), "done"]),
+        [look_up],
+        middleware=[MessageHistoryMiddleware(histories), summarizing(trigger=5)],
+        checkpointer=InMemorySaver(),
+    )
+    with pytest.raises(OSError, match="down"):
+        run(agent, asking("q1"), CONFIG)
+    run(agent, asking("q2"), CONFIG)
+    assert rows(history) == [["q1", "look_up", "0 is a word", "look_up", "1 is a word"], ["q2", "done"]]
+
+
+class Reminding(AgentMiddleware[Any, Any, Any]):
+    """Leaves the oldest message out and puts another one behind: as many as there were."""
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        """Around a call."""
+        return handler(request.override(messages=[*request.messages[1:], HumanMessage("remember")]))
+
+
+def test_question_stays_in_an_edited_request(histories: Any) -> None:
+    """A request with as many messages as the state, and other ones, still holds the question."""
+    model = Scripted()
+    middleware = [Reminding(), MessageHistoryMiddleware(histories)]
+    agent = create_agent(model, [], middleware=middleware, checkpointer=InMemorySaver())
+    for i in range(2):
+        agent.invoke(asking(f"q{i}"), CONFIG)
+    assert model.shown == ["q0", "ok 1", "q1", "remember"]

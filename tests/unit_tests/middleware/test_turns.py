@@ -244,3 +244,12 @@ def test_streams(histories: Any, history: Any, checkpointer: Any, stream: Any) -
     assert json.dumps(updates, default=lambda m: m.text)
     assert rows(history) == [["q1", "ok 1"]]
     assert isinstance(history.messages[-1], AIMessage)
+
+
+def test_retry_with_a_turn_id(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
+    """The same question under the same `turn_id` is stored once, with its first answer, as by a chain."""
+    agent = create_agent(Scripted(), [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=checkpointer)
+    config: Any = {"configurable": {**CONFIG["configurable"], "turn_id": "t1"}}
+    for _ in range(2):
+        run(agent, {"messages": [HumanMessage("q", id="the question")]}, config)
+    assert rows(history) == [["q", "ok 1"]]
