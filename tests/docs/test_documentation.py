@@ -56,7 +56,8 @@ def blocks(page: Path, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.filterwarnings("ignore:The class `ConversationBufferMemory` was deprecated")  # a page moves one in
+# a page moves one in, which makes the other; LangChain warns of each once in a process
+@pytest.mark.filterwarnings("ignore:The class `(ConversationBufferMemory|InMemoryChatMessageHistory)` was deprecated")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standalone: Any) -> None:
     """The Python blocks of a page run in order, and print what comments below `print`, or a `text` block, say."""
