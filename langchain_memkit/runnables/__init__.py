@@ -23,6 +23,7 @@ from pydantic.errors import PydanticUserError
 
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor, check_arguments, shown
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.telling import OnLoadError
 from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
 from langchain_memkit.runnables.session import checked_function
@@ -40,6 +41,19 @@ SESSION_ID = ConfigurableFieldSpec(
     default="",
     is_shared=True,
 )
+
+
+SHOW = "give preprocessor= to change what the model is shown, or let get_session_history return a history of your own"
+STORE = "give before_save= to change what is stored, or let get_session_history return a history of your own"
+NEVER_CALLED = {
+    "_get_input_messages": STORE,
+    "_get_output_messages": STORE,
+    "_enter_history": SHOW,
+    "_aenter_history": SHOW,
+    "_exit_history": STORE,
+    "_aexit_history": STORE,
+}
+"""Methods of LangChain's class that subclasses override, and what to do in their place."""
 
 
 class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's class while it exists
@@ -68,6 +82,13 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
 
     _turn_type: ClassVar[type[HistoryTurn]] = HistoryTurn
     _policy_type: ClassVar[type[Policy]] = Policy
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, way_out in NEVER_CALLED.items():
+            if getattr(cls, name, None) is not getattr(RunnableWithMessageHistory, name, None):
+                msg = f"{cls.__name__} overrides {name}, which is never called here: {way_out}. See docs/subclasses.md"
+                raise ConfigurationError(msg)
 
     def __init__(
         self,

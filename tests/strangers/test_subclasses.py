@@ -26,6 +26,7 @@ import langchain_memkit
 from langchain_memkit import (
     ChatHistoryMemory,
     ComposedMemory,
+    InMemoryChatMessageHistory,
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
     SQLiteChatMessageHistory,
@@ -796,3 +797,52 @@ def test_subclassed_chains_and_kept_histories(place: Place, standalone: Any, dat
             outcomes.append((found, log, converse(chain, lambda session_id, held=held: held, style), held.count()))
     assert outcomes[0] == outcomes[1]
     assert outcomes[1][3] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("_get_input_messages", "before_save="),
+        ("_get_output_messages", "before_save="),
+        ("_enter_history", "preprocessor="),
+        ("_aenter_history", "preprocessor="),
+        ("_exit_history", "before_save="),
+        ("_aexit_history", "before_save="),
+    ],
+)
+def test_methods_of_a_chain_that_are_not_called_are_refused(name: str, way: str) -> None:
+    """LangChain's class calls them; a subclass of ours, a mixin's too, is refused with the way out where it is made."""
+
+    def method(self: Any, *args: Any) -> Any:
+        return getattr(super(type(self), self), name)(*args)
+
+    assert callable(getattr(type("Fine", (LangChainsChain,), {name: method}), name))
+    for bases, namespace in (((), {name: method}), ((type("Mixin", (), {name: method}),), {})):
+        with pytest.raises(ConfigurationError, match=rf"^Card overrides {name}, which .*{way}"):
+            type("Card", (*bases, langchain_memkit.RunnableWithMessageHistory), namespace)
+
+
+def test_what_is_stored_is_changed_by_the_way_out(place: Place) -> None:
+    """What `_get_input_messages` does in LangChain's class, `before_save=` does; other overrides are called."""
+
+    class Masking(LangChainsChain):
+        def _get_input_messages(self, value: Any) -> list[BaseMessage]:
+            return [m.model_copy(update={"content": "My card is ****."}) for m in super()._get_input_messages(value)]
+
+    class Merging(langchain_memkit.RunnableWithMessageHistory):
+        def _merge_configs(self, *configs: Any) -> Any:
+            merged = super()._merge_configs(*configs)
+            return {**merged, "tags": [*merged.get("tags", []), "merged"]}
+
+    def masked(messages: list[BaseMessage]) -> list[BaseMessage]:
+        return [m.model_copy(update={"content": "My card is ****."}) if m.type == "human" else m for m in messages]
+
+    kept = InMemoryChatMessageHistory()
+    histories = place.open(only_adds)
+    Masking(FakeChatModel(), lambda session_id: kept).invoke("My card is 4111.", CONFIG)
+    tags: list[str] = []
+    model = RunnableLambda(lambda messages, config: tags.extend(config["tags"]) or FakeChatModel().invoke(messages))
+    Merging(model, histories, before_save=masked).invoke("My card is 4111.", CONFIG)
+    assert tags == ["merged"]
+    assert [m.text for m in histories("s1").messages] == [m.text for m in kept.messages]
+    assert b"4111" not in place.content()
