@@ -10,9 +10,9 @@ import hashlib
 import inspect
 import json
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig, ensure_config
@@ -54,6 +54,14 @@ NEVER_CALLED = {
     "_aexit_history": STORE,
 }
 """Methods of LangChain's class that subclasses override, and what to do in their place."""
+
+MADE_WITH = {
+    "get_session_history",
+    "input_messages_key",
+    "output_messages_key",
+    "history_messages_key",
+    "history_factory_config",
+}
 
 
 class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's class while it exists
@@ -112,7 +120,8 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
     ) -> None:
         checked_function(get_session_history, history_factory_config)
         # pydantic would drop what it does not know
-        check_arguments(kwargs.keys() - RunnableBindingBase.model_fields.keys(), create_runnable_with_message_history)
+        fields = {name for own, field in type(self).model_fields.items() for name in (own, field.alias)}
+        check_arguments(kwargs.keys() - fields, create_runnable_with_message_history)
         policy = self._policy_type.of(
             output_messages_key,
             preprocessor,
@@ -145,6 +154,15 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
             history_factory_config=history_factory_config or [SESSION_ID],
             **kwargs,
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _check_unchanged([name])
+        super().__setattr__(name, value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, with other values for some fields; not for those that the turn was made with."""
+        _check_unchanged(update or ())
+        return super().model_copy(update=update, deep=deep)
 
     def __repr__(self) -> str:
         """Names the wrapped runnable, the histories and the keys; nothing that was said, no credentials."""
@@ -209,6 +227,14 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         async with aclosing(self.bound.atransform(input, merged, **{**self.kwargs, **kwargs})) as chunks:  # type: ignore[type-var]  # a generator
             async for chunk in chunks:
                 yield chunk
+
+
+def _check_unchanged(names: Iterable[str]) -> None:
+    """Refuse another value for what the turn was made with: it would not be looked at."""
+    for name in names:
+        if name in MADE_WITH:
+            msg = f"{name} of a chain cannot be changed, its turns were set up with it: make another chain with {name}="
+            raise AttributeError(msg)
 
 
 def _schema(title: str, kind: Any, key: str | None = None) -> type[BaseModel]:

@@ -20,6 +20,7 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory as LangChainsChain
+from pydantic import Field
 from pymongo import MongoClient
 
 import langchain_memkit
@@ -846,3 +847,52 @@ def test_what_is_stored_is_changed_by_the_way_out(place: Place) -> None:
     assert tags == ["merged"]
     assert [m.text for m in histories("s1").messages] == [m.text for m in kept.messages]
     assert b"4111" not in place.content()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "get_session_history",
+        "input_messages_key",
+        "output_messages_key",
+        "history_messages_key",
+        "history_factory_config",
+    ],
+)
+def test_what_a_chain_was_made_with_cannot_be_changed(name: str) -> None:
+    """Its turns would not see it: set or given to `model_copy`, it is refused, and the text names the way out."""
+    histories, others = (SQLiteChatMessageHistory.factory(":memory:") for _ in range(2))
+    for make in (langchain_memkit.RunnableWithMessageHistory, create_runnable_with_message_history):
+        chain = make(FakeChatModel(), histories)
+        way = f"{name} of a chain cannot be changed.*make another chain with {name}="
+        with pytest.raises(AttributeError, match=way):
+            setattr(chain, name, others)
+        with pytest.raises(AttributeError, match=way):
+            chain.model_copy(update={name: others})
+        chain.model_copy(update={"config": {"tags": ["copy"]}}).invoke(SECRET, CONFIG)
+        assert chain.model_copy().invoke(QUESTIONS[1], CONFIG).text == f"You told me: {SECRET}"
+        chain.custom_input_type = str
+        assert chain.InputType is str
+    assert len(histories("s1").messages) == 8
+
+
+def test_a_chain_with_fields_of_its_own(place: Place) -> None:
+    """A subclass's fields are given by name or alias, as with LangChain's class, and can be set; others are refused."""
+    answers = []
+    for base in (LangChainsChain, langchain_memkit.RunnableWithMessageHistory):
+        kept: Any = InMemoryChatMessageHistory()
+
+        class Tagged(base):  # type: ignore[misc, valid-type]  # either class
+            tag: str = "none"
+            note: str = Field(default="", alias="remark")
+
+            def invoke(self, given: Any, config: Any = None, **kwargs: Any) -> Any:
+                return self.tag, self.note, super().invoke(given, config, **kwargs).text
+
+        chain = Tagged(FakeChatModel(), lambda session_id, kept=kept: kept, tag="y", remark="z")
+        chain.tag += "!"
+        answers.append(chain.invoke(SECRET, CONFIG))
+    assert answers[0] == answers[1]
+    assert answers[1][:2] == ("y!", "z")
+    with pytest.raises(ConfigurationError, match="no such argument: tga"):
+        Tagged(FakeChatModel(), place.open(only_adds), tga="y")
