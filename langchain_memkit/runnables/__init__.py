@@ -134,19 +134,21 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
             on_context_overflow,
             on_load_error,
         )
+        turn = self._turn_type(
+            coerce_to_runnable(runnable),
+            get_session_history,
+            input_messages_key,
+            history_messages_key,
+            history_factory_config,
+            policy,
+        )
         if advice := wiring_advice(runnable, input_messages_key, history_messages_key):
             warnings.warn(advice, stacklevel=2)
+            turn.watched = False  # it would say the same again
         # past LangChain's constructor, which warns that it is deprecated
         RunnableBindingBase.__init__(
             self,
-            bound=self._turn_type(
-                coerce_to_runnable(runnable),
-                get_session_history,
-                input_messages_key,
-                history_messages_key,
-                history_factory_config,
-                policy,
-            ),
+            bound=turn,
             get_session_history=get_session_history,
             input_messages_key=input_messages_key,
             output_messages_key=output_messages_key,
