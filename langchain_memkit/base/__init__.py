@@ -15,7 +15,15 @@ from langchain_memkit.base.aliases import (
     TokenCounterLike,
     utc_now,
 )
-from langchain_memkit.base.given import check_arguments, did_you_mean, file_given, kind_given, seconds_given, shown
+from langchain_memkit.base.given import (
+    check_arguments,
+    describe_error,
+    did_you_mean,
+    file_given,
+    kind_given,
+    seconds_given,
+    shown,
+)
 from langchain_memkit.base.ids import check_id, check_text, session, user_prefix
 from langchain_memkit.base.memory import EntityExtractor, Memory, MemoryFactory, Mention, Query, SavedTurn
 from langchain_memkit.base.purge import Purgeable, apurge_user, purge_user
@@ -55,6 +63,7 @@ __all__ = [
     "check_arguments",
     "check_id",
     "check_text",
+    "describe_error",
     "did_you_mean",
     "file_given",
     "kind_given",

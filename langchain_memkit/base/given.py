@@ -10,13 +10,26 @@ from difflib import get_close_matches
 from numbers import Real
 from typing import Any, TypeVar
 
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.errors import ConfigurationError, MemkitError
 
-__all__ = ["check_arguments", "did_you_mean", "file_given", "kind_given", "seconds_given", "shown"]
+__all__ = ["check_arguments", "describe_error", "did_you_mean", "file_given", "kind_given", "seconds_given", "shown"]
 
 ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")  # of two letters or more: C:/ is a drive
 LONGEST = 9e9  # seconds: 285 years, less than a thread can wait for, and a date that there is
 P = TypeVar("P", bound="str | os.PathLike[str]")
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the kind of an error, and its text if it is one of ours: that of another may hold what was said.
+
+    Args:
+        error: What was raised; it is the `__cause__` of what is told of it.
+
+    Example:
+        >>> describe_error(OSError("secret")), describe_error(MemkitError("the file is gone"))
+        ('OSError', 'MemkitError: the file is gone')
+    """
+    return type(error).__name__ + (f": {error}" if isinstance(error, MemkitError) else "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

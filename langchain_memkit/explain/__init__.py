@@ -88,7 +88,7 @@ class _Listener(BaseCallbackHandler):
         elif name == CONDENSED and data["rewritten"] and self.searched_for is None:  # the outer one speaks first
             self.searched_for = data["question"]
         elif name == LOAD_ERROR:
-            self.failed.append(f"{data['memory']} could not be loaded: {data['error']}: {data['message']}")
+            self.failed.append(data["message"])
 
 
 class _Turn(Protocol):

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from langchain_memkit._flow import Flow, Step, together
 from langchain_memkit._histories import epoch_at, has_native, stored_ids
-from langchain_memkit.base import Memory, SavedTurn, utc_now
+from langchain_memkit.base import Memory, SavedTurn, describe_error, utc_now
 from langchain_memkit.errors import HistoryReadError, MemoryReadError, MemoryWriteError
 from langchain_memkit.memories.retriever import RetrieverMemory
 
@@ -34,9 +34,9 @@ def name_of(memory: Any) -> str:
 def load_failure(memory: Any, error: Exception) -> tuple[MemoryReadError, dict[str, str]]:
     """What is raised, and what callback handlers hear, of a memory that could not be loaded."""
     name = name_of(memory)
-    failure = MemoryReadError(f"{name} could not be loaded: {type(error).__name__}: {error}")
+    failure = MemoryReadError(f"{name} could not be loaded: {describe_error(error)}")
     failure.__cause__ = error
-    return failure, {"memory": name, "error": type(error).__name__, "message": str(error)}
+    return failure, {"memory": name, "error": type(error).__name__, "message": str(failure)}
 
 
 def on_all(parts: Sequence[Any], verb: str, *args: Any) -> Flow[list[Any]]:
@@ -83,7 +83,7 @@ def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:
     failed = _first_failure(writing, results, "save")
     if failed:
         name, error = failed
-        msg = f"the turn is stored, but {name} was not told of it: {type(error).__name__}: {error}"
+        msg = f"the turn is stored, but {name} was not told of it: {describe_error(error)}"
         raise MemoryWriteError(msg, messages=turn, turn_id=turn.turn_id, maybe_stored=True) from error
 
 
@@ -112,5 +112,5 @@ def _verb_of(parts: Sequence[Any], verb: str, *args: Any) -> Step:
 def _first_failure(parts: Sequence[Any], results: Sequence[Any], verb: str) -> tuple[str, Exception] | None:
     failures = [(name_of(part), r) for part, r in zip(parts, results, strict=True) if isinstance(r, Exception)]
     for name, error in failures[1:]:
-        logger.error("%s.%s failed as well: %s: %s", name, verb, type(error).__name__, error)
+        logger.error("%s.%s failed as well: %s", name, verb, describe_error(error))
     return failures[0] if failures else None

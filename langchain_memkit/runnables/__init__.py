@@ -10,9 +10,9 @@ import hashlib
 import inspect
 import json
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig, ensure_config
@@ -23,6 +23,7 @@ from pydantic.errors import PydanticUserError
 
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor, check_arguments, shown
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.telling import OnLoadError
 from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
 from langchain_memkit.runnables.session import checked_function
@@ -40,6 +41,27 @@ SESSION_ID = ConfigurableFieldSpec(
     default="",
     is_shared=True,
 )
+
+
+SHOW = "give preprocessor= to change what the model is shown, or let get_session_history return a history of your own"
+STORE = "give before_save= to change what is stored, or let get_session_history return a history of your own"
+NEVER_CALLED = {
+    "_get_input_messages": STORE,
+    "_get_output_messages": STORE,
+    "_enter_history": SHOW,
+    "_aenter_history": SHOW,
+    "_exit_history": STORE,
+    "_aexit_history": STORE,
+}
+"""Methods of LangChain's class that subclasses override, and what to do in their place."""
+
+MADE_WITH = {
+    "get_session_history",
+    "input_messages_key",
+    "output_messages_key",
+    "history_messages_key",
+    "history_factory_config",
+}
 
 
 class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's class while it exists
@@ -69,6 +91,13 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
     _turn_type: ClassVar[type[HistoryTurn]] = HistoryTurn
     _policy_type: ClassVar[type[Policy]] = Policy
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, way_out in NEVER_CALLED.items():
+            if getattr(cls, name, None) is not getattr(RunnableWithMessageHistory, name, None):
+                msg = f"{cls.__name__} overrides {name}, which is never called here: {way_out}. See docs/subclasses.md"
+                raise ConfigurationError(msg)
+
     def __init__(
         self,
         runnable: Any,
@@ -91,7 +120,8 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
     ) -> None:
         checked_function(get_session_history, history_factory_config)
         # pydantic would drop what it does not know
-        check_arguments(kwargs.keys() - RunnableBindingBase.model_fields.keys(), create_runnable_with_message_history)
+        fields = {name for own, field in type(self).model_fields.items() for name in (own, field.alias)}
+        check_arguments(kwargs.keys() - fields, create_runnable_with_message_history)
         policy = self._policy_type.of(
             output_messages_key,
             preprocessor,
@@ -104,19 +134,21 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
             on_context_overflow,
             on_load_error,
         )
+        turn = self._turn_type(
+            coerce_to_runnable(runnable),
+            get_session_history,
+            input_messages_key,
+            history_messages_key,
+            history_factory_config,
+            policy,
+        )
         if advice := wiring_advice(runnable, input_messages_key, history_messages_key):
             warnings.warn(advice, stacklevel=2)
+            turn.watched = False  # it would say the same again
         # past LangChain's constructor, which warns that it is deprecated
         RunnableBindingBase.__init__(
             self,
-            bound=self._turn_type(
-                coerce_to_runnable(runnable),
-                get_session_history,
-                input_messages_key,
-                history_messages_key,
-                history_factory_config,
-                policy,
-            ),
+            bound=turn,
             get_session_history=get_session_history,
             input_messages_key=input_messages_key,
             output_messages_key=output_messages_key,
@@ -124,6 +156,15 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
             history_factory_config=history_factory_config or [SESSION_ID],
             **kwargs,
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _check_unchanged([name])
+        super().__setattr__(name, value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, with other values for some fields; not for those that the turn was made with."""
+        _check_unchanged(update or ())
+        return super().model_copy(update=update, deep=deep)
 
     def __repr__(self) -> str:
         """Names the wrapped runnable, the histories and the keys; nothing that was said, no credentials."""
@@ -188,6 +229,14 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         async with aclosing(self.bound.atransform(input, merged, **{**self.kwargs, **kwargs})) as chunks:  # type: ignore[type-var]  # a generator
             async for chunk in chunks:
                 yield chunk
+
+
+def _check_unchanged(names: Iterable[str]) -> None:
+    """Refuse another value for what the turn was made with: it would not be looked at."""
+    for name in names:
+        if name in MADE_WITH:
+            msg = f"{name} of a chain cannot be changed, its turns were set up with it: make another chain with {name}="
+            raise AttributeError(msg)
 
 
 def _schema(title: str, kind: Any, key: str | None = None) -> type[BaseModel]:

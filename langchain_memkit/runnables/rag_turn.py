@@ -167,7 +167,7 @@ def _text(output: Any) -> str:
 class RagTurn(HistoryTurn):
     """A turn that stores what its answer was made from, and is tried with less of the past while nothing was said."""
 
-    _watched = (
+    watched = (
         False  # of a prompt without `chat_history` that is meant: the past is in the question that was searched for
     )
 

@@ -17,12 +17,13 @@ from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._events import event
 from langchain_memkit._flow import Flow, Step, user_code
 from langchain_memkit._histories import add_messages
-from langchain_memkit.base import Memory, Preprocessor, SavedTurn, TurnContext
+from langchain_memkit.base import Memory, Preprocessor, SavedTurn, TurnContext, describe_error
 from langchain_memkit.base.ids import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryWriteError,
     IdempotencyConflictError,
+    MemoryWriteError,
     StaleTurnError,
 )
 from langchain_memkit.memories.telling import save_all, tell
@@ -196,8 +197,9 @@ class Policy:
         try:
             yield from self._store(turn, turn.new, _derived_id(turn.turn_id, "failed"))
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
-            logger.error("the model failed, and then its input was not stored: %s", error)
-            yield _event(turn, "memkit_save_error", error)
+            failure = _write_error(error, turn, None)
+            logger.error("the model failed, and then its input was not stored: %s", failure)
+            yield _event(turn, "memkit_save_error", failure)
 
     def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> Flow[int | None]:
         given = len(messages)
@@ -256,13 +258,13 @@ class Policy:
         if callable(policy):
             yield user_code(policy, error, name="on_save_error")
         else:
-            logger.error("turn not stored: %s", error)
+            logger.error("%s" if isinstance(error, MemoryWriteError) else "turn not stored: %s", error)
 
 
 def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteError:
     """Any failure of a save as a `HistoryWriteError` that carries the answer."""
     if not isinstance(error, HistoryWriteError):
-        text = f"the turn was not saved: {type(error).__name__}: {error}"
+        text = f"saving the turn raised {describe_error(error)}"
         wrapped = HistoryWriteError(text, maybe_stored=not turn.native)
         wrapped.__cause__ = error
         error = wrapped
@@ -272,7 +274,7 @@ def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteE
     return error
 
 
-def _event(turn: OpenTurn, name: str, error: BaseException) -> Step:
+def _event(turn: OpenTurn, name: str, error: HistoryWriteError) -> Step:
     return event(turn.config, name, {"error": type(error).__name__, "message": str(error), "turn_id": turn.turn_id})
 
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
 
 from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
@@ -29,7 +29,7 @@ from langchain_memkit.preprocessors.loading import load
 from langchain_memkit.runnables.memories import with_note
 from langchain_memkit.runnables.saving import OpenTurn, Policy
 from langchain_memkit.runnables.session import session_history
-from langchain_memkit.runnables.wiring import PAST_NOT_SHOWN, PastWatch, Wiring
+from langchain_memkit.runnables.wiring import PAST_NOT_SHOWN, PastWatch, Wiring, first_time, shape
 
 __all__ = ["HistoryTurn"]
 
@@ -37,11 +37,12 @@ logger = logging.getLogger("langchain_memkit")
 
 TOLD = {
     "not shown": (
-        "the conversation has a past, and no model of this turn was given any of it (said once for each chain). Is "
-        "history_messages_key the variable of the prompt, and does every step in between hand it on? See docs/errors.md"
+        "the conversation has a past, and none of its text was found in what a model of this turn was given (said once "
+        "for chains of this shape). Is history_messages_key the variable of the prompt, and does every step in between "
+        "hand it on? See docs/errors.md"
     ),
     "repr": (
-        "a model was given the past as the Python repr of messages (said once for each chain). Use "
+        "a model was given the past as the Python repr of messages (said once for chains of this shape). Use "
         "MessagesPlaceholder(...) in the prompt, or get_buffer_string(...) to make text of it. See docs/errors.md"
     ),
 }
@@ -50,7 +51,7 @@ TOLD = {
 class HistoryTurn(Runnable[Any, Any]):
     """The whole turn as a runnable: what `RunnableWithMessageHistory` binds."""
 
-    _watched: ClassVar[bool] = True  # whether what the runnable does with the past is not known
+    watched: bool = True  # whether what the runnable does with the past is not known
 
     def __init__(
         self,
@@ -69,7 +70,6 @@ class HistoryTurn(Runnable[Any, Any]):
         self._specs = specs
         self._policy = policy
         self.wiring = Wiring(input_key, history_key)
-        self._watching = self._watched
 
     @property
     def preprocessor(self) -> Any:
@@ -300,7 +300,7 @@ class HistoryTurn(Runnable[Any, Any]):
         composed = self._compose(value, before, after)
         epoch, since = (view.epoch, view.read_at) if native else (None, None)
         shown = [*before, *after]
-        watch = PastWatch(before, asked) if self._watching and before and not trial else None
+        watch = PastWatch(before, asked) if self.watched and before and not trial else None
         if watch is not None:
             config = merge_configs(config, {"callbacks": [watch]})
         opened = OpenTurn(history, native, memories, turn_id, epoch, since, new, shown, asked, composed, config)
@@ -311,11 +311,13 @@ class HistoryTurn(Runnable[Any, Any]):
         """Store the turn, and say it if no model was given any of its past."""
         yield from self._policy.save(turn, output)
         verdict = None if turn.watch is None else turn.watch.verdict()
-        if verdict is None or not self._watching:
+        if verdict is None or not self.watched:
             return
-        self._watching = False
+        self.watched = False
         if verdict != "shown":
-            logger.warning(TOLD[verdict])
+            keys = (self._input_key, self._history_key)
+            if first_time((verdict, *keys, shape(self._get_session_history), shape(self.runnable))):
+                logger.warning(TOLD[verdict])
             yield event(turn.config, PAST_NOT_SHOWN, {"reason": verdict, "turn_id": turn.turn_id})
 
     def _asked(self, given: list[BaseMessage], known: set[str]) -> list[BaseMessage]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -18,6 +18,7 @@ from langchain_core.prompts import (
     PromptTemplate,
 )
 from langchain_core.runnables import (
+    Runnable,
     RunnablePassthrough,
     RunnableSequence,
     RunnableWithFallbacks,
@@ -28,10 +29,12 @@ from langchain_core.runnables.passthrough import RunnableAssign
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import is_note
 
-__all__ = ["PAST_NOT_SHOWN", "PastWatch", "Wiring", "find_wiring", "wiring_advice"]
+__all__ = ["PAST_NOT_SHOWN", "PastWatch", "Wiring", "find_wiring", "first_time", "shape", "wiring_advice"]
 
 PAST_NOT_SHOWN = "memkit_past_not_shown"
 """The event that a turn's past reached none of its model calls, or reached them as a Python repr."""
+
+MOST_SAID = 1000  # what is kept of what was said; then it begins anew
 
 NO_PLACE = (
     "Use a ChatPromptTemplate with MessagesPlaceholder('chat_history') before the message of the user, and give "
@@ -350,6 +353,50 @@ class PastWatch(BaseCallbackHandler):
         if any(f" {line} " in f" {shown} " for line in telling):
             return "shown"
         return "repr" if reprs else "not shown" if telling else None
+
+
+def shape(part: Any) -> Hashable:
+    """Return where a runnable or function was written, alike for all that one place of an app makes.
+
+    Args:
+        part: A runnable, a function or a factory.
+
+    Example:
+        >>> shape(RunnablePassthrough())
+        ('RunnablePassthrough', 'RunnablePassthrough')
+    """
+    if isinstance(part, RunnableSequence):
+        return tuple(shape(step) for step in part.steps)
+    if isinstance(part, RunnableBindingBase):
+        return shape(part.bound)
+    function = (getattr(part, "func", None) or getattr(part, "afunc", None)) if isinstance(part, Runnable) else part
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return type(part).__name__, part.get_name() if isinstance(part, Runnable) else ""
+    return (code.co_filename, code.co_firstlineno, code.co_name)
+
+
+_said: set[Hashable] = set()
+
+
+def first_time(what: Hashable) -> bool:
+    """Return whether this is to be said for the first time in this process.
+
+    Apps make a chain for each request, and would have it in the log with each.
+
+    Args:
+        what: What tells one notice from another.
+
+    Example:
+        >>> first_time("it rains"), first_time("it rains")
+        (True, False)
+    """
+    if what in _said:
+        return False
+    if len(_said) >= MOST_SAID:
+        _said.clear()
+    _said.add(what)
+    return True
 
 
 def _words(text: str, most: int | None = None) -> str:

@@ -20,12 +20,14 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory as LangChainsChain
+from pydantic import Field
 from pymongo import MongoClient
 
 import langchain_memkit
 from langchain_memkit import (
     ChatHistoryMemory,
     ComposedMemory,
+    InMemoryChatMessageHistory,
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
     SQLiteChatMessageHistory,
@@ -796,3 +798,101 @@ def test_subclassed_chains_and_kept_histories(place: Place, standalone: Any, dat
             outcomes.append((found, log, converse(chain, lambda session_id, held=held: held, style), held.count()))
     assert outcomes[0] == outcomes[1]
     assert outcomes[1][3] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("_get_input_messages", "before_save="),
+        ("_get_output_messages", "before_save="),
+        ("_enter_history", "preprocessor="),
+        ("_aenter_history", "preprocessor="),
+        ("_exit_history", "before_save="),
+        ("_aexit_history", "before_save="),
+    ],
+)
+def test_methods_of_a_chain_that_are_not_called_are_refused(name: str, way: str) -> None:
+    """LangChain's class calls them; a subclass of ours, a mixin's too, is refused with the way out where it is made."""
+
+    def method(self: Any, *args: Any) -> Any:
+        return getattr(super(type(self), self), name)(*args)
+
+    assert callable(getattr(type("Fine", (LangChainsChain,), {name: method}), name))
+    for bases, namespace in (((), {name: method}), ((type("Mixin", (), {name: method}),), {})):
+        with pytest.raises(ConfigurationError, match=rf"^Card overrides {name}, which .*{way}"):
+            type("Card", (*bases, langchain_memkit.RunnableWithMessageHistory), namespace)
+
+
+def test_what_is_stored_is_changed_by_the_way_out(place: Place) -> None:
+    """What `_get_input_messages` does in LangChain's class, `before_save=` does; other overrides are called."""
+
+    class Masking(LangChainsChain):
+        def _get_input_messages(self, value: Any) -> list[BaseMessage]:
+            return [m.model_copy(update={"content": "My card is ****."}) for m in super()._get_input_messages(value)]
+
+    class Merging(langchain_memkit.RunnableWithMessageHistory):
+        def _merge_configs(self, *configs: Any) -> Any:
+            merged = super()._merge_configs(*configs)
+            return {**merged, "tags": [*merged.get("tags", []), "merged"]}
+
+    def masked(messages: list[BaseMessage]) -> list[BaseMessage]:
+        return [m.model_copy(update={"content": "My card is ****."}) if m.type == "human" else m for m in messages]
+
+    kept = InMemoryChatMessageHistory()
+    histories = place.open(only_adds)
+    Masking(FakeChatModel(), lambda session_id: kept).invoke("My card is 4111.", CONFIG)
+    tags: list[str] = []
+    model = RunnableLambda(lambda messages, config: tags.extend(config["tags"]) or FakeChatModel().invoke(messages))
+    Merging(model, histories, before_save=masked).invoke("My card is 4111.", CONFIG)
+    assert tags == ["merged"]
+    assert [m.text for m in histories("s1").messages] == [m.text for m in kept.messages]
+    assert b"4111" not in place.content()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "get_session_history",
+        "input_messages_key",
+        "output_messages_key",
+        "history_messages_key",
+        "history_factory_config",
+    ],
+)
+def test_what_a_chain_was_made_with_cannot_be_changed(name: str) -> None:
+    """Its turns would not see it: set or given to `model_copy`, it is refused, and the text names the way out."""
+    histories, others = (SQLiteChatMessageHistory.factory(":memory:") for _ in range(2))
+    for make in (langchain_memkit.RunnableWithMessageHistory, create_runnable_with_message_history):
+        chain = make(FakeChatModel(), histories)
+        way = f"{name} of a chain cannot be changed.*make another chain with {name}="
+        with pytest.raises(AttributeError, match=way):
+            setattr(chain, name, others)
+        with pytest.raises(AttributeError, match=way):
+            chain.model_copy(update={name: others})
+        chain.model_copy(update={"config": {"tags": ["copy"]}}).invoke(SECRET, CONFIG)
+        assert chain.model_copy().invoke(QUESTIONS[1], CONFIG).text == f"You told me: {SECRET}"
+        chain.custom_input_type = str
+        assert chain.InputType is str
+    assert len(histories("s1").messages) == 8
+
+
+def test_a_chain_with_fields_of_its_own(place: Place) -> None:
+    """A subclass's fields are given by name or alias, as with LangChain's class, and can be set; others are refused."""
+    answers = []
+    for base in (LangChainsChain, langchain_memkit.RunnableWithMessageHistory):
+        kept: Any = InMemoryChatMessageHistory()
+
+        class Tagged(base):  # type: ignore[misc, valid-type]  # either class
+            tag: str = "none"
+            note: str = Field(default="", alias="remark")
+
+            def invoke(self, given: Any, config: Any = None, **kwargs: Any) -> Any:
+                return self.tag, self.note, super().invoke(given, config, **kwargs).text
+
+        chain = Tagged(FakeChatModel(), lambda session_id, kept=kept: kept, tag="y", remark="z")
+        chain.tag += "!"
+        answers.append(chain.invoke(SECRET, CONFIG))
+    assert answers[0] == answers[1]
+    assert answers[1][:2] == ("y!", "z")
+    with pytest.raises(ConfigurationError, match="no such argument: tga"):
+        Tagged(FakeChatModel(), place.open(only_adds), tga="y")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
+from collections.abc import Iterator
 from contextlib import nullcontext
 from operator import itemgetter
 from pathlib import Path
@@ -44,6 +45,8 @@ from langchain_memkit import (
     create_runnable_with_message_history,
 )
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.runnables import wiring
+from langchain_memkit.runnables.wiring import MOST_SAID, first_time
 from langchain_memkit.testing import FakeChatModel
 
 S1: Any = {"configurable": {"session_id": "s1"}}
@@ -73,6 +76,14 @@ class Listener(BaseCallbackHandler):
         if name == "memkit_past_not_shown":
             assert data["turn_id"]
             self.heard.append(data["reason"])
+
+
+@pytest.fixture(autouse=True)
+def nothing_said() -> Iterator[None]:
+    """As in a process of its own."""
+    wiring._said.clear()
+    yield
+    wiring._said.clear()
 
 
 @pytest.fixture
@@ -178,9 +189,7 @@ async def test_the_class(
     )
     assert [len(call) for call in model.calls] == [len(call) for call in other.calls]
     assert said(histories("s1").messages) == said(kept.messages)
-    reason = {"a repr": "repr", "no past": "not shown"}.get(outcome.rpartition("is given ")[2])
-    assert listener.heard == ([reason] if reason else [])
-    assert len(caplog.messages) == len(listener.heard)
+    assert listener.heard == caplog.messages == []  # the warning said it
 
 
 # -- keys that are inferred
@@ -443,6 +452,30 @@ async def test_a_past_that_no_model_sees(
     assert "history_messages_key" in caplog.messages[0]
     assert TOLD not in caplog.text
     assert len(histories("s1").messages) == 8
+
+
+@pytest.mark.parametrize("style", STYLES)
+async def test_a_chain_for_each_request(style: str, histories: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Each tells its own callbacks; the log has one line for what one place of an app makes, one for each place."""
+    listener = Listener()
+
+    def other(messages: list[BaseMessage]) -> Any:
+        return FakeChatModel().invoke(messages[-1:])
+
+    for make in (lambda: forgetful(FakeChatModel()), lambda: RunnableLambda(other).with_config(tags=["other"])):
+        for _ in range(4):
+            chat = create_runnable_with_message_history(make(), lambda session_id: histories(session_id))
+            await run(chat, TOLD, style, {**S1, "callbacks": [listener]})
+    assert listener.heard == ["not shown"] * 7
+    assert len(caplog.messages) == 2
+    assert "none of its text was found in what a model of this turn was given" in caplog.messages[0]
+
+
+def test_what_was_said_is_kept_within_bounds() -> None:
+    """After so many it begins anew: nothing grows with the chains of a process."""
+    assert [first_time(("a test", n)) for n in (0, 0, 1)] == [True, False, True]
+    assert all(first_time(("a test", n)) for n in range(2, MOST_SAID + 1))
+    assert first_time(("a test", 0))
 
 
 @pytest.mark.parametrize(

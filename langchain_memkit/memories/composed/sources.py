@@ -19,7 +19,7 @@ from langchain_core.runnables.config import ensure_config
 
 from langchain_memkit._flow import Flow, Step, together, user_code
 from langchain_memkit.base import Memory, seconds_given
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.errors import ConfigurationError, HistoryReadError
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.memories.telling import LOAD_ERROR, OnLoadError, load_failure
 from langchain_memkit.preprocessors.budget import checked_size
@@ -105,7 +105,7 @@ def _loading(source: Source, query: str) -> Step:
         except TimeoutError:
             if answer.done():  # its own
                 raise
-            raise TimeoutError(late) from None
+            raise HistoryReadError(late) from None
 
     async def asynchronous() -> Any:
         # a plain load gets a thread of its own here too: those of the loop are few, and waited for when it ends
@@ -120,7 +120,7 @@ def _loading(source: Source, query: str) -> Step:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise TimeoutError(late) from None
+            raise HistoryReadError(late) from None
 
     return Step(sync, asynchronous)
 

@@ -13,7 +13,15 @@ from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit._flow import Flow, Step
-from langchain_memkit.base import GetSessionHistory, Now, TokenCounter, TokenCounterLike, kind_given, seconds_given
+from langchain_memkit.base import (
+    GetSessionHistory,
+    Now,
+    TokenCounter,
+    TokenCounterLike,
+    describe_error,
+    kind_given,
+    seconds_given,
+)
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.vector.foreign import ForeignStore
 from langchain_memkit.memories.vector.importance import plain_importance
@@ -124,7 +132,7 @@ class Core:
         except ConfigurationError:
             raise
         except Exception as error:  # noqa: BLE001  # any embedder, any error: the words are still there
-            logger.warning("the question was not embedded, only its words are looked for: %s", error)
+            logger.warning("the question was not embedded, only its words are looked for: %s", describe_error(error))
             vector = None
         return index, Question(text, vector, now, None, accessed)
 

@@ -582,12 +582,12 @@ def test_a_secondary_that_fails_to_save(call: Callable[..., Any], caplog: pytest
     """The primary has the turn and the others are told; then the first failure is raised, and the next logged."""
     heard, first, second = Says(), Broken(), Broken()
     composed = ComposedMemory(dialogue(), first, heard, second)
-    with pytest.raises(MemoryWriteError, match="Broken was not told of it: OSError: disk on fire") as caught:
+    with pytest.raises(MemoryWriteError, match=r"Broken was not told of it: OSError$") as caught:
         call(composed, "save", SavedTurn([HumanMessage("Hi.", id="q")], "t1"))
     assert (caught.value.maybe_stored, caught.value.turn_id) == (True, "t1")
     assert texts(composed.primary.load()) == ["Hi."]
     assert len(first.told) == len(heard.told) == len(second.told) == 1
-    assert "Broken.save failed as well: OSError: disk on fire" in caplog.text
+    assert "Broken.save failed as well: OSError" in caplog.text
 
 
 def test_a_primary_that_fails_to_save(call: Callable[..., Any]) -> None:
@@ -789,11 +789,11 @@ def test_one_that_fails_is_left_out_and_reported(
 
     parts: list[Any] = [Says("a"), Source(Fails(), timeout=60), Fails(), Says("b")]
     assert recalled(call(ComposedMemory(dialogue(), *parts), "load", "?")) == ["a", "b"]
-    assert caplog.text.count(f"Fails could not be loaded: {kind.__name__}: disk on fire") == 2
+    assert caplog.text.count(f"Fails could not be loaded: {kind.__name__}\n") == 2
     heard: list[MemoryReadError] = []
     call(ComposedMemory(dialogue(), *parts, on_load_error=heard.append), "load", "?")
     assert [type(error.__cause__) for error in heard] == [kind, kind]
-    with pytest.raises(MemoryReadError, match="disk on fire"):
+    with pytest.raises(MemoryReadError, match=f"{kind.__name__}$"):
         call(ComposedMemory(dialogue(), *parts, on_load_error="raise"), "load", "?")
 
 
@@ -840,7 +840,7 @@ def test_one_that_is_late_is_left_out_and_reported(
     try:
         messages = call(ComposedMemory(dialogue(), Source(late, timeout=0.01), Says("in time")), "load", "?")
         assert recalled(messages) == ["in time"]
-        assert f"{kind.__name__} could not be loaded: TimeoutError: no answer within 0.01 s" in caplog.text
+        assert f"{kind.__name__} could not be loaded: HistoryReadError: no answer within 0.01 s" in caplog.text
     finally:
         Slow.released.set()
         for thread in threading.enumerate():
@@ -895,7 +895,7 @@ def test_in_a_chain_failures_are_heard(run: Styles) -> None:
     chat = create_runnable_with_message_history(model, histories, memories=[composed], on_save_error="log")
     run(chat, "Who?", {**U1, "callbacks": [handler]})
     assert recalled(model.calls[0]) == ["a", "b"]
-    data = {"memory": "Broken", "error": "OSError", "message": "disk on fire"}
+    data = {"memory": "Broken", "error": "OSError", "message": "Broken could not be loaded: OSError"}
     assert handler.heard[:2] == [("memkit_load_error", data)] * 2
 
 
@@ -905,7 +905,7 @@ def test_explain_turn_shows_it() -> None:
     histories = SQLiteChatMessageHistory.factory(":memory:")
     seen = explain_turn(create_runnable_with_message_history(FakeChatModel(), histories, memories=memories), "Who?", U1)
     assert [message.part for message in seen.messages] == ["notes", "input"]
-    assert seen.notes == ["Broken could not be loaded: OSError: disk on fire"]
+    assert seen.notes == ["Broken could not be loaded: OSError"]
 
 
 def test_a_primary_that_is_the_chains_own_history(run: Styles) -> None:
@@ -1090,4 +1090,4 @@ def test_purge_tries_all(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR), pytest.raises(OSError, match="first"):
         ComposedMemory.factory(*parts).purge("u1")
     assert [part.purged for part in parts] == [["u1"]] * 3
-    assert "second" in caplog.text
+    assert "Purges.purge failed as well: OSError" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -275,6 +276,62 @@ def test_errors_hold_no_words(histories: Any) -> None:
         assert "diagnosis" not in str(raised.value)
 
 
+class Picky(InMemoryChatMessageHistory):
+    """A history that quotes what it does not store."""
+
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Refuses them."""
+        raise ValueError(f"cannot keep {messages[0].text}")
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+@pytest.mark.parametrize("foreign", [True, False])
+def test_the_words_of_others_errors_are_not_ours(
+    foreign: bool, style: str, histories: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of a history, of `before_save` or of a memory may quote what was said: ours, log and events do not."""
+    said = "my card is 4111"
+    heard: list[Any] = []
+
+    class Listener(BaseCallbackHandler):
+        def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+            heard.append(data)
+
+    def refuse(messages: list[BaseMessage]) -> list[BaseMessage]:
+        raise ValueError(f"cannot keep {messages[0].text}")
+
+    def recall(query: str) -> Any:
+        raise LookupError(f"nothing about {query}")
+
+    def call(model: Any, **options: Any) -> Any:
+        chat = create_runnable_with_message_history(model, source, memories=[RunnableLambda(recall)], **options)
+        config = {**S1, "callbacks": [Listener()]}
+        return chat.invoke(said, config) if style == "sync" else asyncio.run(chat.ainvoke(said, config))
+
+    source: Any = (lambda session_id: Picky()) if foreign else histories
+    options: dict[str, Any] = {} if foreign else {"before_save": refuse}
+    with pytest.raises(HistoryWriteError, match=r"^saving the turn raised ValueError$") as raised:
+        call(FakeChatModel(), **options)
+    assert str(raised.value.__cause__) == f"cannot keep {said}"
+    call(FakeChatModel(), **options, on_save_error="log")
+    with pytest.raises(OSError, match="down"):
+        call(FakeChatModel(error=OSError("down")), **options, on_model_error="save_input")
+    failures: list[HistoryWriteError] = []
+    call(FakeChatModel(), **options, on_save_error=failures.append)
+    assert [str(failure.__cause__) for failure in failures] == [f"cannot keep {said}"]
+    left_out = "left out of the turn: RetrieverMemory(RunnableLambda) could not be loaded: LookupError"
+    assert caplog.messages == [
+        left_out,
+        left_out,
+        "turn not stored: saving the turn raised ValueError",
+        left_out,
+        "the model failed, and then its input was not stored: saving the turn raised ValueError",
+        left_out,
+    ]
+    assert len(heard) == 8
+    assert "4111" not in str(heard)
+
+
 def test_required_user_id_is_asked_for(core_history: Any) -> None:
     """A callable that needs a user_id is not called without one."""
     chat = create_runnable_with_message_history(FakeChatModel(), lambda session_id, user_id: core_history)
@@ -335,7 +392,7 @@ def test_foreign_history_that_fails(core_history: Any) -> None:
             raise OSError("disk full")
 
     chat = create_runnable_with_message_history(FakeChatModel(), lambda session_id: Broken())
-    with pytest.raises(HistoryWriteError, match="disk full") as raised:
+    with pytest.raises(HistoryWriteError, match="raised OSError") as raised:
         chat.invoke("hi", S1)
     assert raised.value.output.text == "Noted."
     assert isinstance(raised.value.__cause__, OSError)

@@ -266,7 +266,7 @@ def test_explain_turn_shows_notes() -> None:
     seen = explain_turn(chat, "Hello.", U1)
     assert [m.part for m in seen.messages] == ["notes", "input"]
     assert seen.tokens["notes"] > 0
-    assert "Notes could not be loaded: OSError: gone" in seen.notes
+    assert "Notes could not be loaded: OSError" in seen.notes
     assert "- saying: > Be kind." in str(seen)
     assert "notes" in seen._repr_html_()
 
@@ -313,7 +313,7 @@ def test_a_failed_memory_raises_after_all_were_tried(run: Styles) -> None:
     histories = SQLiteChatMessageHistory.factory(":memory:")
     memories = [Notes(fail_save=OSError("disk full")), last := Notes(), Notes(fail_save=ValueError("second"))]
     chat = create_runnable_with_message_history(FakeChatModel(), histories, memories=memories)
-    with pytest.raises(MemoryWriteError, match=r"stored, but Notes .*OSError: disk full") as raised:
+    with pytest.raises(MemoryWriteError, match=r"stored, but Notes .*: OSError$") as raised:
         run(chat, "Hello.", U1)
     error = raised.value
     assert isinstance(error, HistoryWriteError)
@@ -338,7 +338,7 @@ def test_on_save_error_serves_memories(run: Styles, caplog: pytest.LogCaptureFix
         )
         run(chat, "Hello.", {**U1, "callbacks": [events]})
         assert events.heard["memkit_save_error"]["error"] == "MemoryWriteError"
-    assert "disk full" in caplog.text
+    assert caplog.messages == ["the turn is stored, but Notes was not told of it: OSError"]
     assert len(heard) == 1
 
 
@@ -445,8 +445,13 @@ def test_a_memory_that_cannot_be_loaded_is_reported(run: Styles, caplog: pytest.
     )
     run(chat, "Hello.", {**U1, "callbacks": [events]})
     assert [r.text for r in records_of(model.calls[0][0])] == ["Be kind."]
-    assert events.heard["memkit_load_error"] == {"memory": "Notes", "error": "OSError", "message": "gone"}
-    assert "Notes could not be loaded: OSError: gone" in caplog.text
+    assert events.heard["memkit_load_error"] == {
+        "memory": "Notes",
+        "error": "OSError",
+        "message": "Notes could not be loaded: OSError",
+    }
+    assert "Notes could not be loaded: OSError" in caplog.text
+    assert "gone" not in caplog.text
     assert len(broken.told) == 1
 
 
@@ -457,7 +462,7 @@ def test_on_load_error(run: Styles) -> None:
     options: Any = {"memories": [Notes(fail_load=OSError("gone"))]}
     histories = SQLiteChatMessageHistory.factory(":memory:")
     strict = create_runnable_with_message_history(model, histories, on_load_error="raise", **options)
-    with pytest.raises(MemoryReadError, match="OSError: gone") as raised:
+    with pytest.raises(MemoryReadError, match=r"OSError$") as raised:
         run(strict, "Hello.", U1)
     assert isinstance(raised.value.__cause__, OSError)
     assert model.calls == []
