@@ -79,9 +79,9 @@ def _report(history: Any, changed: Sequence[str]) -> None:
     if "add_message" in changed:
         costs.append("every message is stored as a turn of its own")
     logger.warning(
-        "%s overrides %s, so it is used through LangChain's methods, without turn_id, retried saves and the check for a "
-        "clear meanwhile (%s); before_save= (what is stored) and preprocessor= (what the model is shown) avoid that, see "
-        "docs/subclasses.md",
+        "%s overrides %s, so it is used through LangChain's methods, without turn_id, retried saves and the check for "
+        "a clear meanwhile (%s); before_save= (what is stored) and preprocessor= (what the model is shown) avoid that, "
+        "see docs/subclasses.md",
         name,
         ", ".join(changed),
         ", ".join(costs),
