@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.collection import Collection
 
-from langchain_memkit.backends._history.factory import HistoryFactory
+from langchain_memkit.backends._history.factory import HistoryFactory, check_options
 from langchain_memkit.backends._history.verbs import TurnHistory
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Settings
@@ -19,7 +19,7 @@ from langchain_memkit.backends.mongodb.documents import FIELDS
 from langchain_memkit.backends.mongodb.layout_langchain import LangChainRowStore
 from langchain_memkit.backends.mongodb.layout_qa import QAStore
 from langchain_memkit.backends.mongodb.store import MongoTurnStore
-from langchain_memkit.base import Now, TokenCounterLike, check_arguments, check_id, seconds_given, utc_now
+from langchain_memkit.base import Now, TokenCounterLike, check_id, seconds_given, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import resolve_counter
 
@@ -256,7 +256,7 @@ class MongoDBChatMessageHistory(TurnHistory):
             A callable that makes histories of this class, with `list_sessions`, `purge`, `setup` and `close`.
 
         Raises:
-            ConfigurationError: The constructor of your subclass takes other arguments.
+            ConfigurationError: There is no such argument, or the constructor of your subclass takes others.
 
         Example:
             ```python
@@ -264,7 +264,7 @@ class MongoDBChatMessageHistory(TurnHistory):
             histories("s1", user_id="u1").add_user_message("hello")
             ```
         """
-        check_arguments(options, cls)
+        check_options(cls, options)
         given: dict[str, Any] = dict(options)  # and no defaults: the constructor of a subclass may not take them
         if database_name != "chat_history":
             given["database_name"] = database_name
