@@ -10,6 +10,7 @@ logic serves both call styles. Everything that knows an outside dependency is in
 
 from __future__ import annotations
 
+import sys as _sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
@@ -113,7 +114,7 @@ def _load(name: str) -> Any:
             raise AttributeError(name) from None
     if name not in _LAZY:
         msg = f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __dir__())}"
-        raise AttributeError(msg)
+        raise AttributeError(msg, obj=_sys.modules[__name__])  # without a name, or Python adds a suggestion of its own
     module, extra, packages = _LAZY[name]
     try:
         return getattr(import_module(module), name)

@@ -80,17 +80,13 @@ def _report(history: Any, changed: Sequence[str]) -> None:
     costs = ["every turn reads all of `messages`"]
     if "add_message" in changed:
         costs.append("every message is stored as a turn of its own")
-    rows = ""
-    if getattr(history, "layout", None) == "turns":
-        rows = ". Queries of its own over SessionId and History find what layout='langchain' writes"
     logger.warning(
-        "%s overrides %s, so it is used through LangChain's methods, as it was written for: %s, and there is no "
-        "turn_id, no retry of a save, and no refusal of turns that began before a clear. To change what is stored, "
-        "use before_save=; to change what the model is shown, use preprocessor=%s",
+        "%s overrides %s, so it is used through LangChain's methods, without turn_id, retried saves and the check for "
+        "a clear meanwhile (%s); before_save= (what is stored) and preprocessor= (what the model is shown) avoid that, "
+        "see docs/subclasses.md",
         name,
         ", ".join(changed),
         ", ".join(costs),
-        rows,
     )
 
 

@@ -44,7 +44,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         ("; did you mean 'before_save'?", '')
     """
     lower = {other.lower(): other for other in known}
-    found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
+    begun = [other for other in lower if len(name) > 2 and other.startswith(f"{name.lower()}_")]
+    found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7) or begun
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 
@@ -66,13 +67,15 @@ def check_arguments(given: Iterable[str], *takers: Callable[..., Any]) -> None:
         langchain_memkit.errors.ConfigurationError: no such argument: revers; did you mean 'reverse'?
     """
     known: list[str] = []
+    others: list[str] = []
     for taker in takers:
         parameters = inspect.signature(taker).parameters.values()
         if isinstance(taker, type) and any(p.kind is p.VAR_KEYWORD for p in parameters):
             return
         known += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        others += [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     if unknown := sorted(set(given) - set(known)):
-        msg = f"no such argument: {', '.join(unknown)}{did_you_mean(unknown[0], known)}"
+        msg = f"no such argument: {', '.join(unknown)}{did_you_mean(unknown[0], [*known, *others])}"
         raise ConfigurationError(msg)
 
 

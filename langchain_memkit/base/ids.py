@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from typing import Any
 from urllib.parse import quote
 
 from langchain_core.runnables import RunnableConfig
+
+from langchain_memkit.errors import ConfigurationError
 
 __all__ = ["check_id", "check_text", "session", "user_prefix"]
 
@@ -121,6 +124,7 @@ def session(session_id: str, *, user_id: str | None = None, turn_id: str | None 
     Raises:
         TypeError: An id is no string.
         ValueError: An id is empty or malformed.
+        ConfigurationError: A key is nearly one of those that name a conversation: `userid`, say.
 
     Example:
         >>> session("s1", user_id="u1")
@@ -128,9 +132,26 @@ def session(session_id: str, *, user_id: str | None = None, turn_id: str | None 
         >>> session("s1", thread_id="t1", tags=["web"])
         {'tags': ['web'], 'configurable': {'session_id': 's1', 'thread_id': 't1'}}
     """
+    for name in more:
+        _check_key(name)
     ids = {"session_id": session_id, "user_id": user_id, "turn_id": turn_id}
     checked = {name: check_id(value, name) for name, value in ids.items() if name == "session_id" or value is not None}
     own = {name: more.pop(name) for name in sorted(more.keys() & RunnableConfig.__annotations__.keys())}
     configurable = {**own.pop("configurable", {}), **checked, **more}
     config: RunnableConfig = {**own, "configurable": configurable}  # type: ignore[typeddict-item]  # keys of its own
     return config
+
+
+def _check_key(name: str) -> None:
+    """Refuses a misspelt id: as a key of its own it would be ignored, and all users would share a conversation."""
+    known = {key.replace("_", ""): key for key in ("session_id", "user_id", "turn_id", "thread_id")}
+    if name in known.values() or name in RunnableConfig.__annotations__:
+        return
+    plain = name.replace("_", "").lower()
+    near = [key for key in known if key == f"{plain}id"] or get_close_matches(plain, known, n=1, cutoff=0.82)
+    if near:
+        msg = (
+            f"session() has no {name!r}; did you mean {known[near[0]]!r}? A key of your own with this name goes into "
+            f"configurable={{{name!r}: ...}}"
+        )
+        raise ConfigurationError(msg)

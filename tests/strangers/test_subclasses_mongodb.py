@@ -17,6 +17,7 @@ from pymongo import AsyncMongoClient, MongoClient
 
 import langchain_memkit
 from langchain_memkit import MessageHistoryMiddleware, MongoDBChatMessageHistory, create_trim_preprocessor
+from langchain_memkit.backends.mongodb import history as mongodb_history
 from langchain_memkit.testing import FakeChatModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.deprecation.LangChainDeprecationWarning")
@@ -138,7 +139,7 @@ def reported(base: Any, **more: Any) -> Any:
 
 @pytest.mark.parametrize("style", ["sync", "async"])
 def test_report_over_langchains_rows(both: Any, style: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Stamps, callbacks and the report are the same with `layout="langchain"`, which the log names where it is not."""
+    """Stamps, callbacks and the report are the same with `layout="langchain"`; without it the log tells costs."""
 
     def turns(chain_class: Any, base: Any, options: dict[str, Any], client: Any) -> Any:
         more = {"layout": "langchain"} if base is MongoDBChatMessageHistory else {}
@@ -166,7 +167,7 @@ def test_report_over_langchains_rows(both: Any, style: str, caplog: pytest.LogCa
     assert ours == theirs
     said = [record.getMessage() for record in caplog.records if f"reported_{style}" in record.getMessage()]
     assert len(said) == 1
-    assert "Queries of its own over SessionId and History find what layout='langchain' writes" in said[0]
+    assert "docs/subclasses.md" in said[0]
 
 
 @pytest.mark.parametrize("style", ["sync", "async"])
@@ -263,3 +264,19 @@ def test_what_cannot_be_set_says_what_to_do(standalone: Any, database: str) -> N
     same = history._store
     history.collection = history.collection
     assert history._store is same
+
+
+def test_queries_of_its_own(standalone: Any, database: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    """The first look at `collection` under our layout is told its fields; `layout="langchain"` has LangChain's."""
+    monkeypatch.setattr(mongodb_history, "_said", set())
+    deleted = {}
+    for layout in ("langchain", "turns"):
+        history = MongoDBChatMessageHistory(standalone.uri, "s1", database, layout, layout=layout)  # type: ignore[arg-type]
+        history.add_user_message("My name is Nemo.")
+        with caplog.at_level(logging.WARNING, logger="langchain_memkit"):
+            found = [history.collection.delete_many({"SessionId": "s1"}).deleted_count for _ in range(2)]
+        deleted[layout] = (sum(found), len(texts(history)), len(caplog.messages))
+    assert deleted == {"langchain": (1, 0, 0), "turns": (0, 1, 1)}
+    for words in ("user_id, session_id, seq and messages", "SessionId and History", "layout='langchain'"):
+        assert words in caplog.messages[0]
+    assert "Nemo" not in caplog.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,9 +117,20 @@ MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
     "entries of a file": (lambda: KeyValueMemory.from_file("x.json", lookbak=1), "lookbak; did you mean 'lookback'?"),
     "composed memories": (
         lambda: ComposedMemory.factory(ChatHistoryMemory.factory(SQLiteChatMessageHistory.factory(":memory:")), max=1),
-        "max",
+        "max; did you mean 'max_tokens'?",
     ),
-    "mongodb": (lambda: MongoDBChatMessageHistory.factory(URI, databse_name="x"), "databse_name"),
+    "mongodb": (
+        lambda: MongoDBChatMessageHistory.factory(URI, databse_name="x"),
+        "databse_name; did you mean 'database_name'?",
+    ),
+    "mongodb, the beginning": (
+        lambda: MongoDBChatMessageHistory.factory(URI, database="x"),
+        "database; did you mean 'database_name'?",
+    ),
+    "sqlite": (
+        lambda: SQLiteChatMessageHistory.factory(":memory:", history_sise=1),
+        "history_sise; did you mean 'history_size'?",
+    ),
     "mongodb, an option": (lambda: MongoDBChatMessageHistory.factory(URI, tttl=60), "tttl; did you mean 'ttl'?"),
     "retriever": (
         lambda: CondenseQuestionRetriever(retriever=lambda q: [], fuse_orginal=True),
@@ -152,6 +165,37 @@ def test_arguments_of_subclasses() -> None:
         assert cls.factory(vectors(), colour="blue")._memory.colour == "blue"  # type: ignore[attr-defined]
     with pytest.raises(ConfigurationError, match="no such argument: color; did you mean 'colour'"):
         Named.factory(vectors(), color="blue")
+
+
+@pytest.mark.parametrize("place", ["sqlite", "mongodb"])
+def test_arguments_of_subclassed_histories(place: str) -> None:
+    """What a constructor takes before the `*` is known as well; ids are refused, since a factory serves every user."""
+    base, where = {
+        "sqlite": (SQLiteChatMessageHistory, ":memory:"),
+        "mongodb": (MongoDBChatMessageHistory, URI),
+    }[place]
+
+    class Mailed(base):  # type: ignore[misc, valid-type]
+        def __init__(self, place: str, session_id: str, email: str) -> None:
+            super().__init__(place, session_id)
+            self.email = email
+
+    assert Mailed.factory(where, email="a@b")("s1").email == "a@b"
+    with pytest.raises(ConfigurationError, match="no such argument: e_mail; did you mean 'email'"):
+        Mailed.factory(where, e_mail="a@b")
+    for kind in (base, Mailed):
+        for name in ("session_id", "user_id"):
+            with pytest.raises(ConfigurationError, match=rf"takes no {name}, .* histories\('s1', user_id='u1'\)"):
+                kind.factory(where, **{name: "u1"})
+
+
+def test_one_suggestion() -> None:
+    """A misspelt name of the package is corrected once, whatever the interpreter adds to a traceback."""
+    code = "import langchain_memkit; langchain_memkit.MongoDBChatMesageHistory"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.lower().count("did you mean") == 1
+    assert "did you mean 'MongoDBChatMessageHistory'?" in done.stderr
 
 
 def test_representations(tmp_path: Path) -> None:

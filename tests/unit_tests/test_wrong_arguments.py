@@ -23,8 +23,10 @@ from langchain_memkit import (
     create_conversational_rag_chain,
     create_runnable_with_message_history,
     purge_user,
+    session,
 )
 from langchain_memkit.base import apurge_user
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.migrate import migrate
 from langchain_memkit.testing import FakeChatModel
 
@@ -137,3 +139,33 @@ async def test_nothing_is_purged_by_mistake() -> None:
 def test_addresses_that_are_ids() -> None:
     """An address without a password is an id like any other."""
     assert SQLiteChatMessageHistory(":memory:", "https://example.org/rooms/5").session_id.endswith("/5")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("userid", "user_id"),
+        ("userId", "user_id"),
+        ("user", "user_id"),
+        ("suer_id", "user_id"),
+        ("turnid", "turn_id"),
+        ("threadid", "thread_id"),
+        ("thread", "thread_id"),
+        ("sessionId", "session_id"),
+    ],
+)
+def test_misspelt_ids_of_a_session(name: str, meant: str) -> None:
+    """They are refused, since all users would share the conversation; `configurable` takes such a key all the same."""
+    with pytest.raises(ConfigurationError, match=f"has no '{name}'; did you mean '{meant}'"):
+        session("s1", **{name: "u1"})
+    assert session("s1", configurable={name: "u1"})["configurable"] == {name: "u1", "session_id": "s1"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["thread_id", "checkpoint_id", "checkpoint_ns", "thread_ts", "customer_id", "cluster_id", "user_name", "run_id"],
+)
+def test_other_keys_of_a_session(name: str) -> None:
+    """Keys that only share an ending stay legal."""
+    config = session("s1", **{name: "x"})
+    assert {**config, **config["configurable"]}[name] == "x"

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 from langchain_memkit._flow import Closing
 from langchain_memkit._histories import overrides
 from langchain_memkit.backends._history.verbs import TurnHistory
-from langchain_memkit.base import SessionInfo, check_id
+from langchain_memkit.base import SessionInfo, check_arguments, check_id
 from langchain_memkit.errors import ConfigurationError
 
 H = TypeVar("H", bound="TurnHistory")
 
 FUNCTION = "Give a function in place of the factory: lambda session_id, user_id=None: YourHistory(...)"
+
+
+def check_options(kind: type[TurnHistory], options: Mapping[str, Any]) -> None:
+    """Check the names of what a `factory` hands on to the constructor.
+
+    Raises:
+        ConfigurationError: There is no such argument, or it is one of the ids, which each history has its own of.
+    """
+    for name in ("session_id", "user_id"):
+        if name in options:
+            msg = (
+                f"factory() takes no {name}, since it makes the histories of all sessions and users: give it where a "
+                "history is made, histories('s1', user_id='u1'), or in the config of a call"
+            )
+            raise ConfigurationError(msg)
+    parameters = inspect.signature(kind).parameters.values()
+    # the constructor of a subclass may take more before the `*`
+    check_arguments(options.keys() - {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}, kind)
 
 
 class HistoryFactory(Closing, Generic[H]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.collection import Collection
 
-from langchain_memkit.backends._history.factory import HistoryFactory
+from langchain_memkit.backends._history.factory import HistoryFactory, check_options
 from langchain_memkit.backends._history.verbs import TurnHistory
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Settings
@@ -18,9 +19,13 @@ from langchain_memkit.backends.mongodb.documents import FIELDS
 from langchain_memkit.backends.mongodb.layout_langchain import LangChainRowStore
 from langchain_memkit.backends.mongodb.layout_qa import QAStore
 from langchain_memkit.backends.mongodb.store import MongoTurnStore
-from langchain_memkit.base import Now, TokenCounterLike, check_arguments, check_id, seconds_given, utc_now
+from langchain_memkit.base import Now, TokenCounterLike, check_id, seconds_given, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import resolve_counter
+
+logger = logging.getLogger("langchain_memkit")
+
+_said: set[str] = set()  # what is said once in a process
 
 STORES: dict[str, Any] = {"turns": MongoTurnStore, "langchain": LangChainRowStore, "qa": QAStore}
 MIN_TTL = 60  # the server removes expired documents once a minute
@@ -177,8 +182,19 @@ class MongoDBChatMessageHistory(TurnHistory):
     def collection(self) -> Any:
         """The collection, with the guarantees pinned, for queries of your own.
 
-        Set another one (of pymongo's sync client), and this history reads and writes there.
+        Under `layout="turns"` a document is a turn, with `user_id`, `session_id`, `seq` and `messages`; queries over
+        langchain-mongodb's `SessionId` and `History` want `layout="langchain"`, and the log says so once. Set another
+        collection (of pymongo's sync client), and this history reads and writes there.
         """
+        if self.layout == "turns" and "collection" not in _said:
+            _said.add("collection")
+            logger.warning(
+                "`collection` holds a document for each turn, with the fields user_id, session_id, seq and messages: "
+                "queries over %s and %s neither find nor delete them. For code that makes such queries give "
+                "layout='langchain', which writes langchain-mongodb's rows",
+                self.session_id_key,
+                self.history_key,
+            )
         return self._mongo.collection(self.client)
 
     @collection.setter
@@ -240,7 +256,7 @@ class MongoDBChatMessageHistory(TurnHistory):
             A callable that makes histories of this class, with `list_sessions`, `purge`, `setup` and `close`.
 
         Raises:
-            ConfigurationError: The constructor of your subclass takes other arguments.
+            ConfigurationError: There is no such argument, or the constructor of your subclass takes others.
 
         Example:
             ```python
@@ -248,7 +264,7 @@ class MongoDBChatMessageHistory(TurnHistory):
             histories("s1", user_id="u1").add_user_message("hello")
             ```
         """
-        check_arguments(options, cls)
+        check_options(cls, options)
         given: dict[str, Any] = dict(options)  # and no defaults: the constructor of a subclass may not take them
         if database_name != "chat_history":
             given["database_name"] = database_name

@@ -6,7 +6,7 @@ import os
 from functools import partial
 from typing import Literal, Self, TypedDict, Unpack
 
-from langchain_memkit.backends._history.factory import HistoryFactory
+from langchain_memkit.backends._history.factory import HistoryFactory, check_options
 from langchain_memkit.backends._history.verbs import TurnHistory
 from langchain_memkit.backends.sqlite.database import shared_database
 from langchain_memkit.backends.sqlite.store import SQLiteTurnStore
@@ -96,7 +96,7 @@ class SQLiteChatMessageHistory(TurnHistory):
             A callable that makes histories of this class, with `list_sessions`, `purge`, `setup` and `close`.
 
         Raises:
-            ConfigurationError: The constructor of your subclass takes other arguments.
+            ConfigurationError: There is no such argument, or the constructor of your subclass takes others.
 
         Example:
             >>> histories = SQLiteChatMessageHistory.factory(":memory:")
@@ -104,5 +104,6 @@ class SQLiteChatMessageHistory(TurnHistory):
             >>> len(histories("s1", user_id="u1").messages), len(histories("s1", user_id="u2").messages)
             (1, 0)
         """
+        check_options(cls, options)
         make = partial(cls, path, **options)
         return HistoryFactory(make("-"), None if cls.__init__ is SQLiteChatMessageHistory.__init__ else make)
