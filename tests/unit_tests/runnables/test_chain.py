@@ -14,7 +14,6 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.runnables.base import RunnableGenerator
-from langchain_core.runnables.history import RunnableWithMessageHistory as CoreRunnableWithMessageHistory
 from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel
 
@@ -275,37 +274,6 @@ def test_errors_hold_no_words(histories: Any) -> None:
         with pytest.raises(UnsupportedOutputError) as raised:
             chat.invoke("hi", S1)
         assert "diagnosis" not in str(raised.value)
-
-
-@pytest.mark.filterwarnings("ignore::langchain_core._api.deprecation.LangChainDeprecationWarning")
-@pytest.mark.parametrize("style", ["sync", "async"])
-@pytest.mark.parametrize("native", [True, False])
-def test_a_conversation_resent_with_some_ids(native: bool, style: str, histories: Any) -> None:
-    """With ids up to the new question it is stored once; where questions have none it is whole, as with LangChain."""
-    kept: dict[str, Any] = {}
-
-    def history_of(session_id: str) -> Any:
-        return kept.setdefault(session_id, InMemoryChatMessageHistory())
-
-    def talk(make: Any, source: Any, session: str, first: HumanMessage) -> tuple[list[str], list[str]]:
-        model, sent = FakeChatModel(), [first]
-        chat, config = make(model, source), {"configurable": {"session_id": session}}
-        for question in ("What is my name?", ""):
-            answer = chat.invoke(sent, config) if style == "sync" else asyncio.run(chat.ainvoke(sent, config))
-            sent = [*sent, answer, HumanMessage(question)]
-        assert sent[0] == first
-        return texts(model.calls[1]), texts(source(session).messages)
-
-    ours: Any = histories if native else history_of
-    first = "My name is Nemo."
-    expected = talk(CoreRunnableWithMessageHistory, history_of, "theirs", HumanMessage(first))
-    assert expected[0] == [first, "Noted.", first, "Noted.", "What is my name?"]
-    assert talk(create_runnable_with_message_history, ours, "s1", HumanMessage(first)) == expected
-    once = [first, "Noted.", "What is my name?"]
-    assert talk(create_runnable_with_message_history, ours, "s2", HumanMessage(first, id="q1")) == (
-        once,
-        [*once, f"You told me: {first}"],
-    )
 
 
 class Picky(InMemoryChatMessageHistory):
