@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import ConfigurableFieldSpec
+from pydantic import BaseModel
 
+from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
 from langchain_memkit._flow import Step, user_code
 from langchain_memkit.base import GetSessionHistory, check_id
 from langchain_memkit.errors import ConfigurationError
 
 NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+NO_ARGUMENTS = (BaseModel.__init__, BaseChatMessageHistory.__init__, InMemoryChatMessageHistory.__init__)
 DROPPED_USER = (
     "config['configurable'] has a user_id that {} cannot take, so users would share what it gives. "
     "Give it a parameter `user_id=None`, or leave user_id out."
@@ -70,7 +74,16 @@ def checked_function(
         msg = f"{name} must be callable: a function of session_id, or X.factory(...)"
         raise ConfigurationError(msg)
     if isinstance(function, type):
-        needed = [p.name for p in _parameters(function) if p.default is p.empty and p.kind in NAMED]
+        parameters = list(_parameters(function))
+        if len(specs or ()) < 2 and _by_name_only(function, parameters):
+            of = function.__name__
+            msg = (
+                f"{name} is the class {of}, which takes no session_id by position: keep one for each session in a "
+                f"dict, sessions, and give lambda session_id: sessions.setdefault(session_id, {of}()), or "
+                "SQLiteChatMessageHistory.factory(...)"
+            )
+            raise ConfigurationError(msg)
+        needed = [p.name for p in parameters if p.default is p.empty and p.kind in NAMED]
         others = [n for n in needed if n not in ("session_id", "user_id", *(spec.id for spec in specs or ()))]
         if others and "session_id" in needed:
             of = function.__name__
@@ -82,6 +95,14 @@ def checked_function(
             )
             raise ConfigurationError(msg)
     return function
+
+
+def _by_name_only(kind: type, parameters: Sequence[inspect.Parameter]) -> bool:
+    """Whether a class has parameters and takes none by position: a `*args` of LangChain's classes does not count."""
+    kinds = {parameter.kind for parameter in parameters}
+    if not kinds or not kinds.isdisjoint(BY_POSITION):
+        return False
+    return inspect.Parameter.VAR_POSITIONAL not in kinds or inspect.getattr_static(kind, "__init__") in NO_ARGUMENTS
 
 
 def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:

@@ -275,11 +275,13 @@ class HistoryTurn(Runnable[Any, Any]):
         known: set[str] = set()
         if native and ids:
             known = yield stored_ids(history, ids)
+            given, known = _new_or_whole(given, known)
         # the next runnable finds the history where LangChain's class puts it
         context = TurnContext(self._asked(given, known), scale=scale)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
         view = yield from load(history, self._policy.preprocessor, config, native=native)
-        known |= {m.id for m in view.messages if m.id} & set(ids)
+        known |= {m.id for m in view.messages if m.id} & {m.id for m in given}
+        given, known = _new_or_whole(given, known)
         new = [m for m in given if not m.id or m.id not in known]
         context.asked = asked = self._asked(given, known)
         context.past = view.messages
@@ -345,3 +347,14 @@ class HistoryTurn(Runnable[Any, Any]):
             return {**self.wiring.with_texts(value), self._history_key: past}
         messages = [*past, *asked]
         return {**value, self._input_key: messages} if self._input_key else messages
+
+
+def _new_or_whole(given: list[BaseMessage], known: set[str]) -> tuple[list[BaseMessage], set[str]]:
+    """Return the new input and what of it is stored; all of it as new where only a part can be told by its id.
+
+    Leaving the known answers out of a conversation whose questions have no ids would store the questions alone.
+    """
+    stored = [i for i, message in enumerate(given) if message.id in known]
+    if not stored or all(message.id for message in given[: stored[-1]]):
+        return given, known
+    return [message.model_copy(update={"id": None}) for message in given], set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import warnings
@@ -569,6 +570,40 @@ def test_a_history_that_is_not_shown_on_purpose(histories: Any, caplog: pytest.L
     for _ in range(3):
         chat.invoke(TOLD, S1)
     assert caplog.messages == []
+
+
+# -- a conversation that is sent again
+
+
+@THEIRS
+@pytest.mark.parametrize("style", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("native", [True, False])
+def test_a_conversation_resent_with_some_ids(native: bool, style: str, histories: Any) -> None:
+    """With ids up to the new question it is stored once; where questions have none it is whole, as with LangChain."""
+    kept: dict[str, Any] = {}
+
+    def history_of(session_id: str) -> Any:
+        return kept.setdefault(session_id, InMemoryChatMessageHistory())
+
+    def talk(make: Any, source: Any, session: str, first: HumanMessage) -> tuple[list[str], list[str]]:
+        model, sent = FakeChatModel(), [first]
+        chat, config = make(model, source), {"configurable": {"session_id": session}}
+        for question in ("What is my name?", ""):
+            answer = chat.invoke(sent, config) if style == "invoke" else asyncio.run(chat.ainvoke(sent, config))
+            sent = [*sent, answer, HumanMessage(question)]
+        assert sent[0] == first
+        return [m.text for m in model.calls[1]], [m.text for m in source(session).messages]
+
+    ours: Any = histories if native else history_of
+    first = "My name is Nemo."
+    expected = talk(CoreClass, history_of, "theirs", HumanMessage(first))
+    assert expected[0] == [first, "Noted.", first, "Noted.", "What is my name?"]
+    assert talk(create_runnable_with_message_history, ours, "s1", HumanMessage(first)) == expected
+    once = [first, "Noted.", "What is my name?"]
+    assert talk(create_runnable_with_message_history, ours, "s2", HumanMessage(first, id="q1")) == (
+        once,
+        [*once, f"You told me: {first}"],
+    )
 
 
 # -- the RAG chain

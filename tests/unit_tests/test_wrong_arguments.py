@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import HumanMessage
 from langchain_core.runnables import ConfigurableFieldSpec
 
 from langchain_memkit import (
+    InMemoryChatMessageHistory,
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
@@ -30,6 +32,7 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.migrate import migrate
 from langchain_memkit.testing import FakeChatModel
 
+THEIRS = pytest.mark.filterwarnings("ignore::langchain_core._api.deprecation.LangChainDeprecationWarning")
 URI = "mongodb://clownfish:hunter2@h1,h2/"
 MODEL, HISTORIES = FakeChatModel(), SQLiteChatMessageHistory.factory(":memory:")
 RAG: Any = create_conversational_rag_chain
@@ -68,6 +71,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a URI": (lambda: SQLiteChatMessageHistory(URI, "s1"), "begins with 'mongodb:'; the classes .* begin with MongoDB"),
     "a URI, keys": (lambda: SQLiteKeyValueStore(URI), "the classes for a server begin with MongoDB"),
     "a URI, vectors": (lambda: SQLiteVectorStore(URI, EMBEDDING), "the classes for a server begin with MongoDB"),
+    "a class without ids": (
+        lambda: create_runnable_with_message_history(MODEL, InMemoryChatMessageHistory),
+        r"InMemoryChatMessageHistory, which takes no session_id .* give lambda session_id: sessions\.setdefault\(",
+    ),
+    "a class without ids, agents": (
+        lambda: MessageHistoryMiddleware(InMemoryChatMessageHistory),
+        r"give lambda session_id: sessions\.setdefault\(session_id, InMemoryChatMessageHistory\(\)\), or SQLiteChat",
+    ),
     "a class": (
         lambda: create_runnable_with_message_history(MODEL, SQLiteChatMessageHistory),
         r"needs path besides session_id: give SQLiteChatMessageHistory\.factory\(path\), or a function, as in lambda",
@@ -169,3 +180,26 @@ def test_other_keys_of_a_session(name: str) -> None:
     """Keys that only share an ending stay legal."""
     config = session("s1", **{name: "x"})
     assert {**config, **config["configurable"]}[name] == "x"
+
+
+@THEIRS
+def test_classes_that_can_be_called_with_a_session() -> None:
+    """What takes the session by position is taken as it is, and so is what the refusal of others says to give."""
+
+    class Known(InMemoryChatMessageHistory):
+        def __init__(self, session_id: str) -> None:
+            super().__init__(messages=[HumanMessage(f"I am in {session_id}.")])
+
+    class Handing(Known):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+
+    config: Any = {"configurable": {"session_id": "s1"}}
+    for known in (Known, Handing):
+        assert create_runnable_with_message_history(MODEL, known).invoke("Where?", config).text
+    sessions: dict[str, Any] = {}
+    chat = create_runnable_with_message_history(
+        MODEL, lambda session_id: sessions.setdefault(session_id, InMemoryChatMessageHistory())
+    )
+    chat.invoke("My name is Nemo.", config)
+    assert chat.invoke("What is my name?", config).text == "You told me: My name is Nemo."
