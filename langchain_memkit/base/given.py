@@ -99,6 +99,8 @@ def file_given(path: P) -> P:
     """
     if address := ADDRESS.match(str(path)):
         way_out = "; the classes for a server begin with MongoDB" if address[1].startswith("mongodb") else ""
+        if address[1].startswith("sqlite"):
+            way_out = f"; give the path alone, {str(path).partition('://')[2].removeprefix('/') or 'chat.db'!r:.80}"
         msg = f"a file was expected, not an address that begins with '{address[1]}:'{way_out}"
         raise ConfigurationError(msg)
     return path

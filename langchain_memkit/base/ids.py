@@ -14,6 +14,7 @@ from langchain_memkit.errors import ConfigurationError
 __all__ = ["check_id", "check_text", "session", "user_prefix"]
 
 MAX_ID_BYTES = 512
+DATABASE = re.compile(r"(sqlite|mongodb|postgres|postgresql|mysql|mariadb|redis)(\+\w+)?://")
 WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@\s]*:[^/\s]*@")
 
 
@@ -31,8 +32,8 @@ def check_id(value: object, name: str) -> str:
 
     Raises:
         TypeError: It is not a `str`.
-        ValueError: It is empty, too long, holds NUL or a lone surrogate, or is a connection string with a password: ids
-            are shown, and the arguments are in the wrong order.
+        ValueError: It is empty, too long, holds NUL or a lone surrogate, or is a connection string: ids are shown,
+            and the arguments are in the wrong order. Another address without a password is an id.
 
     Example:
         >>> check_id("s1", "session_id")
@@ -43,8 +44,8 @@ def check_id(value: object, name: str) -> str:
         TypeError: session_id must be a str, not dict. If yours are numbers or UUIDs, pass str(...).
     """
     text = check_text(value, name, MAX_ID_BYTES)
-    if "://" in text and WITH_PASSWORD.match(text):
-        msg = f"{name} is a connection string with a password: are the arguments in the right order?"
+    if "://" in text and (WITH_PASSWORD.match(text) or DATABASE.match(text)):
+        msg = f"{name} is a connection string: are the arguments in the right order?"
         raise ValueError(msg)
     return text
 

@@ -96,6 +96,10 @@ class Policy:
         if not (preprocessor is None or isinstance(preprocessor, Runnable) or callable(preprocessor)):
             msg = f"preprocessor must be a runnable or function of messages, not {type(preprocessor).__name__}"
             raise ConfigurationError(msg)
+        name = getattr(preprocessor, "__name__", "")
+        if name.startswith("create_") and preprocessor.__module__.startswith("langchain_memkit.preprocessors"):
+            msg = f"preprocessor is the function {name} itself: call it, as in preprocessor={name}(max_tokens=4000)"
+            raise ConfigurationError(msg)
         chain = None if preprocessor is None else coerce_to_runnable(preprocessor)
         policy = cls(output_key, chain, Memories.of(memories, words[-1]), before_save, *words[:-1])
         policy.check()

@@ -48,11 +48,17 @@ def session_history(
         else _standard_ids(parameters, configurable, name)
     )
 
+    def checked(result: Any) -> Any:
+        if result is None:
+            msg = f"{name} returned None: it must return what it makes, so perhaps its `return` is missing"
+            raise ConfigurationError(msg)
+        return result
+
     def call() -> Any:
-        return function(*args, **kwargs)
+        return checked(function(*args, **kwargs))
 
     async def acall() -> Any:
-        return await function(*args, **kwargs)
+        return checked(await function(*args, **kwargs))
 
     return user_code(acall if inspect.iscoroutinefunction(function) else call, name=name)
 
@@ -72,6 +78,10 @@ def checked_function(
     """
     if not callable(function):
         msg = f"{name} must be callable: a function of session_id, or X.factory(...)"
+        raise ConfigurationError(msg)
+    maker = getattr(function, "__self__", None)
+    if isinstance(maker, type) and getattr(function, "__name__", "") == "factory":
+        msg = f"{name} is the method {maker.__name__}.factory itself: call it, as in {maker.__name__}.factory(...)"
         raise ConfigurationError(msg)
     if isinstance(function, type):
         parameters = list(_parameters(function))

@@ -34,12 +34,15 @@ __all__ = ["PAST_NOT_SHOWN", "PastWatch", "Wiring", "find_wiring", "first_time",
 PAST_NOT_SHOWN = "memkit_past_not_shown"
 """The event that a turn's past reached none of its model calls, or reached them as a Python repr."""
 
+<<<<<<< HEAD
 MOST_SAID = 1000  # what is kept of what was said; then it begins anew
 
 NO_PLACE = (
     "Use a ChatPromptTemplate with MessagesPlaceholder('chat_history') before the message of the user, and give "
     "input_messages_key= (the variable of the new input) and history_messages_key='chat_history'"
 )
+=======
+>>>>>>> y
 AS_TEXT = (
     "Use MessagesPlaceholder({0!r}) in a ChatPromptTemplate, or make it text before the prompt: "
     "RunnablePassthrough.assign({0}=lambda x: get_buffer_string(x[{0!r}])) | prompt"
@@ -158,7 +161,9 @@ def find_wiring(runnable: Any, input_key: str | None, history_key: str | None) -
             msg = f"{takes}: {history_key!r} would be shown as the Python repr of messages. "
             raise ConfigurationError(msg + AS_TEXT.format(history_key))
         if history_key not in known and not added:
-            way = _give(history_messages_key=[v.name for v in free if v.messages]) or NO_PLACE
+            way = _give(history_messages_key=[v.name for v in free if v.messages]) or _make_place(
+                input_key, history_key
+            )
             raise ConfigurationError(f"{takes}, and no {history_key!r}: the model would never see the past. {way}")
         if not (added or {v.name for v in free} - {history_key}):
             raise ConfigurationError(f"{takes}: {WITHOUT_INPUT.format(history_key)}")
@@ -171,7 +176,8 @@ def find_wiring(runnable: Any, input_key: str | None, history_key: str | None) -
             msg = (
                 f"{takes}: with input_messages_key={input_key!r} alone, {input_key!r} would be shown as the Python repr"
             )
-            way = _give(history_messages_key=past) or NO_PLACE
+            behind = [v.name for v in free if v.messages]
+            way = _give(history_messages_key=past) or _make_place(input_key, history_key, behind)
             raise ConfigurationError(f"{msg} of messages, the past and the new input. {way}")
         if input_key not in known and not added:
             way = "Give another input_messages_key, or history_messages_key as well"
@@ -205,7 +211,9 @@ def _inferred(
     if alone is not None and alone not in texts and alone in rest:  # a template that may well show messages
         return Wiring()
     if not (past or assigned) and (questions or not places):
-        raise ConfigurationError(f"{takes}, and has no place for the past. {NO_PLACE}")
+        raise ConfigurationError(
+            f"{takes}, and has no place for the past before the question. {_make_place(None, None, places)}"
+        )
     if len(places) == 1 and not questions:
         key = places[0]
         way = f"Give input_messages_key={key!r} if it takes the past and the new input, or history_messages_key={key!r}"
@@ -304,6 +312,18 @@ def _give(**choices: Sequence[str]) -> str | None:
     """The advice to give one of these names for each argument; None if there is none."""
     told = [f"{argument}={_listed(names, 'or')}" for argument, names in choices.items() if names]
     return f"Give {' and '.join(told)}" if told else None
+
+
+def _make_place(input_key: str | None, history_key: str | None, behind: Sequence[str] = ()) -> str:
+    """The advice for a prompt without a place for the past; `behind` are places for messages after the question."""
+    place = history_key or "chat_history"
+    wanted = [] if input_key else ["input_messages_key= (the variable of the new input)"]
+    wanted += [] if history_key else [f"history_messages_key={place!r}"]
+    way = f"use a ChatPromptTemplate with MessagesPlaceholder({place!r}) before the message of the user"
+    way += f", and give {' and '.join(wanted)}" if wanted else ""
+    if behind:
+        return f"If {_listed(behind, 'or')} is for the past, move it before the question. If not, {way}"
+    return way[0].upper() + way[1:]
 
 
 def _listed(names: Sequence[str], last: str) -> str:

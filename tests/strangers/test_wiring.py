@@ -622,3 +622,27 @@ def test_a_rag_prompt_that_names_the_past_otherwise(histories: Any, caplog: pyte
         for text in (TOLD, ASKED):
             chat.invoke({"input": text}, S1)
     assert caplog.messages == []
+
+
+PLAIN = ChatPromptTemplate([("human", "{input}")])
+BEHIND = ChatPromptTemplate([("human", "{input}"), MessagesPlaceholder("history")])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "keys", "there", "missing"),
+    [
+        (PLAIN, {}, ["input_messages_key=", "history_messages_key='chat_history'"], ["move it"]),
+        (PLAIN, {"input_messages_key": "input"}, ["history_messages_key='chat_history'"], ["give input_messages_key="]),
+        (PLAIN, BOTH, ["Use a ChatPromptTemplate with MessagesPlaceholder('chat_history')"], ["give", "move it"]),
+        (BEHIND, {}, ["'history' is for the past, move it before the question", "input_messages_key="], []),
+        (BEHIND, {"input_messages_key": "input"}, ["move it before the question"], ["give input_messages_key="]),
+    ],
+)
+def test_advice_knows_what_was_given(
+    prompt: Any, keys: dict[str, Any], there: list[str], missing: list[str], histories: Any
+) -> None:
+    """Keys that are given are not asked for again, and a place behind the question is named."""
+    with pytest.raises(ConfigurationError) as raised:
+        create_runnable_with_message_history(prompt | FakeChatModel(), histories, **keys)
+    assert all(words in str(raised.value) for words in there)
+    assert not any(words in str(raised.value) for words in missing)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import ConfigurableFieldSpec
@@ -23,7 +24,9 @@ from langchain_memkit import (
     SQLiteVectorStore,
     VectorMemory,
     create_conversational_rag_chain,
+    create_history_preprocessor,
     create_runnable_with_message_history,
+    create_trim_preprocessor,
     purge_user,
     session,
 )
@@ -99,6 +102,31 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: migrate(HISTORIES, SQLiteChatMessageHistory),
         "not the class SQLiteChatMessageHistory",
     ),  # type: ignore[arg-type]
+    "a URI of SQLAlchemy": (
+        lambda: SQLiteChatMessageHistory.factory("sqlite:///chat.db"),
+        "give the path alone, 'chat.db'",
+    ),
+    "swapped, SQLAlchemy": (
+        lambda: SQLiteChatMessageHistory("a", "sqlite:///x.db"),
+        "session_id is a connection string",
+    ),
+    "swapped, no password": (
+        lambda: MongoDBChatMessageHistory("a", "mongodb://h1/"),
+        "session_id is a connection string",
+    ),
+    "not called": (
+        lambda: create_runnable_with_message_history(MODEL, HISTORIES, preprocessor=create_trim_preprocessor),  # type: ignore[arg-type]
+        "preprocessor is the function create_trim_preprocessor itself: call it",
+    ),
+    "not called, agents": (
+        lambda: MessageHistoryMiddleware(HISTORIES, preprocessor=create_history_preprocessor),  # type: ignore[arg-type]
+        "preprocessor is the function create_history_preprocessor itself: call it",
+    ),
+    "a factory not called": (
+        lambda: create_runnable_with_message_history(MODEL, SQLiteChatMessageHistory.factory),
+        r"is the method SQLiteChatMessageHistory\.factory itself: call it",
+    ),
+    "text": (lambda: HISTORIES("s1").add_message("hi"), "add_user_message"),  # type: ignore[arg-type]
     "no parts": (lambda: purge_user("u1"), "without them nothing is deleted"),
     "no part": (lambda: purge_user("u1", HISTORIES, "w.db"), r"parts\[1\], a str, has no purge"),  # type: ignore[arg-type]
 }
@@ -145,6 +173,45 @@ async def test_nothing_is_purged_by_mistake() -> None:
     with pytest.raises(ValueError, match="Nothing was deleted"):
         await apurge_user("u1", *parts)
     assert len(HISTORIES("s1", "u1").messages) == 1
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+async def test_one_message_is_no_list(style: str) -> None:
+    """A message where a list belongs is refused with the way out, and nothing is stored."""
+    history = HISTORIES("one")
+    for value in (HumanMessage("hi"), "hi"):
+        with pytest.raises(TypeError, match="pass a list"):
+            history.add_messages(value) if style == "sync" else await history.aadd_messages(value)  # type: ignore[arg-type]
+    assert history.messages == []
+
+
+def test_a_misspelt_argument_of_a_search() -> None:
+    """It is named as it was written, with the one that was meant; nothing private is named."""
+    store = SQLiteVectorStore(":memory:", EMBEDDING)
+    with pytest.raises(TypeError, match=r"^no such argument: filtr; did you mean 'filter'\?$"):
+        store.similarity_search("a", filtr={"user_id": "u1"})
+    with pytest.raises(TypeError, match=r"^no such argument: fetch$"):
+        store.similarity_search_by_vector(EMBEDDING.embed_query("a"), fetch=5)
+
+
+async def test_a_forgotten_return() -> None:
+    """A get_session_history that returns nothing is told so, plain and async, in chains and agents."""
+
+    def plain(session_id: str) -> Any:
+        HISTORIES(session_id)
+
+    async def asynchronous(session_id: str) -> Any:
+        HISTORIES(session_id)
+
+    for function in (plain, asynchronous):
+        chat = create_runnable_with_message_history(MODEL, function)
+        with pytest.raises(ConfigurationError, match=r"get_session_history returned None: .* `return` is missing"):
+            await chat.ainvoke("hi", session("s1"))
+    agent = create_agent(MODEL, [], middleware=[MessageHistoryMiddleware(plain)])
+    for run in (create_runnable_with_message_history(MODEL, plain), agent):
+        value: Any = {"messages": [("user", "hi")]} if run is agent else "hi"
+        with pytest.raises(ConfigurationError, match="get_session_history returned None"):
+            run.invoke(value, session("s1"))
 
 
 def test_addresses_that_are_ids() -> None:

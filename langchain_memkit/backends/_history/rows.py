@@ -241,12 +241,21 @@ class TurnStore(Protocol):
     async def aclose(self) -> None: ...
 
 
+def check_list(messages: object) -> None:
+    """Refuses one message, or a text, where a list belongs: it would be taken apart."""
+    if isinstance(messages, (BaseMessage, str)):
+        msg = f"messages must be a list of messages, not one {type(messages).__qualname__}: pass a list, [message]"
+        raise TypeError(msg)
+
+
 def prepare(messages: Iterable[BaseMessage], turn_id: str | None, counter: TokenCounter | None) -> Batch:
     """Checks, identifies, encodes, counts and, if it is a long import, splits a batch. No I/O."""
+    check_list(messages)
     given = list(messages)
     for i, message in enumerate(given):
         if not isinstance(message, BaseMessage):
-            raise MessageEncodeError(f"messages[{i}]", f"is a {type(message).__qualname__}, not a message")
+            way_out = "; text is stored by add_user_message and add_ai_message" if isinstance(message, str) else ""  # type: ignore[unreachable]
+            raise MessageEncodeError(f"messages[{i}]", f"is a {type(message).__qualname__}, not a message{way_out}")
     identified = with_ids(given)
     encoded = encode_messages(identified)
     tokens = count_tokens(identified, counter)

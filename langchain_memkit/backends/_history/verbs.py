@@ -16,7 +16,7 @@ from langchain_core.runnables import run_in_executor
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._histories import overrides
 from langchain_memkit.backends._history.reading import ReadingFlows, check_limit, check_texts
-from langchain_memkit.backends._history.rows import Origin, Scope, TurnStore, prepare
+from langchain_memkit.backends._history.rows import Origin, Scope, TurnStore, check_list, prepare
 from langchain_memkit.base import HistoryView, TokenCounter, Turn, Window, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import approximate_tokens
@@ -332,6 +332,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         since: datetime | None = None,
     ) -> int:
         """Async twin of `append_turn`."""
+        check_list(messages)
         work = partial(prepare, messages, turn_id, self.token_counter)
         # encoding much, or counting with a counter that may do I/O, would hold up the event loop
         slow = len(messages) > INLINE or self.token_counter is not approximate_tokens

@@ -11,7 +11,7 @@ import numpy as np
 from langchain_core.documents import Document
 
 from langchain_memkit.backends._vectors.rows import NOBODY, Shown
-from langchain_memkit.base import check_id
+from langchain_memkit.base import check_arguments, check_id
 from langchain_memkit.errors import ConfigurationError
 
 Filter: TypeAlias = Mapping[str, Any]
@@ -43,7 +43,21 @@ def pages_of(ids: Sequence[tuple[str, float]], k: int) -> Iterator[Sequence[tupl
         begin, size = begin + size, min(2 * size, 1000)
 
 
+def scope_given(options: Mapping[str, Any]) -> Scope:
+    """Return where a search looks, from what was given to it by name.
+
+    Raises:
+        TypeError: A search takes no such argument.
+    """
+    try:
+        check_arguments(options, scope_of)
+    except ConfigurationError as error:
+        raise TypeError(str(error)) from None  # as any method says it of an argument that it does not have
+    return scope_of(**options)
+
+
 def scope_of(
+    *,
     filter: Filter | None = None,  # noqa: A002  # LangChain's name
     pre_filter: Filter | None = None,
     post_filter_pipeline: Any = None,

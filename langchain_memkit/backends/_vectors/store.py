@@ -15,7 +15,15 @@ from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, ru
 from langchain_memkit.backends._vectors.embedding import question_vector
 from langchain_memkit.backends._vectors.forgetting import Forgetting
 from langchain_memkit.backends._vectors.rows import Row, Shown, Vector, plain_row, shown_of
-from langchain_memkit.backends._vectors.scope import Filter, Scope, check_k, diverse, documents_of, pages_of, scope_of
+from langchain_memkit.backends._vectors.scope import (
+    Filter,
+    Scope,
+    check_k,
+    diverse,
+    documents_of,
+    pages_of,
+    scope_given,
+)
 from langchain_memkit.base import check_id
 
 
@@ -307,13 +315,13 @@ class RecordVectorStore(Forgetting, VectorStore):
         return documents_of(found, include_scores, include_embeddings)
 
     def _search(self, query: str, k: int, **kwargs: Any) -> Flow[list[tuple[Shown, float]]]:
-        scope = scope_of(**kwargs)
+        scope = scope_given(kwargs)
         if check_k(k) == 0:
             return []
         return (yield from self._nearest((yield from self._embedder.query(query)), k, scope))
 
     def _near(self, embedding: Sequence[float], k: int, **kwargs: Any) -> Flow[list[tuple[Shown, float]]]:
-        scope = scope_of(**kwargs)
+        scope = scope_given(kwargs)
         if check_k(k) == 0:
             return []
         return (yield from self._nearest(question_vector(embedding, self._embedder.dims), k, scope))
