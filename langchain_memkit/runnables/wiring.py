@@ -34,15 +34,7 @@ __all__ = ["PAST_NOT_SHOWN", "PastWatch", "Wiring", "find_wiring", "first_time",
 PAST_NOT_SHOWN = "memkit_past_not_shown"
 """The event that a turn's past reached none of its model calls, or reached them as a Python repr."""
 
-<<<<<<< HEAD
 MOST_SAID = 1000  # what is kept of what was said; then it begins anew
-
-NO_PLACE = (
-    "Use a ChatPromptTemplate with MessagesPlaceholder('chat_history') before the message of the user, and give "
-    "input_messages_key= (the variable of the new input) and history_messages_key='chat_history'"
-)
-=======
->>>>>>> y
 AS_TEXT = (
     "Use MessagesPlaceholder({0!r}) in a ChatPromptTemplate, or make it text before the prompt: "
     "RunnablePassthrough.assign({0}=lambda x: get_buffer_string(x[{0!r}])) | prompt"
