@@ -81,15 +81,16 @@ demo: $(DEMO) $(if $(OPENAI_API_KEY)$(OPENAI_BASE_URL),$(OPENAI)) ## a conversat
 
 # The tests of the documentation first: the longest are among them, and what is left at the end is shared out one by one.
 test: $(DEV) ## unit, integration (real MongoDB) and documentation tests
-	@$(PY) tools/parts.py suites openssl11
+	@$(PY) tools/parts.py openssl11
 	@$(say) "unit, integration and documentation tests, $(WORKERS) at a time"
 	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed \
-	  tests/docs tests/integration_tests tests/unit_tests
+	  tests/docs tests/integration_tests tests/unit_tests --ignore tests/unit_tests/suites
 
-strangers: $(DEV) ## code that others wrote for LangChain, run with LangChain's classes and with ours; agents of every kind
-	@$(PY) tools/parts.py openssl11
+strangers: $(DEV) ## code that others wrote for LangChain, run with LangChain's classes and with ours, and LangChain's own tests
+	@$(PY) tools/parts.py suites openssl11
 	@$(say) "code of others, $(WORKERS) at a time"
-	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed tests/strangers
+	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed \
+	  tests/strangers tests/unit_tests/suites
 
 gate: $(DEV) ## the reliability gate: bounds on real servers, in under 10 minutes; one at a time, since it measures
 	@$(PY) tools/parts.py openssl11

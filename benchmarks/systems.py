@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 import warnings
 from collections.abc import Callable, Sequence
@@ -114,6 +115,7 @@ class Memkit:
 
 def memkit_on_mongodb(uri: str, history_size: int | None = WINDOW) -> Memkit:
     """Memkit with its defaults."""
+    logging.getLogger("langchain_memkit").setLevel(logging.ERROR)  # it says of `collection` what is known here
     histories = MongoDBChatMessageHistory.factory(uri, history_size=history_size)
     first = histories("template")
     first.add_messages(conversation(2))

@@ -85,8 +85,9 @@ def test_memory_that_cannot_be_loaded(
     history_of = MessageHistoryMiddleware(histories, memories=[Broken()], on_load_error=policy)
     agent = create_agent(Scripted(), [], middleware=[history_of])
     if policy == "raise":
-        with pytest.raises(MemoryReadError, match="disk gone"):
+        with pytest.raises(MemoryReadError, match="Broken could not be loaded: OSError") as raised:
             run(agent, asking("q"), CONFIG)
+        assert str(raised.value.__cause__) == "disk gone"
         return
     run(agent, asking("q"), CONFIG)
     assert rows(history) == [["q", "ok 1"]]
