@@ -155,7 +155,7 @@ def published(folder: Path) -> dict[str, tuple[str, bytes]]:
     }
     text = {
         "json": state(shell, eval_, method),
-        "surrogate": state({**shell, "note": "\ud800"}, "\ud800"),  # msgpack refuses it: how the JSON mode was reached
+        "surrogate": state({**shell, "note": "\ud800"}),  # msgpack refuses it: how the JSON mode was reached
     }
     pickled = b"cos\nsystem\n(S'touch " + f"{folder}/pickle".encode() + b"'\ntR."
     return {

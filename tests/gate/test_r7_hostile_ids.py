@@ -124,7 +124,9 @@ def invoke_with(path: str, parameter: str, value: Any, place: Place) -> Any:
     owner, _, method = path.rpartition(".")
     where: Any = place.uri if owner.startswith("MongoDB") else ":memory:"
     if not owner or owner == "langchain_memkit":
-        return getattr(langchain_memkit, path)(**{parameter: value})
+        function = getattr(langchain_memkit, path)
+        first = {"session_id": "s1"} if "session_id" in inspect.signature(function).parameters else {}
+        return function(**first | {parameter: value})
     cls = getattr(langchain_memkit, owner.removesuffix(".factory()"))
     known = inspect.signature(cls).parameters
     given: dict[str, Any] = {"session_id": "s1"} if "session_id" in known else {}
