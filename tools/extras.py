@@ -153,11 +153,11 @@ store = LangGraphKeyValueStore(InMemoryStore())
 store.mset([("u1/name", {"text": "Nemo"})])
 assert store.mget(["u1/name"]) == [{"text": "Nemo"}]
 state = {"channel_values": {"messages": [HumanMessage("My name is Nemo.", id="1")]}}
-columns = "thread_id, checkpoint_ns, checkpoint_id, type, checkpoint, metadata"
+columns = "thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata"
 with sqlite3.connect("graph.db") as connection:
     connection.execute(f"CREATE TABLE checkpoints ({columns})")
-    row = ("t1", "", "1", *JsonPlusSerializer().dumps_typed(state), "{}")
-    connection.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?, ?)", row)
+    row = ("t1", "", "1", None, *JsonPlusSerializer().dumps_typed(state), "{}")
+    connection.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 histories = SQLiteChatMessageHistory.factory("new.db")
 migrate(langgraph_source("graph.db"), histories, progress=False)
 assert [m.text for m in histories("t1").messages] == ["My name is Nemo."]
