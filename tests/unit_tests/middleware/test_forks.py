@@ -72,20 +72,18 @@ def test_branch_not_taken_is_not_remembered(histories: Any, history: Any) -> Non
 
     def boom() -> str:
         """Fails at the third call."""
-        if not broken:
-            return "fine"
-        if len(agent.get_state(CONFIG).values["messages"]) > 5:
+        calls.append(None)
+        if len(calls) == 3:
             raise OSError("down")
         return "fine"
 
-    broken = [True]
+    calls: list[None] = []
     model = Scripted(script=[calling(("boom", {"n": str(i)})) for i in range(3)])
     agent: Any = create_agent(
         model, [boom], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver()
     )
     with pytest.raises(OSError, match="down"):
         agent.invoke(asking("q"), CONFIG)
-    broken.clear()
     past = next(s for s in agent.get_state_history(CONFIG) if len(s.values["messages"]) == 3 and s.next == ("model",))
     agent.invoke(None, at(past.config))
     assert rows(history) == [["q", "boom", "fine", "ok 4"]]
