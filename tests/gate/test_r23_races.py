@@ -15,7 +15,7 @@ from gatekit import races
 from gatekit.races import Case, Ran
 from gatekit.systems import Place
 
-SAMPLE = {"standalone": 150, "replica_set": 100, "sqlite": 150}
+SAMPLE = {"standalone": 120, "replica_set": 100, "sqlite": 100}
 AT_ONCE = 4  # on a server: each waits for its journal
 PROCESSES = 2
 

@@ -42,6 +42,7 @@ THINGS = {  # what the other side does meanwhile, for a user's session and for o
 }
 ERASING = ("clear", "purge")
 QUIET = ("endSessions", "hello", "ping")  # commands that say nothing of a conversation
+READS = ("find", "aggregate", "getMore", "listIndexes", "createIndexes", "SELECT", "BEGIN")
 NEVER = 10**6  # a step that no writer comes to
 LIMIT = 60.0  # seconds that the other side of a line may take; only what hangs takes so long
 
@@ -133,20 +134,29 @@ def write(case: Case, histories: Any, session: str, user: str | None, said: str)
         asyncio.run(turn())
 
 
-def take_part(line: Any, work: Callable[[], None]) -> None:
-    """The writer's side of a line: says each step and waits to be told to go on; says how it ended."""
+def changes(name: str, *, locked: bool) -> bool:
+    """Whether others may see something new after this step: a write that is no part of a transaction."""
+    when, command = name.split()[0], name.split()[-1]
+    return when == "after" and command not in READS and not locked
+
+
+def take_part(line: Any, stop: int, work: Callable[[], None]) -> None:
+    """The writer's side of a line: waits at its `stop`th step and after each write behind it; says how it ended."""
+    names: list[str] = []
     dead = False
 
-    def wait(name: str, locked: bool) -> None:
+    def at(name: str, locked: bool) -> None:
         nonlocal dead
-        if not dead:
-            line.send(("step", name, locked))
+        names.append(name)
+        here = len(names) - 1
+        if not dead and (here == stop or (here > stop and changes(name, locked=locked))):
+            line.send((names, locked))
             dead = line.recv() == "die"
         if dead:
             raise Killed
 
     outcome: tuple[str, bool | None] = ("stored", None)
-    with hooked(wait):
+    with hooked(at):
         try:
             work()
         except Killed:
@@ -155,7 +165,7 @@ def take_part(line: Any, work: Callable[[], None]) -> None:
             outcome = (type(error).__name__, error.maybe_stored)
         except Exception as error:
             outcome = (f"{type(error).__name__}: {error}"[:200], None)
-    line.send(("end", *outcome))
+    line.send((names, *outcome))
 
 
 class Writer:
@@ -169,14 +179,13 @@ class Writer:
         self.maybe_stored: bool | None = None
 
     def arrive(self) -> bool:
-        """Waits for its next step; False if it ended."""
+        """Waits until it stands; False if it ended."""
         assert self._line.poll(LIMIT), f"the writer hangs after {self.names[-1:]}"
-        kind, *rest = self._line.recv()
-        if kind == "end":
+        self.names, *rest = self._line.recv()
+        if len(rest) == 2:
             self.outcome, self.maybe_stored = rest
             return False
-        name, self.locked = rest
-        self.names.append(name)
+        (self.locked,) = rest
         return True
 
     def go_on(self) -> None:
@@ -190,10 +199,10 @@ class Writer:
 
 
 @contextmanager
-def in_thread(work: Callable[[], None]) -> Iterator[Writer]:
+def in_thread(stop: int, work: Callable[[], None]) -> Iterator[Writer]:
     """A writer in a thread: killed means that it sends nothing any more, which is all that a server sees of a death."""
     ours, theirs = Pipe()
-    thread = threading.Thread(target=take_part, args=(theirs, work), daemon=True)
+    thread = threading.Thread(target=take_part, args=(theirs, stop, work), daemon=True)
     thread.start()
     writer = Writer(ours, lambda: ours.send("die"))
     yield writer
@@ -287,7 +296,7 @@ def run(case: Case, histories: Any, start: Callable[..., Any], erased: Callable[
     Args:
         case: Which.
         histories: A factory of the place.
-        start: `start(work)`, a context manager: a `Writer` that does the work.
+        start: `start(case, session, user, said)`, a context manager: a `Writer` that does the work.
         erased: What lies in the store, asked in the end; None if the caller looks into the store of many races.
     """
     number = next(_numbers)
@@ -303,13 +312,12 @@ def run(case: Case, histories: Any, start: Callable[..., Any], erased: Callable[
         def arrives() -> bool:
             nonlocal writing
             going: bool = writer.arrive()
-            if writing is None and (case.writer == "append" or writer.names[-1:] == ["model"]):
+            if writing is None and (case.writer == "append" or "model" in writer.names):
                 writing = race.log.begin("append", token)
                 writing.guarded = case.writer != "append"
             return going
 
-        while (reached := arrives()) and len(writer.names) <= case.stop:
-            writer.go_on()
+        reached = arrives()
         if reached:
             race.look()
             race.meanwhile(case.things, writer, dies=case.dies)
@@ -321,7 +329,9 @@ def run(case: Case, histories: Any, start: Callable[..., Any], erased: Callable[
         race.log.end(writing)
     race.look()
     listed = {info.session_id for info in histories.list_sessions(user)}
-    found = [] if (session in listed) == bool(texts(histories(session, user))) else ["listed, and empty, or the reverse"]
+    found = (
+        [] if (session in listed) == bool(texts(histories(session, user))) else ["listed, and empty, or the reverse"]
+    )
     for name in ("l1", "l2"):
         race.do(name)
     said = texts(histories(session, user))
@@ -380,7 +390,8 @@ class _Race:
             def at(name: str, locked: bool) -> None:
                 if name.startswith("before BEGIN"):
                     waiting.set()
-                self.look()
+                if changes(name, locked=locked):
+                    self.look()
 
             try:
                 with hooked(at):
@@ -431,14 +442,14 @@ class Watched(sqlite3.Connection):
 
 
 @contextmanager
-def in_process(work: Callable[[], None]) -> Iterator[Writer]:
+def in_process(stop: int, work: Callable[[], None]) -> Iterator[Writer]:
     """A writer in a process that is forked here, and killed by SIGKILL."""
     ours, theirs = Pipe()
     child = os.fork()
     if child == 0:
         try:
             ours.close()
-            take_part(theirs, work)
+            take_part(theirs, stop, work)
         finally:
             os._exit(0)
     theirs.close()
@@ -458,7 +469,7 @@ def on_server(place: Place, system: Any) -> Callable[[Case], Ran]:
     histories("warm").add_user_message("warm")
 
     def start(case: Case, session: str, user: str | None, said: str) -> Any:
-        return in_thread(lambda: write(case, histories, session, user, said))
+        return in_thread(case.stop, lambda: write(case, histories, session, user, said))
 
     return lambda case: run(case, histories, start)
 
@@ -468,10 +479,11 @@ def in_file(case: Case, folder: Path, system: Any) -> Ran:
     file = folder / "chat.db"
     folder.mkdir()
     histories = system.histories(Place("sqlite", str(file)))
+    histories.setup()  # who opens a new file waits for whoever makes its tables, the reader also
 
     def start(case: Case, session: str, user: str | None, said: str) -> Any:
         histories.close()  # connections do not survive a fork
-        return in_process(lambda: write(case, histories, session, user, said))
+        return in_process(case.stop, lambda: write(case, histories, session, user, said))
 
     def stored(session: str) -> set[str]:
         histories.close()
