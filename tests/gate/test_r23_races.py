@@ -24,7 +24,7 @@ def describe(ran: Ran) -> str:
     """One race in words."""
     case = ran.case
     where = f"{ran.steps[case.stop]} ({case.stop})" if case.stop < len(ran.steps) else "nowhere"
-    end = "dies" if case.dies else "goes on"
+    end = "goes on" if case.dies is None else f"dies {case.dies} writes later"
     whose = "a user's" if case.owned else "nobody's"
     return f"{case.writer}, {whose} {case.state} session, stopped {where}, {case.things}, {end}: {'; '.join(ran.wrong)}"
 

@@ -43,6 +43,7 @@ THINGS = {  # what the other side does meanwhile, for a user's session and for o
 ERASING = ("clear", "purge")
 QUIET = ("endSessions", "hello", "ping")  # commands that say nothing of a conversation
 READS = ("find", "aggregate", "getMore", "listIndexes", "createIndexes", "SELECT", "BEGIN")
+LOCKED = " in a transaction"  # which others wait for
 NEVER = 10**6  # a step that no writer comes to
 LIMIT = 60.0  # seconds that the other side of a line may take; only what hangs takes so long
 
@@ -55,26 +56,35 @@ class Killed(BaseException):
 
 
 class Case(NamedTuple):
-    """One race: a turn or a bare append, how the session stands, where the writer stops, what is done, how it ends."""
+    """One race.
 
-    writer: str  # "chain", "async chain" or "append"
+    Attributes:
+        writer: "chain", "async chain" or "append".
+        state: How the session stands, one of `STATES`.
+        owned: Whether it is a user's.
+        stop: The step at which the writer stops.
+        things: What the other side does then, one of `THINGS`.
+        dies: After how many more writes the writer dies; 0: where it stopped, None: it goes on to its end.
+    """
+
+    writer: str
     state: str
     owned: bool
     stop: int
     things: str
-    dies: bool
+    dies: int | None
 
 
-def step(name: str, *, locked: bool = False) -> None:
-    """Tells the hook of this thread, if it has one, that the work is at a step, and whether others wait for its end."""
+def step(name: str) -> None:
+    """Tells the hook of this thread, if it has one, that the work is at a step."""
     hook = getattr(_here, "hook", None)
     if hook is not None:
-        hook(name, locked)
+        hook(name)
 
 
 @contextmanager
-def hooked(hook: Callable[[str, bool], None] | None) -> Iterator[None]:
-    """Calls `hook(name, locked)` at each step of this thread meanwhile; None: nothing."""
+def hooked(hook: Callable[[str], None] | None) -> Iterator[None]:
+    """Calls `hook(name)` at each step of this thread meanwhile; None: nothing."""
     before = getattr(_here, "hook", None)
     _here.hook = hook
     try:
@@ -134,10 +144,9 @@ def write(case: Case, histories: Any, session: str, user: str | None, said: str)
         asyncio.run(turn())
 
 
-def changes(name: str, *, locked: bool) -> bool:
+def changes(name: str) -> bool:
     """Whether others may see something new after this step: a write that is no part of a transaction."""
-    when, command = name.split()[0], name.split()[-1]
-    return when == "after" and command not in READS and not locked
+    return name.startswith("after ") and not name.endswith(LOCKED) and name.split()[1] not in READS
 
 
 def take_part(line: Any, stop: int, work: Callable[[], None]) -> None:
@@ -145,12 +154,12 @@ def take_part(line: Any, stop: int, work: Callable[[], None]) -> None:
     names: list[str] = []
     dead = False
 
-    def at(name: str, locked: bool) -> None:
+    def at(name: str) -> None:
         nonlocal dead
         names.append(name)
         here = len(names) - 1
-        if not dead and (here == stop or (here > stop and changes(name, locked=locked))):
-            line.send((names, locked))
+        if not dead and (here == stop or (here > stop and changes(name))):
+            line.send(names)
             dead = line.recv() == "die"
         if dead:
             raise Killed
@@ -174,19 +183,18 @@ class Writer:
     def __init__(self, line: Any, kill: Callable[[], None]) -> None:
         self._line, self._kill = line, kill
         self.names: list[str] = []  # of the steps that it came to
-        self.locked = False  # whether it holds a lock that others wait for
         self.outcome: str | None = None
         self.maybe_stored: bool | None = None
 
     def arrive(self) -> bool:
         """Waits until it stands; False if it ended."""
         assert self._line.poll(LIMIT), f"the writer hangs after {self.names[-1:]}"
-        self.names, *rest = self._line.recv()
-        if len(rest) == 2:
-            self.outcome, self.maybe_stored = rest
-            return False
-        (self.locked,) = rest
-        return True
+        said = self._line.recv()
+        if isinstance(said, list):
+            self.names = said
+            return True
+        self.names, self.outcome, self.maybe_stored = said
+        return False
 
     def go_on(self) -> None:
         """Lets it do what comes next."""
@@ -320,10 +328,15 @@ def run(case: Case, histories: Any, start: Callable[..., Any], erased: Callable[
         reached = arrives()
         if reached:
             race.look()
-            race.meanwhile(case.things, writer, dies=case.dies)
+            race.meanwhile(case.things, writer, dies=case.dies == 0)
+            writes = 0
             while writer.outcome is None and arrives():
                 race.look()
-                writer.go_on()
+                writes += 1
+                if writes == case.dies:
+                    writer.kill()
+                else:
+                    writer.go_on()
             race.settle()
     if writing is not None and writer.outcome == "stored":
         race.log.end(writing)
@@ -387,10 +400,10 @@ class _Race:
         waiting = threading.Event()
 
         def all_of_them() -> None:
-            def at(name: str, locked: bool) -> None:
-                if name.startswith("before BEGIN"):
+            def at(name: str) -> None:
+                if name == "before BEGIN":
                     waiting.set()
-                if changes(name, locked=locked):
+                if changes(name):
                     self.look()
 
             try:
@@ -401,7 +414,7 @@ class _Race:
                 self.failures.append(f"{things} failed: {type(error).__name__}: {error}"[:200])
             waiting.set()
 
-        if writer.locked:
+        if writer.names[-1].endswith(LOCKED):
             self._thread = threading.Thread(target=all_of_them)
             self._thread.start()
             waiting.wait(LIMIT)
@@ -435,9 +448,9 @@ class Watched(sqlite3.Connection):
         verb = sql.split(maxsplit=1)[0]
         if verb == "PRAGMA":
             return execute(sql, *parameters)
-        step(f"before {verb}", locked=self.in_transaction)
+        step(f"before {verb}{LOCKED if self.in_transaction else ''}")
         cursor = execute(sql, *parameters)
-        step(f"after {verb}", locked=self.in_transaction)
+        step(f"after {verb}{LOCKED if self.in_transaction else ''}")
         return cursor
 
 
@@ -506,7 +519,7 @@ def run_in_files(system: str, folder: Path, line: Any) -> None:
 def all_cases(run_all: Callable[[Sequence[Case]], Sequence[Ran]], writers: Sequence[str]) -> list[Case]:
     """Every race: how many steps there are to stop at is asked by one that is not stopped."""
     whole = [
-        Case(writer, state, owned, NEVER, "append", dies=False)
+        Case(writer, state, owned, NEVER, "append", dies=None)
         for writer in writers
         for state in STATES
         for owned in (True, False)
@@ -518,8 +531,14 @@ def all_cases(run_all: Callable[[Sequence[Case]], Sequence[Ran]], writers: Seque
         for each in ran
         for stop in range(len(each.steps))
         for things in THINGS[each.case.owned]
-        for dies in (False, True)
+        for dies in _endings(each.steps, stop)
     ]
+
+
+def _endings(steps: Sequence[str], stop: int) -> list[int | None]:
+    """How a writer that stops there may end; from the step after a command it is the same as before the next one."""
+    writes = sum(changes(name) for name in steps[stop + 1 :])
+    return [None, 0, *(range(1, min(writes, 3) + 1) if steps[stop].startswith("before") else ())]
 
 
 def left_on_server(collections: Sequence[Any]) -> set[str]:
