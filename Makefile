@@ -64,7 +64,7 @@ SHELL       := /bin/sh
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test strangers gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor newest without-retired clean
+.PHONY: help env demo test bench-check strangers gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor newest without-retired clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -85,6 +85,11 @@ test: $(DEV) ## unit, integration (real MongoDB) and documentation tests
 	@$(say) "unit, integration and documentation tests, $(WORKERS) at a time"
 	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed \
 	  tests/docs tests/integration_tests tests/unit_tests --ignore tests/unit_tests/suites
+
+bench-check: $(DEV) ## every benchmark runs, in its quick form, and its result is complete; nothing is judged
+	@$(PY) tools/parts.py openssl11
+	@$(say) "benchmarks in their quick form, two at a time"
+	@$(IN_MEMORY) $(PYTEST) -n 2 --dist worksteal -o tmp_path_retention_policy=failed tests/benchmarks
 
 strangers: $(DEV) ## code that others wrote for LangChain, run with LangChain's classes and with ours, and LangChain's own tests
 	@$(PY) tools/parts.py suites openssl11
