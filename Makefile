@@ -79,12 +79,12 @@ demo: $(DEMO) $(if $(OPENAI_API_KEY)$(OPENAI_BASE_URL),$(OPENAI)) ## a conversat
 	@$(say) "examples/quickstart.py"
 	@$(PY) examples/quickstart.py $(ARGS)
 
-# The tests of the documentation first: the longest are among them, and what is left at the end is shared out one by one.
-test: $(DEV) ## unit, integration (real MongoDB) and documentation tests
+# Integration tests first: the longest are among them, and what is left at the end is shared out one by one.
+test: $(DEV) ## unit and integration tests (real MongoDB)
 	@$(PY) tools/parts.py openssl11
-	@$(say) "unit, integration and documentation tests, $(WORKERS) at a time"
+	@$(say) "unit and integration tests, $(WORKERS) at a time"
 	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed \
-	  tests/docs tests/integration_tests tests/unit_tests --ignore tests/unit_tests/suites
+	  tests/integration_tests tests/unit_tests --ignore tests/unit_tests/suites
 
 bench-check: $(DEV) ## every benchmark runs, in its quick form, and its result is complete; nothing is judged
 	@$(PY) tools/parts.py openssl11
@@ -145,10 +145,13 @@ notebooks: $(DEV) ## runs every notebook from top to bottom
 	@$(say) "notebooks"
 	@$(PYTEST) --nbmake --nbmake-timeout=300 notebooks
 
-docs: $(DEV) ## the documentation as a site in build/site; any warning is an error
+docs: $(DEV) ## the documentation as a site in build/site, any warning is an error; and every block of code in it is run
+	@$(PY) tools/parts.py openssl11
 	@$(say) "mkdocs build --strict"
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@$(say) "build/site/index.html"
+	@$(say) "tests of the documentation, $(WORKERS) at a time"
+	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed tests/docs
 
 # A full run of recall that is written has a million rounds, too.
 bench: MILLION = $(and $(MEMKIT_LOCOMO),$(if $(filter --quick,$(ARGS)),,--million))
