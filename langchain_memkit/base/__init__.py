@@ -29,6 +29,7 @@ from langchain_memkit.base.memory import EntityExtractor, Memory, MemoryFactory,
 from langchain_memkit.base.purge import Purgeable, apurge_user, purge_user
 from langchain_memkit.base.turns import (
     CONTEXT,
+    Head,
     HistoryMessages,
     HistoryView,
     Position,
@@ -42,6 +43,7 @@ __all__ = [
     "CONTEXT",
     "EntityExtractor",
     "GetSessionHistory",
+    "Head",
     "HistoryMessages",
     "HistoryView",
     "Memory",

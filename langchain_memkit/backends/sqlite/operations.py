@@ -15,7 +15,6 @@ from langchain_memkit.backends._history.rows import (
     MOST,
     Batch,
     Enough,
-    Head,
     Origin,
     Page,
     Row,
@@ -28,7 +27,7 @@ from langchain_memkit.backends._history.rows import (
 )
 from langchain_memkit.backends.sqlite.database import Database
 from langchain_memkit.backends.sqlite.rows import HERE, LIVE, SOUND, date_of, iso_date_of, loaded, lost_turns, own
-from langchain_memkit.base import Now, SessionInfo, TokenCounter, Turn, seconds_given
+from langchain_memkit.base import Head, Now, SessionInfo, TokenCounter, Turn, seconds_given
 from langchain_memkit.errors import HistoryConflictError, StaleTurnError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.counting import counter_name
@@ -113,6 +112,13 @@ class Operations:
         data["isDeleted"] = row["is_deleted"] == 1
         data["expiresAt"] = date_of(row["expires_at"])
         return read_turn(data, self._counter, newest)
+
+    def _unowned(self, session_id: str, connection: sqlite3.Connection) -> str | None:
+        row = connection.execute(
+            f"SELECT op FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' AND NOT is_deleted LIMIT 1",
+            self._parameters(Scope("", session_id)),
+        ).fetchone()
+        return row and str(row[0])
 
     def _stored_ids(self, scope: Scope, ids: Sequence[str], connection: sqlite3.Connection) -> set[str]:
         known = connection.execute(
