@@ -22,7 +22,6 @@ from langchain_memkit.memories.entity.rows import FactRow
 from langchain_memkit.memories.entity.shelf import Shelf
 from langchain_memkit.memories.transcripts import erased_messages
 from langchain_memkit.messages.counting import resolve_counter
-from langchain_memkit.messages.limits import few_words
 from langchain_memkit.preprocessors.memory_store import MemoryStore
 
 __all__ = ["Core", "NameList"]
@@ -105,7 +104,6 @@ class Core:
 
     def extract(self, texts: Sequence[str]) -> Flow[list[list[Spot]]]:
         """The names in each text; many are read at once where the extractor can."""
-        texts = [few_words(text, "a text for the extractor of names") for text in texts]
         batch = getattr(self.extractor, "batch", None)
         if callable(batch) and len(texts) > 1:
             found = list((yield _call(lambda: _whole(batch(list(texts))))))

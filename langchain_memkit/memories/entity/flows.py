@@ -20,11 +20,13 @@ from langchain_memkit.memories.entity.mentions import Source, Spot, clean, facts
 from langchain_memkit.memories.entity.portraits import list_entities
 from langchain_memkit.memories.entity.recall import candidates, choose, compose
 from langchain_memkit.memories.entity.rows import FactRow, Keys, Rule
-from langchain_memkit.messages.limits import QUESTION, beginning
+from langchain_memkit.messages.limits import QUESTION, beginning, few_words
 
 __all__ = ["EntityFlows", "list_sessions", "purge"]
 
 logger = logging.getLogger("langchain_memkit")
+
+ASKED = "a question to the entity memory"
 
 
 class EntityFlows(DerivedMemory):
@@ -54,7 +56,7 @@ class EntityFlows(DerivedMemory):
             book = yield from self._read()
         if not query.strip() or not book.facts:
             return []
-        asked = beginning(str(query), QUESTION, "a question to the entity memory")
+        asked = few_words(beginning(str(query), QUESTION, ASKED), ASKED)
         mentions = (yield from core.extract([asked]))[0]
 
         def look() -> Any:

@@ -18,7 +18,7 @@ from langchain_memkit.matching.names import PERSON, is_ordinary, kind_of
 from langchain_memkit.memories.entity.book import Book
 from langchain_memkit.memories.entity.rows import FactRow
 from langchain_memkit.messages.authors import is_user_message
-from langchain_memkit.messages.limits import MESSAGE, beginning
+from langchain_memkit.messages.limits import MESSAGE, beginning, few_words
 from langchain_memkit.messages.sentences import sentence_spans
 from langchain_memkit.messages.text import without_records
 
@@ -26,6 +26,7 @@ __all__ = ["Source", "Spot", "clean", "facts_of", "find_names", "read_mentions",
 
 logger = logging.getLogger("langchain_memkit")
 
+KIND = "a message that the entity memory is to save"
 MOST = 300  # characters of a fact
 NAMED = 500  # names in a message
 MENTIONS = 10_000  # that an extractor may return for a text
@@ -66,7 +67,7 @@ def sources_of(
         if not (isinstance(message, AIMessage) or is_user_message(message)):
             continue
         role = "ai" if isinstance(message, AIMessage) else "human"
-        text = beginning(str(message.text), MESSAGE, "a message that the entity memory is to save")
+        text = few_words(beginning(str(message.text), MESSAGE, KIND), KIND)
         if role == "ai":
             text = without_records(text)
         if not text.strip():
