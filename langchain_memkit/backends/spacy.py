@@ -50,7 +50,7 @@ KNOWN = IDLE | RULERS | {"ner", "beam_ner", "tok2vec", "transformer", "curated_t
 TAGS = frozenset({"DEP", "LEMMA", "MORPH", "POS", "SENT_START", "IS_SENT_START", "TAG"})
 
 WARM = 20_000  # words that a pipeline may learn for good: those of everyday are read a fifth faster then
-PORTION = 10_000  # characters read in one go: spaCy takes up to 3 KB for each, and holds all threads while it cuts words
+PORTION = 10_000  # characters read in one go: up to 3 KB each, and no thread goes on while words are cut
 HALF = re.compile("[\ud800-\udfff]")
 RUN = re.compile(r"\S{50,}")  # spaCy's tokenizer takes the square of the time for signs within one
 SIGNS = re.compile(r"(?:[^\w\s]|_){50,}")
@@ -317,7 +317,7 @@ def _readable(text: str, tokenizer: Any) -> str:
 
 
 def _spaced(run: str) -> str:
-    """A long run without spaces, with blanks in the place of some of its signs; of a link the beginning, as one word."""
+    """A long run without spaces, with blanks in the place of some of its signs; of a link its beginning."""
     if LINK.match(run):
         return run[:50].ljust(len(run))
     return PIECE.sub(lambda piece: _ended(piece.group()), _without_long_signs(run))

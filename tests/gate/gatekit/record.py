@@ -47,6 +47,7 @@ TITLES = {
     "R19": "A million turns in one collection",
     "R20": "Published advisories, replayed",
     "R21": "Memory poisoning: 100 hostile texts through every memory",
+    "R22": "Texts made to be slow, of 20 and 100 kB, through a chain with all memories",
 }
 
 TELLING = {  # which figures of a row are shown one by one; all of them stand in the record
@@ -57,6 +58,7 @@ TELLING = {  # which figures of a row are shown one by one; all of them stand in
     "R16": "there and back",
     "R18": "connections|memory|lag|turns|p50|p99",
     "R19": "1000000/1000",
+    "R22": "still|turn$",
 }
 
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 from string import punctuation
 
+TOGETHER = 5  # alphabets in a text
 WIDE = "\u65e5\uff0e\U0001f642"  # a letter, a full stop and a sign of two columns
 CHARACTERS = f"{punctuation}aA0 \n\u0301\u2019{WIDE}"
 
 # One of each kind: what spaCy's tokenizer splits off before, after and within words, what our patterns and
 # LangChain's look for, and what no rule knows.
-ALPHABETS = tuple(
-    "_. 's _ US$ . - a 0 \u0301 \u65e5 \U0001f642 "
-    "_- _' _a _0 _\u0301 .a .0 .A '- 'a \u2019s -a -0 ,a ,0 :a :0 /a @. # % ( () (a [] {} <> </ <a \"a \"' ` * ** ~ ^ + += = "
-    "& | \\ ! ?! ; $0 0% 0k aA a0 a\u0301 .\u0301 \u65e5. \u65e5\uff0e \U0001f642a "
-    "_.a _'s .,; ?!. (). ([{ <>/ a.b a-b A.B 0.0 0,0 0:0 0-a 'a. \u65e5a. a\u0301. \u0301._ \U0001f642._".split()
-)
-LINES = ("a ", "A b. ", "I. ", "a\n", "A\n", " \n", "\t", "\u00a0a", "\u3000\u65e5", "\u200ba", "a\u00ad")
-UNITS = {
+ALPHABETS = """
+_. 's _ US$ . - a 0 \u0301 \u65e5 \U0001f642 _- _' _a _0 _\u0301 .a .0 .A '- 'a \u2019s -a -0 ,a ,0 :a :0 /a @. # % ( () (a
+[] {} <> </ <a "a "' ` * ** ~ ^ + += = & | \\ ! ?! ; $0 0% 0k aA a0 a\u0301 .\u0301 \u65e5. \u65e5\uff0e \U0001f642a
+_.a _'s .,; ?!. (). ([{ <>/ a.b a-b A.B 0.0 0,0 0:0 0-a 'a. \u65e5a. a\u0301. \u0301._ \U0001f642._
+""".split()  # noqa: SIM905  # a list would be a line for each
+SHAPES = {
     "spaces": " ",
     "lines": "\n",
     "tabs and lines": "\t\n ",
@@ -75,27 +75,27 @@ def filled(unit: str, size: int) -> str:
 
 def scattered(alphabet: str, size: int) -> str:
     """The characters of an alphabet at random, the same at every run."""
-    return "".join(random.Random(alphabet).choices(alphabet, k=size))  # noqa: S311  # nothing secret
+    return "".join(random.Random(alphabet).choices(alphabet, k=size))
 
 
 def shaped(name: str, size: int) -> str:
     """A shape by name."""
     if name == "new names":
         return " ".join(f"Ann{number:x} met Bob{number:x}." for number in range(size // 16))[:size]
-    return filled(UNITS[name], size)
+    return filled(SHAPES[name], size)
 
 
-def packs(alphabets: list[str], many: int, size: int) -> dict[str, Callable[[], str]]:
-    """Texts of several alphabets each, a part for each."""
-    groups = [alphabets[i : i + many] for i in range(0, len(alphabets), many)]
+def packs(alphabets: Sequence[str], size: int) -> dict[str, Callable[[], str]]:
+    """Texts of five alphabets each: of each its characters again and again, and then at random."""
 
-    def text(group: list[str]) -> str:
-        parts = [half for a in group for half in (filled(a, size // many // 2), scattered(a, size // many // 2))]
-        return "\n".join(parts)[:size]
+    def text(group: Sequence[str]) -> str:
+        part = size // (2 * TOGETHER)
+        return "\n".join(half for a in group for half in (filled(a, part - 1), scattered(a, part - 1)))
 
-    return {" ".join(map(repr, group)): lambda group=group: text(group) for group in groups}  # type: ignore[misc]
+    groups = [alphabets[i : i + TOGETHER] for i in range(0, len(alphabets), TOGETHER)]
+    return {" ".join(map(ascii, group)): partial(text, group) for group in groups}
 
 
-def all_alphabets() -> list[str]:
-    """Every one of one to three characters."""
-    return ["".join(chosen) for most in (1, 2, 3) for chosen in combinations(CHARACTERS, most)]
+def all_alphabets(most: int) -> list[str]:
+    """Every one of so many characters at most."""
+    return ["".join(chosen) for size in range(1, most + 1) for chosen in combinations(CHARACTERS, size)]
