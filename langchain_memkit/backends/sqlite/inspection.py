@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
-from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, explained
+from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, access_to, address_of, explained
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 
 __all__ = [
@@ -154,10 +153,10 @@ def count_records(path: str | os.PathLike[str], user_id: str, timeout: float = 5
 def _reading(path: str | os.PathLike[str], timeout: float) -> Iterator[sqlite3.Connection]:
     """A connection that makes no file and no table, not even in an older format."""
     name = os.path.abspath(path)
-    # a read-only connection leaves the files of the write-ahead log behind, and cannot recover what was broken off
-    mode = "rw" if os.access(name, os.W_OK) else "ro"
+    # where it may be written to, it is: a read-only connection leaves the files of the write-ahead log behind
+    address = address_of(name, access_to(name))
     try:
-        with closing(sqlite3.connect(f"file:{quote(name)}?mode={mode}", uri=True, timeout=timeout)) as connection:
+        with closing(sqlite3.connect(address, uri=True, timeout=timeout)) as connection:
             yield connection
     except FAILURES as error:
         msg = f"cannot read {name}: {explained(error)}"
