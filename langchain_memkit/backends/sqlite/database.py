@@ -66,6 +66,13 @@ MIGRATIONS = [
     ) WITHOUT ROWID;
     CREATE TABLE vector_meta (name TEXT NOT NULL PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
     """,
+    # who changes messages by hand means it; what a disk changes no trigger sees
+    """
+    ALTER TABLE turns ADD COLUMN checksum INTEGER;
+    CREATE TRIGGER turns_edited AFTER UPDATE OF messages ON turns BEGIN
+        UPDATE turns SET checksum = NULL WHERE rowid = new.rowid;
+    END;
+    """,
 ]
 """Forward migrations; `PRAGMA user_version` counts those that were applied."""
 
@@ -265,10 +272,10 @@ def make_file(path: str, mode: int) -> None:
 def access_to(path: str) -> Access:
     """What this process may do with a file, and how it is opened for that."""
     log = _state_of(f"{path}-wal")
-    of_file, of_folder = (_may_write(name) for name in (path, os.path.dirname(path) or "."))
+    of_file, of_folder = (_may_write(name) for name in (path, Path(path).parent))
     if of_file and (of_folder or log):
         return Access.WRITE
-    return Access.READ if log and (log[0] or os.path.exists(f"{path}-shm")) else Access.UNCHANGED
+    return Access.READ if log and (log[0] or Path(f"{path}-shm").exists()) else Access.UNCHANGED
 
 
 def address_of(path: str, access: Access) -> str:
@@ -276,14 +283,14 @@ def address_of(path: str, access: Access) -> str:
     return f"{Path(path).absolute().as_uri()}?{access.value}"
 
 
-def _may_write(path: str) -> bool:
+def _may_write(path: str | Path) -> bool:
     return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _state_of(path: str) -> tuple[int, int] | None:
     """Size and last change of a file; None if there is none."""
     try:
-        found = os.stat(path)
+        found = Path(path).stat()
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, access_to, address_of, explained
+from langchain_memkit.backends.sqlite.rows import checksum_of
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
 
 MAGIC = b"SQLite format 3\x00"
 MOST_PROBLEMS = 10
+CHANGED = "SELECT COUNT(*) FROM turns WHERE checksum <> memkit_checksum(CAST(messages AS BLOB))"
 SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
 
 
@@ -51,6 +54,7 @@ class FileFacts(NamedTuple):
     unused: int
     log_size: int
     disk_free: int
+    modes: dict[str, int]  # the rights of the file and of those beside it, by name
 
 
 def library_version() -> str:
@@ -104,6 +108,10 @@ def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFact
         present = {(row[0], row[1]): row[2] for row in connection.execute(SCHEMA)}
         rows = connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})").fetchall()
         problems = [str(row[0]) for row in rows if row[0] != "ok"]
+        if not problems and ("trigger", "turns_edited") in present:
+            connection.create_function("memkit_checksum", 1, checksum_of, deterministic=True)
+            (changed,) = connection.execute(CHANGED).fetchone()
+            problems += [f"{changed} turns are damaged: their messages do not fit their checksums"] if changed else []
         (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
         (page,) = connection.execute("PRAGMA page_size").fetchone()
     return FileFacts(
@@ -116,6 +124,7 @@ def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFact
         size=Path(name).stat().st_size,
         unused=unused * page,
         log_size=log_size,
+        modes={str(file): stat.S_IMODE(file.stat().st_mode) for file in (Path(name), log) if file.exists()},
         disk_free=shutil.disk_usage(Path(name).resolve().parent).free,
     )
 

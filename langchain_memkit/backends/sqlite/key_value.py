@@ -48,9 +48,7 @@ class SQLiteKeyValueStore(KeyValueStore[V]):
         {'keys': 1}
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, timeout: float = 30.0, file_mode: int = OWNER_ALONE
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 30.0, file_mode: int = OWNER_ALONE) -> None:
         database = shared_database(path, timeout, file_mode)
         super().__init__(_Rows(database))
         self._path = database.path
