@@ -23,6 +23,7 @@ from langchain_memkit.base.given import (
     kind_given,
     seconds_given,
     shown,
+    value_or_kind,
 )
 from langchain_memkit.base.ids import check_id, check_text, session, user_prefix
 from langchain_memkit.base.memory import EntityExtractor, Memory, MemoryFactory, Mention, Query, SavedTurn
@@ -75,4 +76,5 @@ __all__ = [
     "shown",
     "user_prefix",
     "utc_now",
+    "value_or_kind",
 ]

@@ -28,7 +28,7 @@ from langchain_memkit.errors import (
 )
 from langchain_memkit.memories.telling import save_all, tell
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
-from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.notes import is_note, unmarked
 from langchain_memkit.messages.turns import same_messages, with_turn_ids
 from langchain_memkit.runnables.memories import Memories
 from langchain_memkit.runnables.wiring import PastWatch
@@ -207,7 +207,7 @@ class Policy:
             yield _event(turn, "memkit_save_error", failure)
 
     def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> Flow[int | None]:
-        given = len(messages)
+        given, messages = len(messages), [unmarked(message) for message in messages]
         if self.before_save is not None:
             # copies, so that redacting in place changes neither the caller's input nor the answer that is returned
             copies = [m.model_copy() for m in messages]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.base import Head, SessionInfo, TokenCounter, Turn, check_id
+from langchain_memkit.base import Head, SessionInfo, TokenCounter, Turn, check_id, value_or_kind
 from langchain_memkit.errors import IdempotencyConflictError, MessageDecodeError, MessageEncodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_message, encode_messages
 from langchain_memkit.messages.counting import count_tokens, counter_name
@@ -110,7 +110,7 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int 
     With `newest`, decoding ends after one more message than this, counted from the end.
     """
     seq = row.get("seq")
-    where = f"turn {seq!r:.20}"
+    where = f"turn {seq if isinstance(seq, int) else '?'}"
     created_at = row.get("createdAt")
     turn = Turn(
         seq if isinstance(seq, int) else 0,
@@ -125,7 +125,7 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int 
     version, stored = row.get("v"), row.get("messages")
     if version != FORMAT_VERSION:
         turn.problems.append(
-            f"{where}: format {version!r:.20}, this version reads {FORMAT_VERSION}; is memkit older here?"
+            f"{where}: format {value_or_kind(version)}, this version reads {FORMAT_VERSION}; is memkit older here?"
         )
     elif not isinstance(stored, list):
         turn.problems.append(f"{where}: no list of messages")

@@ -29,6 +29,7 @@ from pymongo.write_concern import WriteConcern
 from langchain_memkit._flow import Flow, adrive, drive
 from langchain_memkit.backends._history.rows import Batch
 from langchain_memkit.backends.mongodb.clients import Clients, redact
+from langchain_memkit.backends.mongodb.failures import driver_errors
 from langchain_memkit.base import Now, TokenCounter, seconds_given
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -157,7 +158,7 @@ class Runner:
             if isinstance(operation, Pause):
                 time.sleep(operation.seconds)
                 return None
-            with pymongo.timeout(operation.timeout):
+            with driver_errors(), pymongo.timeout(operation.timeout):
                 result = operation.function(self.collection(self.clients.sync()))
             _reached.add(self.clients.key)
             return result
@@ -173,7 +174,7 @@ class Runner:
             if isinstance(operation, Pause):
                 return await asyncio.sleep(operation.seconds)
             collection = self.collection(await self.clients.asynchronous())
-            with pymongo.timeout(operation.timeout):
+            with driver_errors(), pymongo.timeout(operation.timeout):
                 result = await operation.function(collection)
             _reached.add(self.clients.key)
             return result
@@ -242,7 +243,7 @@ class Runner:
         except MemkitError:
             raise
         except (DocumentTooLarge, InvalidDocument) as error:
-            msg = f"a turn is larger than one MongoDB document may be (16 MB): {redact(str(error))[:300]}"
+            msg = f"a turn is larger than one MongoDB document may be (16 MB), or cannot be encoded: {error}"
             raise MessageTooLargeError(msg, **context) from error
         except PyMongoError as error:
             if codes_of(error) & TOO_LARGE_CODES:
