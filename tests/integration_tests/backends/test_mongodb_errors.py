@@ -52,11 +52,14 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def failed(told_by: Callable[[BaseException], str]) -> Failed:
     """The error of a call, once it was seen that neither it nor what it is chained to tells."""
 
+    def run(call: Callable[[], Any]) -> None:
+        result = call()
+        if asyncio.iscoroutine(result):
+            asyncio.run(result)
+
     def fail(call: Callable[[], Any]) -> MemkitError:
         with pytest.raises(MemkitError) as raised:
-            result = call()
-            if asyncio.iscoroutine(result):
-                asyncio.run(result)
+            run(call)
         text = told_by(raised.value)
         assert SAID not in text, text
         assert PASSWORD not in text, text
@@ -123,10 +126,10 @@ REFUSALS: dict[str, Any] = {
 def test_validator(standalone: Any, database: str, rule: str, failed: Failed) -> None:
     """A validator refuses each write; some of the server's own words quote the document."""
     with MongoClient[dict[str, Any]](standalone.uri) as client:
-        for i, (how, call) in enumerate(writes(standalone.uri, database).items()):
-            for collection in client[database].list_collection_names():
-                client[database].drop_collection(collection)
-            del i
+        for how, call in writes(standalone.uri, database).items():
+            if rule != "never" and how not in ("append", "akeys", "vectors"):
+                continue
+            client.drop_database(database)
             for name in ("message_store", "key_value", "vectors"):
                 client[database].create_collection(name, validator=REFUSALS[rule])
             error = failed(call)
@@ -204,7 +207,7 @@ OF_THE_DRIVER: list[Exception] = [
     errors.BulkWriteError({"writeConcernErrors": [{"code": 64, "errmsg": "late", "errInfo": {"wtimeout": True}}]}),
     errors.WriteError(f'Cannot create field "b" in element {{a: "{SAID}"}}', 28, WRITE),
     errors.DuplicateKeyError(f'E11000 duplicate key error dup key: {{ text: "{SAID}" }}', 11000, WRITE),
-    errors.OperationFailure(f"Failed to parse number '{SAID}' in $convert", 241, {"errmsg": SAID, "code": 241}),
+    errors.OperationFailure(f"cannot read '{SAID}'", 241, {"errmsg": f"no '{SAID}'", "code": 241}),
     errors.ExecutionTimeout("operation exceeded time limit", 50, {"op": SAID}),
     errors.WTimeoutError("waiting timed out", 64, {"errInfo": {"wtimeout": True}, "op": SAID}),
     errors.NotPrimaryError("not primary", {"errorLabels": ["RetryableWriteError"], "op": SAID}),
@@ -228,11 +231,8 @@ def test_copies_of_the_drivers_errors(error: Exception) -> None:
     assert SAID not in "".join([str(copy), repr(copy), repr(vars(copy)), repr(getattr(copy, "details", ""))])
     if isinstance(error, errors.PyMongoError):
         assert isinstance(copy, errors.PyMongoError)
-        assert (codes_of(copy), is_transient(copy), copy.timeout) == (
-            codes_of(error),
-            is_transient(error),
-            error.timeout,
-        )
+        assert (codes_of(copy), is_transient(copy)) == (codes_of(error), is_transient(error))
+        assert copy.timeout == error.timeout
         assert copy.has_error_label("RetryableWriteError") == error.has_error_label("RetryableWriteError")
         inserted = (getattr(error, "details", None) or {}) if isinstance(error, errors.BulkWriteError) else {}
         assert inserted.get("nInserted") == (getattr(copy, "details", None) or {}).get("nInserted")
