@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,20 @@ from langchain_memkit.base import Mention
 from langchain_memkit.memories.entity.describe import read_answer
 from langchain_memkit.memories.entity.mentions import NAMED, read_mentions
 from langchain_memkit.messages.limits import MESSAGE, QUESTION, WORD, WORDS
-from langchain_memkit.testing import Call
+from langchain_memkit.testing._styles import call_async, call_sync
 
-LONG = [HumanMessage("Nemo swims. " + "a " * 200_000), AIMessage("_." * 200_000)]
+Call = Callable[..., Any]
+LONG = [HumanMessage("Nemo swims. " + "a." * 200_000), AIMessage("_." * 200_000)]
+
+
+@pytest.fixture(params=["sync", "async"])
+def call(request: pytest.FixtureRequest) -> Iterator[Call]:
+    """`call(memory, "load", ...)` in both styles."""
+    if request.param == "sync":
+        yield call_sync
+        return
+    with asyncio.Runner() as runner:
+        yield lambda target, name, *args, **kwargs: runner.run(call_async(target, name, *args, **kwargs))
 
 
 def test_an_extractor_is_given_ten_thousand_words(call: Call) -> None:
@@ -64,7 +77,7 @@ def test_titles_are_looked_for_in_the_beginning(call: Call) -> None:
 
 
 def test_names_without_places_are_looked_for_once() -> None:
-    """An extractor that returns the same name for each of its places is answered with these places, not their square."""
+    """An extractor that returns the same name for each of its places is given these places once."""
     text = "Nemo " * 1000
     spots = read_mentions(["Nemo"] * 1000, text)
     assert len(spots) == NAMED

@@ -454,7 +454,23 @@ def test_runs_of_signs_are_not_read(extractor: SpacyEntityExtractor) -> None:
     assert all(text[m.start : m.end] == m.text for m in found)
 
 
-LONG_RUNS = ["_.", "'s", "_", "US$", "a.B", "a_", "0-", "\u65e5.", "\U0001f642a", "x:)", "a", "0km", "(a[", "a@b.", "\u0301_"]
+LONG_RUNS = [
+    "_.",
+    "'s",
+    "_",
+    "US$",
+    "a.B",
+    "a_",
+    "0-",
+    "\u65e5.",
+    "\U0001f642a",
+    "x:)",
+    "a",
+    "0km",
+    "(a[",
+    "a@b.",
+    "\u0301_",
+]
 
 
 @pytest.mark.parametrize("unit", LONG_RUNS)
@@ -493,7 +509,10 @@ def test_what_is_read_has_the_length_of_the_text(unit: str, extractor: SpacyEnti
 
 def test_text_of_people_is_read_as_it_is(extractor: SpacyEntityExtractor) -> None:
     """Words, signs and links of every day; of a long link its beginning, as one word."""
-    for text in [*TEXTS, "A well-known state-of-the-art, pre-release-candidate! See https://docs.python.org/3/library/re.html."]:
+    for text in [
+        *TEXTS,
+        "A well-known state-of-the-art, pre-release-candidate! See https://docs.python.org/3/library/re.html.",
+    ]:
         assert _readable(text, extractor._nlp.tokenizer) == text
     link = "https://example.org/a/Harrison-Ford?" + "&".join(f"name{i}=Angela+Merkel" for i in range(20))
     read = _readable(f"See {link} now", extractor._nlp.tokenizer)
