@@ -15,7 +15,6 @@ from langchain_memkit.backends._history.rows import (
     MOST,
     Batch,
     Enough,
-    Head,
     Origin,
     Page,
     Row,
@@ -39,7 +38,7 @@ from langchain_memkit.backends.sqlite.rows import (
     lost_turns,
     own,
 )
-from langchain_memkit.base import Now, SessionInfo, TokenCounter, Turn, seconds_given
+from langchain_memkit.base import Head, Now, SessionInfo, TokenCounter, Turn, seconds_given
 from langchain_memkit.errors import HistoryConflictError, MessageTooLargeError, StaleTurnError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.counting import counter_name
@@ -132,6 +131,13 @@ class Operations:
         if not sound:
             turn.problems[:] = [f"turn {turn.seq}: damaged, its messages do not fit their checksum"]
         return turn
+
+    def _unowned(self, session_id: str, connection: sqlite3.Connection) -> str | None:
+        row = connection.execute(
+            f"SELECT op FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' AND NOT is_deleted LIMIT 1",
+            self._parameters(Scope("", session_id)),
+        ).fetchone()
+        return row and str(row[0])
 
     def _stored_ids(self, scope: Scope, ids: Sequence[str], connection: sqlite3.Connection) -> set[str]:
         known = connection.execute(
