@@ -94,7 +94,7 @@ class VectorStoreContract(RecordCases, SearchCases, HostileCases):
         """Random work of two users with the same words, on two store objects: each sees its own, all of it, only."""
         stores = [make_store(EMBEDDING), make_store(EMBEDDING)]
 
-        @settings(SETTINGS, max_examples=40)
+        @settings(SETTINGS, max_examples=20)
         @given(operations)
         def check(steps: list[tuple[str, str, str, int]]) -> None:
             for user in USERS:

@@ -11,6 +11,7 @@ from typing import Any
 from langchain_core.documents import Document
 
 from langchain_memkit._flow import Flow, Step, in_thread, user_code
+from langchain_memkit.base import value_or_kind
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError, HistoryWriteError
 from langchain_memkit.memories.transcripts import Stretch
 from langchain_memkit.memories.vector.core import Core
@@ -192,7 +193,7 @@ def _rate(core: Core, documents: Sequence[Document]) -> Flow[None]:
             values.append((yield user_code(core.importance, text, name="importance")))
     for document, value in zip(finished, values, strict=True):
         if not isinstance(value, (int, float)) or not math.isfinite(value):
-            msg = f"importance must return a number from 1 to 10; got {value!r:.50}. Nothing was stored."
+            msg = f"importance must return a number from 1 to 10; got {value_or_kind(value)}. Nothing was stored."
             raise ConfigurationError(msg)
         document.metadata["importance"] = float(value)
 
