@@ -269,7 +269,7 @@ FAULTS = {
 
 
 def judged(tmp_path: Path, histories: Any, expiring: Any, rounds: int, wanted: str = "") -> Verdict:
-    """What the checker says of rounds of 80 operations of two workers, in turn; ends once it has found what is wanted."""
+    """What the checker says of rounds of 80 operations of two workers, until it has found what is wanted."""
     place = Place("sqlite", str(tmp_path / "chat.db"))
     journals = [Journal(tmp_path / f"{name}.jsonl", name) for name in ("w1", "w2")]
     workers = [Worker(place, histories, expiring, journal, f"w{n}", n) for n, journal in enumerate(journals, 1)]
