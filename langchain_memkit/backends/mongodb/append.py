@@ -77,8 +77,8 @@ class Append:
         # an import may be the continuation of one that broke off, and a retry comes before a conflict of positions
         self.look_up = len(batch.rows) > 1 or expected_seq is not None
         # where a turn begins without a look of its own; where turns expire, positions are free again
-        known = not self.look_up and store.ttl is None and origin.head is not None
-        self.known = origin.head if known and origin.head.last != "expiring turn" else None  # type: ignore[union-attr]  # known
+        head = None if self.look_up or store.ttl is not None else origin.head
+        self.known = None if head is None or head.last == "expiring turn" else head
         self.limit = store.settings.timeout  # seconds for one try: on a server that stands still, another one is due
         self.unknown = False
         self.deadline = 0.0
@@ -224,10 +224,8 @@ class Append:
     def _check(self, head: Head, purged: int) -> None:
         context = self.batch.error_context
         if not admits(head if head.seq else None, self.origin, purged, self.store.settings.now()):
-            msg = (
-                f"session {self.scope.session_id!r} was cleared, or its user purged, while this turn ran, so the turn "
-                "was not stored"
-            )
+            erased = "was cleared, or its user purged," if purged else "was cleared"
+            msg = f"session {self.scope.session_id!r} {erased} while this turn ran, so the turn was not stored"
             raise StaleTurnError(msg, **context)
         if self.expected_seq is not None and self.expected_seq != head.seq:
             msg = f"expected the session at position {self.expected_seq}, it is at {head.seq}; read it again"
