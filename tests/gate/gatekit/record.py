@@ -46,7 +46,7 @@ TITLES = {
     "R18": "200 sessions at once",
     "R19": "A million turns in one collection",
     "R20": "Published advisories, replayed",
-    "R21": "Memory poisoning: 100 hostile texts through every memory",
+    "R21": "Memory poisoning: 112 hostile texts through every memory",
 }
 
 TELLING = {  # which figures of a row are shown one by one; all of them stand in the record
