@@ -20,6 +20,7 @@ import spacy
 from spacy import about
 from spacy.language import Language
 from spacy.pipeline import EntityRuler
+from spacy.tokenizer import Tokenizer
 
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import Mention
@@ -49,9 +50,13 @@ KNOWN = IDLE | RULERS | {"ner", "beam_ner", "tok2vec", "transformer", "curated_t
 TAGS = frozenset({"DEP", "LEMMA", "MORPH", "POS", "SENT_START", "IS_SENT_START", "TAG"})
 
 WARM = 20_000  # words that a pipeline may learn for good: those of everyday are read a fifth faster then
-PORTION = 20_000  # characters that are read in one go: spaCy takes up to 3 KB for each meanwhile
+PORTION = 10_000  # characters read in one go: up to 3 KB each, and no thread goes on while words are cut
 HALF = re.compile("[\ud800-\udfff]")
-RUN = re.compile(r"[^\w\s]{50,}")
+RUN = re.compile(r"\S{50,}")  # spaCy's tokenizer takes the square of the time for signs within one
+SIGNS = re.compile(r"(?:[^\w\s]|_){50,}")
+LINK = re.compile(r"[^\w\s]{0,3}(?:[A-Za-z][A-Za-z0-9+.-]{0,20}://|www\.)")
+PIECE = re.compile(r"\S{0,48}[\W_]|[^\W_]+[\W_]?")
+LONGEST = 100  # letters: a longer word is none
 WORD = re.compile(r"[^\W\d_]+")
 ENDS = ("\n", ". ", "。", " ", "\t")  # where a long text is cut, the best first
 
@@ -149,7 +154,7 @@ class SpacyEntityExtractor:
         found: list[list[Mention]] = [[] for _ in texts]
         for places in _portions(texts, min(self._nlp.max_length, PORTION)):
             with self._lock, _zone(self._nlp):
-                parts = [_readable(texts[i][start:end]) for i, start, end in places]
+                parts = [_readable(texts[i][start:end], self._nlp.tokenizer) for i, start, end in places]
                 for (i, start, _), doc in zip(places, self._docs(parts), strict=True):
                     found[i] += self._kept(texts[i], start, doc)
         return found
@@ -303,9 +308,30 @@ def _idle(nlp: Language) -> list[str]:
     return [n for n in kinds if n not in awake or n in unheard]
 
 
-def _readable(text: str) -> str:
-    """What spaCy can read, of the same length: it takes the square of the time for signs without a space."""
-    return RUN.sub(lambda run: " .".ljust(len(run.group())), HALF.sub("\ufffd", text))
+def _readable(text: str, tokenizer: Any) -> str:
+    """What spaCy can read in linear time, of the same length: no run without a space that holds many signs is long."""
+    text = HALF.sub("\ufffd", text)
+    if isinstance(tokenizer, Tokenizer):  # those of Chinese, Japanese, ... cut runs without spaces in other ways
+        return RUN.sub(lambda run: _spaced(run.group()), text)
+    return _without_long_signs(text)
+
+
+def _spaced(run: str) -> str:
+    """A long run without spaces, with blanks in the place of some of its signs; of a link its beginning."""
+    if LINK.match(run):
+        return run[:50].ljust(len(run))
+    return PIECE.sub(lambda piece: _ended(piece.group()), _without_long_signs(run))
+
+
+def _without_long_signs(text: str) -> str:
+    return SIGNS.sub(lambda signs: " .".ljust(len(signs.group())), text)
+
+
+def _ended(piece: str) -> str:
+    """A piece of a run with a blank for the sign at its end; nothing of what is too long to be a word."""
+    if len(piece) > LONGEST:
+        return " .".ljust(len(piece))
+    return piece if piece[-1].isalnum() else f"{piece[:-1]} "
 
 
 def _mere_words(nlp: Language) -> frozenset[str]:

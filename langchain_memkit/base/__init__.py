@@ -30,6 +30,7 @@ from langchain_memkit.base.memory import EntityExtractor, Memory, MemoryFactory,
 from langchain_memkit.base.purge import Purgeable, apurge_user, purge_user
 from langchain_memkit.base.turns import (
     CONTEXT,
+    Head,
     HistoryMessages,
     HistoryView,
     Position,
@@ -43,6 +44,7 @@ __all__ = [
     "CONTEXT",
     "EntityExtractor",
     "GetSessionHistory",
+    "Head",
     "HistoryMessages",
     "HistoryView",
     "Memory",

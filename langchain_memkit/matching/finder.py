@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -16,6 +17,7 @@ from langchain_memkit.matching.pieces import PieceIndex
 __all__ = ["Found", "KeyFinder"]
 
 SHORT = 4  # characters: a name that is shorter is found only as it is written ("It", "US")
+MOST = 20_000  # places of a text where names are looked at: with very many, names stand within names
 RANKS = {"exact": 0, "folded": 1, "fuzzy": 2}
 
 
@@ -43,7 +45,7 @@ class KeyFinder:
 
     Args:
         names: Surface forms with the key that each stands for; several may stand for one.
-        min_score: How alike a name of six letters or more and a place with typos must be, 0 to 100, by
+        min_score: How alike a name of 6 to 200 letters and a place with typos must be, 0 to 100, by
             `rapidfuzz.fuzz.ratio`; None: no typos are allowed. Whatever the score, names with other digits are other
             names, and a word with more than a typo for four letters is another word.
 
@@ -87,8 +89,10 @@ class KeyFinder:
         fuzzy = self._fuzzy(folded)
         if not (plain or fuzzy):
             return []
-        larger = [group for group in fuzzy if all(_outweighs(group, other) for other in plain)]
-        plain = [group for group in plain if not any(_overlap(group, other) for other in larger)]
+        hidden = bytearray(len(text))
+        for (_, start, end, *_), *_ in _larger(fuzzy, plain, len(text)):
+            hidden[start:end] = b"\x01" * (end - start)
+        plain = [group for group in plain if hidden.find(1, group[0].start, group[0].end) < 0]
         taken, chosen = bytearray(len(text)), list[Found]()
         for group in sorted([*plain, *fuzzy], key=_order):
             start, end = group[0].start, group[0].end
@@ -104,7 +108,7 @@ class KeyFinder:
                 yield [Found(self._keys[match.group()], *match.span(), 100, "exact")]
         matches = self._automaton.find_matches_as_indexes(folded.text, overlapping=True)
         borders = Borders(folded.text if matches else "")
-        for number, start, end in matches:
+        for number, start, end in matches[:MOST]:
             if start in borders.starts and end in borders.ends:
                 found = self._spelled(text, folded, number, start, end)
                 if found:
@@ -150,11 +154,15 @@ def _order(group: list[Found]) -> tuple[bool, float, int, int, int]:
     return found.kind == "fuzzy", -found.score, found.start - found.end, RANKS[found.kind], found.start
 
 
-def _overlap(group: list[Found], other: list[Found]) -> bool:
-    return group[0].start < other[0].end and other[0].start < group[0].end
-
-
-def _outweighs(group: list[Found], other: list[Found]) -> bool:
-    """Whether a name with typos is much more than a name without that it overlaps."""
-    (_, start, end, *_), (_, first, last, *_) = group[0], other[0]
-    return not _overlap(group, other) or (start <= first and last <= end and 2 * (last - first) <= end - start)
+def _larger(fuzzy: Iterable[list[Found]], plain: Iterable[list[Found]], size: int) -> list[list[Found]]:
+    """Names with typos that are at least twice as long as each name without that they overlap, and hold it whole."""
+    longest, within = array("I", bytes(4 * size)), bytearray(size + 1)  # at each character; whether one goes on there
+    for length, start in sorted((group[0].end - group[0].start, group[0].start) for group in plain):
+        longest[start : start + length] = array("I", [length]) * length
+        within[start + 1 : start + length] = b"\x01" * (length - 1)
+    spans = ((group, group[0].start, group[0].end) for group in fuzzy)
+    return [
+        group
+        for group, start, end in spans
+        if not (within[start] or within[end]) and 2 * max(longest[start:end]) <= end - start
+    ]

@@ -6,10 +6,13 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from langchain_memkit._unicode import few_marks
+
 __all__ = ["Folded", "fold", "fold_text"]
 
 ZERO_WIDTH_SPACE = "\u200b"  # a format character that ends a word; the others stand within words
 WORD = re.compile(r"\S+")
+LONG = 40  # characters that melt into one: so many are not remembered
 FEW = 20  # places: for more of them drawing the whole map is cheaper
 ASCII = str.maketrans({i: chr(i).lower() if chr(i).isalnum() else " " for i in range(128)})
 
@@ -95,7 +98,8 @@ def fold(text: str) -> Folded:
     finishes: list[int] = []
     borders = [i for i, c in enumerate(text) if not i or not _continues(c)]
     for start, end in zip(borders, [*borders[1:], len(text)], strict=True):
-        piece = _cluster(text[start:end])
+        cluster = _cluster if end - start <= LONG else _cluster.__wrapped__
+        piece = cluster(text[start:end])
         pieces.append(piece)
         begins += [start] * len(piece)
         finishes += [end] * len(piece)
@@ -123,7 +127,7 @@ def _mapped(chars: str, starts: list[int], ends: list[int]) -> tuple[str, tuple[
 
 
 def _normal(text: str) -> str:
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", few_marks(text)).casefold())
 
 
 @lru_cache(maxsize=4096)

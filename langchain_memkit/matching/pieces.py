@@ -29,6 +29,8 @@ WITH_GAP = 9  # characters of a part whose halves may lose one
 COMMON = 200  # names: a piece that more of them share proposes nothing if the name has two rarer ones
 MOST_COMMON = 500  # names: the same if it has one rarer piece
 MOST_PER_WORD = 25  # names proposed for each word of a text, by rare pieces first: bounds the time
+MOST = 10_000  # names proposed for a text, however long it is: the same
+LONGEST = 200  # characters of a name: comparing takes the square of their number
 
 Part: TypeAlias = tuple[int, int]
 
@@ -50,7 +52,7 @@ class Near(NamedTuple):
 
 
 class PieceIndex:
-    """Finds folded names of six and more characters in a folded text, typos allowed.
+    """Finds folded names of 6 to 200 characters in a folded text, typos allowed.
 
     Args:
         names: Folded names, each once.
@@ -116,7 +118,7 @@ class PieceIndex:
             (firsts[piece + 1] - firsts[piece], firsts[piece], place)
             for piece, place, _ in self._automaton.find_matches_as_indexes(f" {text} ", overlapping=True)
         ]
-        left = MOST_PER_WORD * (text.count(" ") + 10)
+        left = min(MOST_PER_WORD * (text.count(" ") + 10), MOST)
         for count, first, place in sorted(hits):
             left -= count
             if left < 0:
@@ -132,7 +134,7 @@ def _choose_parts(names: Sequence[str]) -> dict[int, list[Part]]:
     spare: dict[int, tuple[int, Part]] = {}
     left: dict[int, list[Part]] = {}
     for number, name in enumerate(names):
-        if len(name) >= LEAST:
+        if LEAST <= len(name) <= LONGEST:
             whole = (0, len(name))
             left[number] = _thirds(whole) if len(name) >= THREE_PIECES else _halves(whole)
     while left:

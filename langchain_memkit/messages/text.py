@@ -49,7 +49,7 @@ RUNS = re.compile("([\u200c\u200d])[\u200c\u200d]+|([\ufe0e\ufe0f])[\ufe0e\ufe0f
 CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 # what Python calls printable and nobody sees: joiners, fillers, blank braille, variation selectors; text can hide there
 UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
-RECORDS = re.compile(r"<records>.*?</records>", re.DOTALL)
+BEGIN, END = "<records>", "</records>"
 MEDIA = ("image", "image_url", "input_image", "audio", "input_audio", "video", "file", "media")
 UNSAID = ("text", "reasoning", "thinking", "redacted_thinking")
 
@@ -130,7 +130,12 @@ def without_records(text: str) -> str:
         >>> without_records("<records>tea</records> Yes!").strip()
         'Yes!'
     """
-    return RECORDS.sub(lambda frame: " " * len(frame.group()), text)
+    kept, at = [], 0
+    while (start := text.find(BEGIN, at)) >= 0 and (end := text.find(END, start)) >= 0:
+        end += len(END)
+        kept += [text[at:start], " " * (end - start)]
+        at = end
+    return "".join((*kept, text[at:]))
 
 
 def said(message: BaseMessage) -> str:

@@ -8,6 +8,8 @@ from threading import local
 
 import Stemmer  # type: ignore[import-not-found]  # brings no stubs
 
+from langchain_memkit._unicode import few_marks
+
 __all__ = ["STEMS_VERSION", "STOP_WORDS", "stems"]
 
 STEMS_VERSION = 1
@@ -82,7 +84,7 @@ def _stemmed(words: list[str]) -> list[str]:
 
 
 def _folded(text: str) -> str:
-    plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text).casefold())
+    plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", few_marks(text)).casefold())
     return unicodedata.normalize("NFC", ACCENTS.sub("", plain[:MAX_CHARACTERS]))  # one sign may fold to 18
 
 

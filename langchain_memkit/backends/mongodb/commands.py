@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 import pymongo
@@ -111,6 +111,7 @@ class Settings(Place):
 
 
 _reached: set[Any] = set()
+_clocks: dict[Any, float] = {}  # of servers: seconds since 1970, less those of our monotonic clock
 
 
 class Runner:
@@ -264,6 +265,19 @@ class Commands(Runner):
     def place(self) -> Any:
         """Equal for stores on the same collection, however the server is spelled: asks the server who it is."""
         return (self.run(self.reading(self._server())), self.settings.names)
+
+    def read_clock(self) -> Flow[None]:
+        """Asks the server for its time, once in a process."""
+        if self.clients.key not in _clocks:
+            said = yield Call(lambda c: c.database.command("hello"), self.settings.timeout)
+            moment = said["localTime"]
+            _clocks[self.clients.key] = (
+                moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            ).timestamp() - time.monotonic()
+
+    def server_now(self) -> datetime:
+        """The server's time, whatever the clock of this machine says."""
+        return datetime.fromtimestamp(_clocks[self.clients.key] + time.monotonic(), UTC)
 
     def _server(self) -> Flow[Any]:
         said = yield from self.retried(lambda c: c.database.client.admin.command("hello"))

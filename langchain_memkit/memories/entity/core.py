@@ -11,7 +11,7 @@ from langchain_core.runnables import run_in_executor
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, Step, is_async
+from langchain_memkit._flow import Flow, Step, in_thread, is_async
 from langchain_memkit.base import EntityExtractor, GetSessionHistory, Now, TokenCounter, TokenCounterLike, kind_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.names import kind_of, name_key
@@ -25,6 +25,8 @@ from langchain_memkit.messages.counting import resolve_counter
 from langchain_memkit.preprocessors.memory_store import MemoryStore
 
 __all__ = ["Core", "NameList"]
+
+SHORT = 2000  # characters whose names are not worth a thread
 
 NameList = Collection[str] | Mapping[str, str]
 
@@ -109,7 +111,10 @@ class Core:
             found = []
             for text in texts:
                 found.append((yield _call(lambda text=text: self.extractor(text))))  # type: ignore[misc]  # bound now
-        return [read_mentions(mentions, text) for mentions, text in zip(found, texts, strict=True)]
+        long = sum(map(len, texts)) > SHORT
+        return (  # type: ignore[no-any-return]  # results of steps are untyped
+            yield in_thread(lambda: [read_mentions(*pair) for pair in zip(found, texts, strict=True)], long=long)
+        )
 
     def gone(self, user_id: str, rows: Iterable[FactRow]) -> Flow[set[tuple[str, str]]]:
         """Session and message of facts whose message does not stand in its history any more: one query a session."""

@@ -20,10 +20,13 @@ from langchain_memkit.memories.entity.mentions import Source, Spot, clean, facts
 from langchain_memkit.memories.entity.portraits import list_entities
 from langchain_memkit.memories.entity.recall import candidates, choose, compose
 from langchain_memkit.memories.entity.rows import FactRow, Keys, Rule
+from langchain_memkit.messages.limits import QUESTION, beginning, few_words
 
 __all__ = ["EntityFlows", "list_sessions", "purge"]
 
 logger = logging.getLogger("langchain_memkit")
+
+ASKED = "a question to the entity memory"
 
 
 class EntityFlows(DerivedMemory):
@@ -53,11 +56,12 @@ class EntityFlows(DerivedMemory):
             book = yield from self._read()
         if not query.strip() or not book.facts:
             return []
-        mentions = (yield from core.extract([str(query)]))[0]
+        asked = few_words(beginning(str(query), QUESTION, ASKED), ASKED)
+        mentions = (yield from core.extract([asked]))[0]
 
         def look() -> Any:
             with core.shelf.lock:
-                return candidates(book, query, mentions, self._session, core.now())
+                return candidates(book, query, asked, mentions, self._session, core.now())
 
         topics = yield in_thread(look)
         budget = core.max_tokens, core.counter

@@ -8,6 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -17,6 +18,7 @@ from langchain_memkit.matching.names import PERSON, is_ordinary, kind_of
 from langchain_memkit.memories.entity.book import Book
 from langchain_memkit.memories.entity.rows import FactRow
 from langchain_memkit.messages.authors import is_user_message
+from langchain_memkit.messages.limits import MESSAGE, beginning, few_words
 from langchain_memkit.messages.sentences import sentence_spans
 from langchain_memkit.messages.text import without_records
 
@@ -24,9 +26,10 @@ __all__ = ["Source", "Spot", "clean", "facts_of", "find_names", "read_mentions",
 
 logger = logging.getLogger("langchain_memkit")
 
+KIND = "a message that the entity memory is to save"
 MOST = 300  # characters of a fact
-READ = 100_000  # characters of a message: what comes after is not searched for names
 NAMED = 500  # names in a message
+MENTIONS = 10_000  # that an extractor may return for a text
 POSSESSIVE = ("'s", "\u2019s")
 GREETED = re.compile(r"\b(?:Hey|Hi|Hello|Dear|Thanks|Thank you),? ([A-Z][\w\u2019'-]*[\w])(?= ?[,.!?\n]|$)")
 
@@ -64,7 +67,7 @@ def sources_of(
         if not (isinstance(message, AIMessage) or is_user_message(message)):
             continue
         role = "ai" if isinstance(message, AIMessage) else "human"
-        text = str(message.text)[:READ]
+        text = few_words(beginning(str(message.text), MESSAGE, KIND), KIND)
         if role == "ai":
             text = without_records(text)
         if not text.strip():
@@ -85,7 +88,8 @@ def read_mentions(found: Any, text: str) -> list[Spot]:
         text: That it read.
     """
     spots: list[Spot] = []
-    for mention in found or ():
+    placed: dict[str, list[tuple[int, int]]] = {}  # of names that came without their places
+    for mention in islice(found or (), MENTIONS):
         try:
             said, label, start, end = _parts_of(mention)
             kind = kind_of(label) if label else ""
@@ -95,7 +99,9 @@ def read_mentions(found: Any, text: str) -> list[Spot]:
         if kind is None:
             continue
         if said and text[start:end] != said:  # no places, or wrong ones: wherever it stands
-            places = [match.span() for match in re.finditer(rf"(?<!\w){re.escape(said)}(?!\w)", text)]
+            if said in placed or len(placed) == NAMED:
+                continue
+            places = placed[said] = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(said)}(?!\w)", text)][:NAMED]
         else:
             places = [(start, end)]
         spots += [Spot("", text[i:j], kind, i, j) for i, j in places if 0 <= i < j <= len(text)]

@@ -48,16 +48,27 @@ class Topic:
             self.description, self.behind = "", ()
 
 
-def candidates(book: Book, query: str, mentions: Sequence[Spot], session_id: str, now: datetime) -> list[Topic]:
-    """The entities that are named in a question, in the order in which they are, with the facts that may be shown."""
-    spots = find_names(query, mentions, book, asked=True)
+def candidates(
+    book: Book, query: str, asked: str, mentions: Sequence[Spot], session_id: str, now: datetime
+) -> list[Topic]:
+    """The entities that are named in a question, in the order in which they are, with the facts that may be shown.
+
+    Args:
+        book: What is known.
+        query: The question, with what is known beside it.
+        asked: What of it is read.
+        mentions: What the extractor found in that.
+        session_id: The conversation.
+        now: The time of asking.
+    """
+    spots = find_names(asked, mentions, book, asked=True)
     names = [spot.key for spot in spots]
-    names += book.respelled(query)
+    names += book.respelled(asked)
     roots = dict.fromkeys(root for name in names for root in book.roots(name) or book.full_names(name))
     past = {message.id for message in getattr(query, "seen", ()) if message.id}
     epoch = query.epoch if isinstance(query, Query) else 0
     roots.update(dict.fromkeys(other for root in list(roots) if (other := book.other_half(root))))
-    words = set(fold_text(query).split()) - {word for spot in spots for word in fold_text(spot.surface).split()}
+    words = set(fold_text(asked).split()) - {word for spot in spots for word in fold_text(spot.surface).split()}
     topics = []
     for root in roots:
         rows = book.rows(root, now)

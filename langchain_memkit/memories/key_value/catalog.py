@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.matching.finder import KeyFinder
 from langchain_memkit.memories.key_value.entries import Entry
+from langchain_memkit.messages.limits import QUESTION, beginning
 
 __all__ = ["Catalog", "Hit"]
 
-READ = 20_000  # characters of a text: what comes after them is not searched
 TEXTS = 256  # whose hits are remembered: the messages of the past are the same at every turn
 
 
@@ -67,7 +67,7 @@ class Catalog:
 
     def hits(self, text: str) -> list[Hit]:
         """The titles that a text mentions, each once, in order of mention."""
-        return list(self._remembered(text[:READ]))
+        return list(self._remembered(beginning(text, QUESTION, "a text in which titles are looked for")))
 
     def _find(self, text: str) -> tuple[Hit, ...]:
         hits: dict[str, Hit] = {}
@@ -81,11 +81,11 @@ class Catalog:
     def matched(self, text: str) -> tuple[Hit, ...]:
         """What the matcher said when it was asked about a text, if it is remembered."""
         with self._lock:
-            return self._matched.get(text[:READ], ())
+            return self._matched.get(text[:QUESTION], ())
 
     def keep_matched(self, text: str, hits: Sequence[Hit]) -> None:
         """Remembers what the matcher said."""
         with self._lock:
-            self._matched[text[:READ]] = tuple(hits)
+            self._matched[text[:QUESTION]] = tuple(hits)
             if len(self._matched) > TEXTS:
                 self._matched.popitem(last=False)

@@ -27,6 +27,7 @@ from langchain_memkit.preprocessors.memory_store import MemoryStore
 __all__ = ["KeyValueMemory"]
 
 MANY = 1000  # entries whose search is worth a thread
+LONG = 2000  # characters of a text of which that is true whatever their number
 
 
 class KeyValueMemory(Memory):
@@ -233,7 +234,9 @@ class KeyValueMemory(Memory):
         return (yield from self._hits(catalog, text))
 
     def _hits(self, catalog: Catalog, text: str) -> Flow[list[Hit]]:
-        hits: list[Hit] = yield in_thread(lambda: catalog.hits(text), long=len(catalog.titles) > MANY)
+        hits: list[Hit] = yield in_thread(
+            lambda: catalog.hits(text), long=len(catalog.titles) > MANY or len(text) > LONG
+        )
         if self._matcher is None or not catalog.titles or not text.strip():
             return hits
         answer = yield ask_matcher(self._matcher, text, catalog.titles)
@@ -249,7 +252,9 @@ class KeyValueMemory(Memory):
         hits = yield from self._hits(catalog, str(query))
         past: Sequence[BaseMessage] = getattr(query, "past", ())
         seen: Sequence[BaseMessage] = getattr(query, "seen", ())
+        newest = past[-self._lookback :] if self._lookback else ()
         long = len(catalog.titles) > MANY or self._counter is not approximate_tokens
+        long = long or any(len(m.content) > LONG or not isinstance(m.content, str) for m in (*newest, *seen))
         return (yield in_thread(lambda: self._note(catalog, hits, past, seen), long=long))  # type: ignore[no-any-return]  # a step's result
 
     def _note(

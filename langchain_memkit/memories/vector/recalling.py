@@ -17,6 +17,7 @@ from langchain_memkit.memories.vector.core import Core
 from langchain_memkit.memories.vector.hits import HitList, hit_of, record_of
 from langchain_memkit.memories.vector.rounds import SMALL_TALK
 from langchain_memkit.messages.counting import count_tokens
+from langchain_memkit.messages.limits import QUESTION, beginning
 from langchain_memkit.messages.notes import Record, lines_of, note_message
 from langchain_memkit.scoring.index import Entry, digest_of
 from langchain_memkit.scoring.ranking import Ranked, rank
@@ -28,6 +29,7 @@ logger = logging.getLogger("langchain_memkit")
 
 BATCH = 32  # records whose text is fetched at once
 RERANKED = 50
+SHORT = 2000  # characters whose words are not worth a thread
 MISSES = 3  # records that do not fit before the note is full
 
 Keep: TypeAlias = Callable[[Entry], bool]
@@ -36,6 +38,7 @@ Found: TypeAlias = tuple[Ranked, float | None]
 
 def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitList]:
     """The best `k` records."""
+    text = beginning(text, QUESTION, "a question to the vector memory")
     hits = HitList()
     seen: set[str] = set()
     ranked = yield from _ranked(core, user_id, text, keep)
@@ -48,8 +51,9 @@ def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitL
 
 def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = False) -> Flow[list[BaseMessage]]:
     """As many of the best records as fit, in the order in which they were said, as one note."""
-    if SMALL_TALK.issuperset(stems(text)):  # a greeting, a thank-you: nothing to look for
-        return []
+    text = beginning(text, QUESTION, "a question to the vector memory")
+    if (yield in_thread(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT)):
+        return []  # a greeting, a thank-you: nothing to look for
     chosen: list[tuple[Entry, Record]] = []
     seen: set[str] = set()
     room = core.max_tokens - _tokens(core, note_message([Record("")]))
@@ -88,7 +92,7 @@ def _ranked(core: Core, user_id: str, text: str, keep: Keep) -> Flow[Sequence[Fo
     if core.reranker is None or not found:
         return [(ranked, None) for ranked in found]
     by_id = {ranked.entry.id: ranked for ranked in found[:RERANKED]}
-    documents = yield from core.documents(list(by_id))
+    documents = yield from core.documents(user_id, list(by_id))
     given = [
         Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
         for d in (documents[name] for name in by_id if name in documents)
@@ -103,7 +107,7 @@ def _ranked(core: Core, user_id: str, text: str, keep: Keep) -> Flow[Sequence[Fo
 
 def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[list[Any]]:
     """Texts of records, without what was said before, and without what stands in no transcript any more."""
-    documents = yield from core.documents([found.entry.id for found, _ in ranked])
+    documents = yield from core.documents(user_id, [found.entry.id for found, _ in ranked])
     wanted: dict[str, set[str]] = {}
     for found, _ in ranked:
         if found.entry.session and any(found.entry.messages):

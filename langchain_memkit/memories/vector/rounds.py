@@ -17,6 +17,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from langchain_memkit.memories.transcripts import Stretch
 from langchain_memkit.messages.authors import is_user_message
+from langchain_memkit.messages.limits import MESSAGE, beginning
 from langchain_memkit.messages.text import said, without_records
 from langchain_memkit.scoring.index import digest_of
 from langchain_memkit.scoring.words import stems
@@ -38,7 +39,7 @@ ROUNDS = UUID("5b1f7d2e-6c0a-4c39-9a57-2f3d8f4f2a10")
 WINDOW = 1000  # characters: about 256 word pieces, the window of small embedders
 OVERLAP = 100
 TOOL = 2000  # characters of a tool's result that are kept; the transcript has all of it
-READ = 100_000  # of a message
+KIND = "a message that the vector memory is to save"
 SHORT = 80  # characters of small talk
 SMALL_TALK = frozenset(
     stem
@@ -110,9 +111,9 @@ def lines_of_messages(messages: Iterable[BaseMessage]) -> Iterator[Line]:
     """What people, models and tools said; without system lines and what nobody said."""
     for message in messages:
         if is_user_message(message):
-            role, text = "human", said(message)[:READ]
+            role, text = "human", beginning(said(message), MESSAGE, KIND)
         elif isinstance(message, AIMessage):
-            role, text = "ai", without_records(said(message)[:READ])
+            role, text = "ai", without_records(beginning(said(message), MESSAGE, KIND))
         elif isinstance(message, ToolMessage):
             role, text = "tool", said(message)
             text = text if len(text) <= TOOL else text[:TOOL] + " ..."

@@ -47,6 +47,9 @@ TITLES = {
     "R19": "A million turns in one collection",
     "R20": "Published advisories, replayed",
     "R21": "Memory poisoning: 112 hostile texts through every memory",
+    "R22": "Texts made to be slow, of 20 and 100 kB, through a chain with all memories",
+    "R23": "A writer is stopped at each step, or dies there, while the other side clears, purges and appends",
+    "R24": "Random operations of several processes that are killed and stopped: the history of each checked",
 }
 
 TELLING = {  # which figures of a row are shown one by one; all of them stand in the record
@@ -57,6 +60,7 @@ TELLING = {  # which figures of a row are shown one by one; all of them stand in
     "R16": "there and back",
     "R18": "connections|memory|lag|turns|p50|p99",
     "R19": "1000000/1000",
+    "R22": "still|turn$",
 }
 
 
