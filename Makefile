@@ -64,7 +64,7 @@ SHELL       := /bin/sh
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test strangers gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor newest without-retired clean
+.PHONY: help env demo test bench-check strangers gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor newest clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -79,12 +79,17 @@ demo: $(DEMO) $(if $(OPENAI_API_KEY)$(OPENAI_BASE_URL),$(OPENAI)) ## a conversat
 	@$(say) "examples/quickstart.py"
 	@$(PY) examples/quickstart.py $(ARGS)
 
-# The tests of the documentation first: the longest are among them, and what is left at the end is shared out one by one.
-test: $(DEV) ## unit, integration (real MongoDB) and documentation tests
+# Integration tests first: the longest are among them, and what is left at the end is shared out one by one.
+test: $(DEV) ## unit and integration tests (real MongoDB)
 	@$(PY) tools/parts.py openssl11
-	@$(say) "unit, integration and documentation tests, $(WORKERS) at a time"
+	@$(say) "unit and integration tests, $(WORKERS) at a time"
 	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed \
-	  tests/docs tests/integration_tests tests/unit_tests --ignore tests/unit_tests/suites
+	  tests/integration_tests tests/unit_tests --ignore tests/unit_tests/suites
+
+bench-check: $(DEV) ## every benchmark runs, in its quick form, and its result is complete; nothing is judged
+	@$(PY) tools/parts.py openssl11
+	@$(say) "benchmarks in their quick form, two at a time"
+	@$(IN_MEMORY) $(PYTEST) -n 2 --dist worksteal -o tmp_path_retention_policy=failed tests/benchmarks
 
 strangers: $(DEV) ## code that others wrote for LangChain, run with LangChain's classes and with ours, and LangChain's own tests
 	@$(PY) tools/parts.py suites openssl11
@@ -140,10 +145,13 @@ notebooks: $(DEV) ## runs every notebook from top to bottom
 	@$(say) "notebooks"
 	@$(PYTEST) --nbmake --nbmake-timeout=300 notebooks
 
-docs: $(DEV) ## the documentation as a site in build/site; any warning is an error
+docs: $(DEV) ## the documentation as a site in build/site, any warning is an error; and every block of code in it is run
+	@$(PY) tools/parts.py openssl11
 	@$(say) "mkdocs build --strict"
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@$(say) "build/site/index.html"
+	@$(say) "tests of the documentation, $(WORKERS) at a time"
+	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed tests/docs
 
 # A full run of recall that is written has a million rounds, too.
 bench: MILLION = $(and $(MEMKIT_LOCOMO),$(if $(filter --quick,$(ARGS)),,--million))
@@ -212,24 +220,20 @@ floor: $(BASE) ## unit tests of the installed wheel on the oldest supported depe
 	../venv/bin/python -c "$$AT_FLOOR"; \
 	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist loadfile tests/unit_tests
 
-# What LangChain and LangGraph call, and code of others; `make without-retired` runs the whole unit suite on the same versions.
-newest: $(BASE) ## chains, agents, retrievers and code of others, on the newest langchain-core, langchain and langgraph that exist
+# First as they are; then without the files of the retired classes, so that no process finds them. A marked test that passes
+# there is marked wrongly.
+newest: $(BASE) ## code of others and all unit tests, on the newest langchain-core, langchain and langgraph that exist, the latter without the classes that langchain-core 2.0 removes
 	@$(newest_in_new_folder) \
-	$(say) "tests with $$(paste -sd ' ' ../newest), $(WORKERS) at a time"; \
-	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed tests/strangers \
-	  $(foreach folder,runnables middleware preprocessors retrievers suites migrate,tests/unit_tests/$(folder)) \
-	  tests/unit_tests/test_*.py
-
-# The files are removed from the environment, so no process finds them. A marked test that passes is marked wrongly.
-without-retired: $(BASE) ## all unit tests on the same versions, where langchain-core is without the classes that 2.0 removes
-	@$(newest_in_new_folder) \
+	pytest="../venv/bin/python -m pytest $(ARGS) -o tmp_path_retention_policy=failed"; \
+	$(say) "code of others, and tests of the retired classes, with $$(paste -sd ' ' ../newest), $(WORKERS) at a time"; \
+	$$pytest -n $(WORKERS) --dist worksteal tests/strangers tests/unit_tests/suites; \
+	$$pytest -n $(WORKERS) --dist worksteal -m needs_retired_classes tests/unit_tests --ignore tests/unit_tests/suites; \
 	$(say) "removing langchain_core.chat_history and langchain_core.runnables.history"; \
 	../venv/bin/python -I -c "$$WITHOUT_RETIRED"; \
 	$(say) "unit tests with $$(paste -sd ' ' ../newest) without them, $(WORKERS) at a time"; \
-	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist loadfile -o tmp_path_retention_policy=failed \
-	  -m "not needs_retired_classes" tests/unit_tests; \
+	$$pytest -n $(WORKERS) --dist worksteal -m "not needs_retired_classes" tests/unit_tests; \
 	$(say) "the tests that were left out, since they need what was removed: each of them must fail"; \
-	code=0; ../venv/bin/python -m pytest -q -rN --tb=no -m needs_retired_classes tests/unit_tests >left-out || code=$$?; \
+	code=0; $$pytest -q -rN --tb=no -m needs_retired_classes tests/unit_tests >left-out || code=$$?; \
 	tail -n 1 left-out; if [ $$code != 1 ] || tail -n 1 left-out | grep -q ' passed'; then exit 1; fi
 
 # One environment after the other; the versions' own names first, then what pyenv has. A Python that is not there is named.

@@ -144,7 +144,9 @@ class Copies:
                     rows.append((*head, messages, "[12, 60]", "approximate"))
                     ids += [("", turn.session, str(m.get("id")), seq) for m in turn.messages]
                 connection.execute("BEGIN IMMEDIATE")
-                connection.executemany("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+                connection.executemany(
+                    "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", rows
+                )
                 connection.executemany("INSERT OR IGNORE INTO message_ids VALUES (?, ?, ?, ?)", ids)
                 connection.execute("COMMIT")
                 copied += sum(len(turn.messages) for turn in some)

@@ -166,7 +166,7 @@ def memkit_on_sqlite(path: str, history_size: int | None = WINDOW) -> Memkit:
         database.execute("BEGIN")
         database.executemany(
             f"INSERT INTO turns ({', '.join(rows[0])}) VALUES ({places})",  # noqa: S608  # column names of the table
-            [{**row, "messages": json.dumps(row["messages"])} for row in rows],
+            [{**row, "messages": json.dumps(row["messages"]), "checksum": None} for row in rows],
         )
         ids = [("", session, message["id"], row["seq"]) for row in rows for message in row["messages"]]
         database.executemany("INSERT INTO message_ids VALUES (?, ?, ?, ?)", ids)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
 
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.errors import ConfigurationError, MemkitError
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -31,32 +31,37 @@ Flow: TypeAlias = Generator[Any, Any, T]
 
 def drive(flow: Flow[T], run: Callable[[Any], Any]) -> T:
     """Runs a flow, calling `run(operation)` for each step; errors are raised inside the flow."""
+    result, failure = None, None
     try:
-        operation = next(flow)
         while True:
+            operation = flow.send(result) if failure is None else flow.throw(failure)
+            result = failure = None
             try:
                 result = run(operation)
             except Exception as error:  # noqa: BLE001  # the flow decides what to do with it
-                operation = flow.throw(error)
-            else:
-                operation = flow.send(result)
+                # thrown below, not here: else it would be the `__context__` of whatever the flow raises in its place
+                failure = error
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]  # the generator's return value
+    finally:
+        del failure  # its traceback holds this frame
 
 
 async def adrive(flow: Flow[T], run: Callable[[Any], Awaitable[Any]]) -> T:
     """Async twin of `drive`."""
+    result, failure = None, None
     try:
-        operation = next(flow)
         while True:
+            operation = flow.send(result) if failure is None else flow.throw(failure)
+            result = failure = None
             try:
                 result = await run(operation)
             except Exception as error:  # noqa: BLE001  # the flow decides what to do with it
-                operation = flow.throw(error)
-            else:
-                operation = flow.send(result)
+                failure = error
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]  # the generator's return value
+    finally:
+        del failure  # its traceback holds this frame
 
 
 class Step(NamedTuple):
@@ -203,7 +208,9 @@ async def shielded(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     if cancelled is None:
         return task.result()
     if (failure := task.exception()) is not None:
-        logger.error("a save failed while its caller was cancelled: %s", failure)
+        # the text of another's error may hold what was said
+        told = failure if isinstance(failure, MemkitError) else type(failure).__name__
+        logger.error("a save failed while its caller was cancelled: %s", told)
     raise cancelled
 
 

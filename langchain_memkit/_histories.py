@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from langchain_memkit._flow import Step
 
 __all__ = [
     "add_messages",
+    "append_turn",
     "clear_messages",
     "epoch_at",
     "has_native",
@@ -98,6 +100,26 @@ def read_messages(history: Any) -> Step:
 def add_messages(history: Any, messages: Sequence[BaseMessage]) -> Step:
     """Appends messages."""
     return _step(history, lambda: history.add_messages(messages), "aadd_messages", messages)
+
+
+def append_turn(history: Any, messages: Sequence[BaseMessage], *, head: Any, **given: Any) -> Step:
+    """Append a turn to one of our histories.
+
+    A method of somebody's own that takes no `head` is not given one: it only saves a look at the session.
+    """
+
+    def arguments(method: Callable[..., Any]) -> dict[str, Any]:
+        try:
+            parameters = inspect.signature(method).parameters
+        except (TypeError, ValueError):
+            return given
+        takes = "head" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return {**given, "head": head} if takes and head is not None else given
+
+    return Step(
+        lambda: history.append_turn(messages, **arguments(history.append_turn)),
+        lambda: history.aappend_turn(messages, **arguments(history.aappend_turn)),
+    )
 
 
 def clear_messages(history: Any) -> Step:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import date, datetime
 from itertools import count
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage, convert_to_messages
 
 from langchain_memkit.errors import MessageDecodeError, MissingExtraError
-from langchain_memkit.messages.codec import MESSAGE_TYPES, decode_legacy_message
+from langchain_memkit.messages.codec import MESSAGE_TYPES, decode_legacy_message, is_name
 
 __all__ = ["Foreign", "decode_checkpoint", "decode_message_of_graph", "replayed"]
 
@@ -68,7 +69,7 @@ def decode_checkpoint(kind: Any, data: Any) -> Any:
         return None
     if kind not in ("msgpack", "json"):
         what = "is pickled: it could run code, so it is never read" if kind == "pickle" else "cannot be read here"
-        msg = f"its checkpoint of type {kind!r:.40} {what}"
+        msg = f"its checkpoint of type {_name(kind)} {what}"
         raise MessageDecodeError(msg)
     try:
         if kind == "json":
@@ -76,7 +77,7 @@ def decode_checkpoint(kind: Any, data: Any) -> Any:
         return _unpack(bytes(data), 0)
     except (TypeError, ValueError, RecursionError) as error:  # ormsgpack's errors are ValueErrors
         msg = f"its checkpoint is damaged ({type(error).__name__})"
-        raise MessageDecodeError(msg) from error
+    raise MessageDecodeError(msg)
 
 
 def _unpack(data: bytes, depth: int) -> Any:
@@ -125,18 +126,18 @@ def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
     module, _, name = value.name.rpartition(".")
     known = f"{module}.".startswith(MESSAGE_MODULES) and name in TYPES
     if not known or not isinstance(value.data, Mapping):
-        msg = f"{value.name:.100} is not a message of langchain-core"
+        msg = f"{_name(value.name)} is not a message of langchain-core"
         raise MessageDecodeError(msg)
     fields: dict[str, Any] = {}
     lost: list[str] = []
     for key, field in value.data.items():
         try:
             fields[str(key)] = _plain(field, 0)
-        except LookupError as error:
+        except _UnknownError as error:
             if key == "content":
-                msg = f"its content holds {error.args[0]!s:.100}, which is not read"
+                msg = f"its content holds {error}, which is not read"
                 raise MessageDecodeError(msg) from None
-            lost.append(f"{key}: held {error.args[0]!s:.100}, left out")
+            lost.append(f"{key}: held {error}, left out")
     return decode_legacy_message({"type": TYPES[name], "data": fields}), lost
 
 
@@ -146,7 +147,7 @@ def _given(value: Any) -> BaseMessage:
         [message] = convert_to_messages([_plain(value, 0)])
         if type(message) in MESSAGE_TYPES.values():
             return message
-    except (LookupError, TypeError, ValueError, NotImplementedError):
+    except (_UnknownError, LookupError, TypeError, ValueError, NotImplementedError):
         pass
     msg = f"a {type(value).__name__} is not a message of langchain-core"
     raise MessageDecodeError(msg)
@@ -221,19 +222,26 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
 """Everything that is built beside messages."""
 
 
+class _UnknownError(Exception):
+    """Names what a value holds that is not read."""
+
+
+def _name(value: Any) -> str:
+    """The name of a class, as a checkpoint gives it, if it can be one."""
+    return value if is_name(value) else "something without a name"
+
+
 def _plain(value: Any, depth: int) -> Any:
-    """A value with its objects built; a LookupError names what it holds that is not read."""
+    """A value with its objects built; raises `_UnknownError`."""
     if depth > MAX_LEVELS:
         msg = f"more than {MAX_LEVELS} levels"
-        raise LookupError(msg)
+        raise _UnknownError(msg)
     if isinstance(value, Foreign):
-        build = BUILDERS.get(value.name)
-        if build is None:
-            raise LookupError(value.name)
-        try:
-            return build(_plain(value.data, depth + 1))
-        except (TypeError, ValueError, AttributeError) as error:
-            raise LookupError(value.name) from error
+        build, data = BUILDERS.get(value.name), _plain(value.data, depth + 1)
+        if build is not None:
+            with suppress(TypeError, ValueError, AttributeError):
+                return build(data)
+        raise _UnknownError(_name(value.name))
     if isinstance(value, dict):
         return {key: _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

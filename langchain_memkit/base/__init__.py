@@ -23,12 +23,14 @@ from langchain_memkit.base.given import (
     kind_given,
     seconds_given,
     shown,
+    value_or_kind,
 )
 from langchain_memkit.base.ids import check_id, check_text, session, user_prefix
 from langchain_memkit.base.memory import EntityExtractor, Memory, MemoryFactory, Mention, Query, SavedTurn
 from langchain_memkit.base.purge import Purgeable, apurge_user, purge_user
 from langchain_memkit.base.turns import (
     CONTEXT,
+    Head,
     HistoryMessages,
     HistoryView,
     Position,
@@ -42,6 +44,7 @@ __all__ = [
     "CONTEXT",
     "EntityExtractor",
     "GetSessionHistory",
+    "Head",
     "HistoryMessages",
     "HistoryView",
     "Memory",
@@ -73,4 +76,5 @@ __all__ = [
     "shown",
     "user_prefix",
     "utc_now",
+    "value_or_kind",
 ]

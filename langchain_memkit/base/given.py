@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 
 from langchain_memkit.errors import ConfigurationError, MemkitError
 
-__all__ = ["check_arguments", "describe_error", "did_you_mean", "file_given", "kind_given", "seconds_given", "shown"]
+__all__ = [
+    "check_arguments",
+    "describe_error",
+    "did_you_mean",
+    "file_given",
+    "kind_given",
+    "seconds_given",
+    "shown",
+    "value_or_kind",
+]
 
 ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")  # of two letters or more: C:/ is a drive
 LONGEST = 9e9  # seconds: 285 years, less than a thread can wait for, and a date that there is
@@ -30,6 +39,21 @@ def describe_error(error: BaseException) -> str:
         ('OSError', 'MemkitError: the file is gone')
     """
     return type(error).__name__ + (f": {error}" if isinstance(error, MemkitError) else "")
+
+
+def value_or_kind(value: Any) -> str:
+    """Return a value as an error may show it: numbers as they are, of all else the kind: it may be what was said.
+
+    Args:
+        value: What was given, or what is stored.
+
+    Example:
+        >>> value_or_kind(3), value_or_kind("My name is Nemo."), value_or_kind(None)
+        ('3', 'a str', 'None')
+    """
+    if value is None or type(value) in (bool, float) or (type(value) is int and abs(value) < 10**20):
+        return str(value)
+    return f"a {type(value).__name__}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from langchain_core.messages import BaseMessage
 
@@ -13,6 +13,7 @@ from langchain_memkit.base.aliases import TokenCounter
 
 __all__ = [
     "CONTEXT",
+    "Head",
     "HistoryMessages",
     "HistoryView",
     "Position",
@@ -148,6 +149,22 @@ class HistoryMessages(list[BaseMessage]):
         return Position(turn.epoch if turn.seq else self.epoch, turn.seq, turn.op, self._read[i].id)
 
 
+class Head(NamedTuple):
+    """Where a session stands.
+
+    Attributes:
+        seq: The last position; 0 for a session that holds nothing.
+        epoch: Of its last row.
+        base: Position of the last clear; 0 if there was none. What is older is void.
+        last: What the last row is: a turn that stays, a turn that goes of itself, or the marker of a clear.
+    """
+
+    seq: int
+    epoch: int
+    base: int
+    last: Literal["turn", "expiring turn", "marker"] = "turn"
+
+
 class HistoryView(NamedTuple):
     """Messages of a session as read at one moment, with the position that a turn built on them is saved against.
 
@@ -158,6 +175,7 @@ class HistoryView(NamedTuple):
             the turn if the session was cleared or purged in the meantime.
         read_at: When it was read, by the history's clock.
         problems: What could not be read, a line each.
+        head: Where the session stood, for `append_turn(..., head=view.head)`; None if that is to be looked up.
     """
 
     messages: list[BaseMessage]
@@ -165,6 +183,7 @@ class HistoryView(NamedTuple):
     epoch: int = 0
     read_at: datetime | None = None
     problems: tuple[str, ...] = ()
+    head: Head | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,11 @@ from langchain_memkit.cli import purge as purging
 from langchain_memkit.cli.ending import FROM_URI, TO_URI, URI, Guarded
 from langchain_memkit.cli.environment import package_version
 from langchain_memkit.cli.places import Format, Place, place_of
+from langchain_memkit.migrate.files import MAX_BYTES, MAX_LINE_BYTES
 
 __all__ = ["app", "run"]
+
+LINE_MB, ALL_MB = MAX_LINE_BYTES >> 20, MAX_BYTES >> 20
 
 app = typer.Typer(
     cls=Guarded,
@@ -48,6 +51,10 @@ def _version(ctx: typer.Context, value: bool) -> None:
 
 def _text(option: str, text: str, **more: Any) -> Any:
     return typer.Option(option, help=text, show_default=False, **{"metavar": "NAME", **more})
+
+
+def _mb(option: str, text: str) -> Any:
+    return typer.Option(option, help=text, metavar="MB", min=1)
 
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.", callback=_debug)]
@@ -164,6 +171,8 @@ def import_(
     collection: Collection = None,
     user: OnlyUser = None,
     dry_run: DryRun = False,
+    max_line: Annotated[int, _mb("--max-line", "MB of a line, which is a turn; a longer one is left out.")] = LINE_MB,
+    max_size: Annotated[int, _mb("--max-size", "MB of all lines, unpacked; then reading ends.")] = ALL_MB,
     no_progress: NoProgress = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -173,7 +182,8 @@ def import_(
     Run it twice, or again after it broke off: each turn is there once.
     """
     place = place_of(_given(target, TO_URI), "--to", database=database, collection=collection, exists=False)
-    return move.import_(ctx.obj, file, place, to_format, user, dry_run=dry_run, progress=not no_progress)
+    limits = {"max_line": max_line, "max_size": max_size}
+    return move.import_(ctx.obj, file, place, to_format, user, dry_run=dry_run, progress=not no_progress, **limits)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ MB = 1_000_000
 LITTLE_ROOM = 500 * MB
 LARGE_LOG = 64 * MB  # SQLite folds it in after 4 MB, unless a reader never ends
 LARGE_COLLECTION = 100_000
+EVERYBODY = 0o006  # may read or write
 OTHERS = {  # tables of other packages
     "message_store": ("langchain-community's SQL history", "sql"),
     "checkpoints": ("LangGraph's checkpoints", "langgraph"),
@@ -90,6 +92,8 @@ def _file(place: Place) -> Iterator[Check]:
         f"{name}: journal", "ok" if wal else "warn", facts.journal_mode, "" if wal else "the next use makes it wal"
     )
     yield _log(name, facts)
+    if os.name == "posix":
+        yield _rights(name, facts)
     free = facts.disk_free
     short = free < max(LITTLE_ROOM, facts.size)
     sizes = f"{_mb(facts.size)} in use, {_mb(facts.unused)} of them free inside, {_mb(free)} free on the disk"
@@ -121,6 +125,16 @@ def _version(name: str, facts: files.FileFacts) -> Check:
         return Check(subject, "warn", "nothing of memkit is in it", "the first use makes its tables")
     older = facts.version < facts.known_version
     return Check(subject, "ok", found, "the next use brings it up to date" if older else "")
+
+
+def _rights(name: str, facts: files.FileFacts) -> Check:
+    subject = f"{name}: rights"
+    mode = next(iter(facts.modes.values()))
+    for file, of_file in facts.modes.items():
+        if of_file & EVERYBODY:
+            found = f"{of_file:04o}: every user of this machine may {'read' if of_file & 0o004 else 'write'} {file}"
+            return Check(subject, "warn", found, f"chmod 600 {name}*, or 660 to share it with a group")
+    return Check(subject, "ok", f"{mode:04o}: its owner{' and its group' if mode & 0o060 else ' alone'}")
 
 
 def _log(name: str, facts: files.FileFacts) -> Check:

@@ -112,9 +112,11 @@ def import_(
     user_id: str | None,
     *,
     dry_run: bool,
+    max_line: int,
+    max_size: int,
     progress: bool,
 ) -> int:
-    """Reads what `export` wrote; returns the exit code.
+    """Reads what `export` wrote; returns the exit code. The limits are in MB.
 
     Raises:
         ConfigurationError: It is no export, or the place cannot take it.
@@ -124,7 +126,8 @@ def import_(
     _refuse_foreign(place)
     with closing(_factory(place, LAYOUTS[written_as], place.collection)) as target, readable(file) as source:
         bar = _bar(output, progress)
-        report = import_history(target, source, user_id=user_id, dry_run=dry_run, progress=bar)
+        limits = {"max_line_bytes": max_line * 2**20, "max_bytes": max_size * 2**20}
+        report = import_history(target, source, user_id=user_id, dry_run=dry_run, progress=bar, **limits)
     return _report(output, report, "imported")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from langchain_core.messages import BaseMessage, HumanMessage
 
-from langchain_memkit.messages.cuts import STATUS
+from langchain_memkit.messages.cuts import is_note, is_summary
 
 __all__ = ["is_notification", "is_user_message", "notification_source", "role_of"]
 
@@ -44,7 +44,7 @@ def is_user_message(message: BaseMessage) -> bool:
     """
     if not isinstance(message, HumanMessage) or is_notification(message):
         return False
-    return message.response_metadata.get(STATUS) not in ("note", "summary")
+    return not (is_note(message) or is_summary(message))
 
 
 def role_of(message: BaseMessage) -> str:

@@ -18,6 +18,7 @@ from langchain_core.messages import (
 )
 from pydantic import BaseModel
 
+from langchain_memkit.base import value_or_kind
 from langchain_memkit.errors import UnsupportedOutputError
 from langchain_memkit.messages.cuts import STATUS, whole_tool_groups
 from langchain_memkit.messages.turns import same_message
@@ -51,14 +52,16 @@ def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
                 msg = f"Expected a single list of messages. Got {len(value)} lists."
                 raise ValueError(msg)
             value = value[0]
-        return [_typed(message) for message in convert_to_messages(list(value))]
-    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {_named(value)}."
+        try:
+            messages = convert_to_messages(list(value))
+        except (NotImplementedError, ValueError):  # which quotes what it was given
+            messages = None
+        if messages is None:
+            msg = "Expected a list of messages, or of what langchain-core makes messages of, as ('human', 'hi')."
+            raise ValueError(msg)
+        return [_typed(message) for message in messages]
+    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {value_or_kind(value)}."
     raise ValueError(msg)
-
-
-def _named(value: Any) -> str:
-    """A value in an error: what was said stays out of errors and logs."""
-    return str(value) if value is None or isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"
 
 
 def _typed(message: BaseMessage) -> BaseMessage:
@@ -103,7 +106,7 @@ def output_messages(output: Any, key: str | None) -> list[BaseMessage]:
         return [_whole(m) for m in value]
     if isinstance(value, BaseModel):
         return [AIMessage(value.model_dump_json())]
-    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {_named(value)}."
+    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {value_or_kind(value)}."
     raise UnsupportedOutputError(msg, output=output)
 
 

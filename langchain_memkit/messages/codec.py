@@ -20,11 +20,12 @@ from pydantic import ValidationError
 
 from langchain_memkit.errors import MessageDecodeError, MessageEncodeError
 
-__all__ = ["FORMAT_VERSION", "decode_legacy_message", "decode_message", "encode_message", "encode_messages"]
+__all__ = ["FORMAT_VERSION", "decode_legacy_message", "decode_message", "encode_message", "encode_messages", "is_name"]
 
 FORMAT_VERSION = 1
 TAG = "_memkit"
 MAX_DEPTH = 60  # BSON stops at 100 levels, and a tagged value takes two
+MAX_INT = 10**4300  # what Python prints: a longer one would break whatever shows it
 
 MESSAGE_TYPES: dict[str, type[BaseMessage]] = {
     cls.model_fields["type"].default: cls
@@ -129,6 +130,16 @@ def _check_round_trip(message: BaseMessage, encoded: dict[str, Any], path: str) 
         raise MessageEncodeError(f"{path}.{wrong[0] if wrong else 'extra'}", "would not come back equal")
 
 
+def is_name(value: object) -> bool:
+    """Whether a stored value may stand in an error: a name of a type or class, not something that was said.
+
+    Example:
+        >>> is_name("langchain_core.messages.AIMessage"), is_name("My name is Nemo."), is_name(b"ai")
+        (True, False, False)
+    """
+    return type(value) is str and len(value) <= 100 and all(part.isidentifier() for part in value.split("."))
+
+
 def decode_message(data: Any) -> BaseMessage:
     """The message that `encode_message` was given.
 
@@ -155,8 +166,9 @@ def decode_message(data: Any) -> BaseMessage:
         extra = decode_value(data.get("extra", {}))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         msg = f"a value cannot be read ({type(error).__name__})"
-        raise MessageDecodeError(msg) from error
-    return _build(data.get("role"), fields, extra)
+    else:
+        return _build(data.get("role"), fields, extra)
+    raise MessageDecodeError(msg)  # out here, since the other error quotes the value
 
 
 def decode_legacy_message(data: Any) -> BaseMessage:
@@ -171,7 +183,7 @@ def decode_legacy_message(data: Any) -> BaseMessage:
         msg = "expected {'type': ..., 'data': {...}}"
         raise MessageDecodeError(msg)
     fields = {str(k): v for k, v in data["data"].items() if k != "type"}
-    cls = MESSAGE_TYPES.get(data["type"]) if isinstance(data.get("type"), str) else None
+    cls = MESSAGE_TYPES.get(data["type"]) if type(data.get("type")) is str else None
     names = fields if cls is None else cls.model_fields  # asked once: it is computed each time
     known = {k: v for k, v in fields.items() if k in names}
     # older cores wrote fields that are gone now (`example`); null stood for "none" in fields that are lists today
@@ -179,6 +191,9 @@ def decode_legacy_message(data: Any) -> BaseMessage:
     extra = {k: v for k, v in fields.items() if k not in known and k != "example" and v is not None}
     if known.get("id") is not None:
         known["id"] = _id_of(known["id"])
+    if odd := _odd_text(fields):
+        msg = f"it holds a {odd} where text belongs"
+        raise MessageDecodeError(msg)
     return _build(data.get("type"), known, extra)
 
 
@@ -186,27 +201,40 @@ def _id_of(value: Any) -> str:
     """A message's id as langchain-core itself reads it: numbers become text."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    if not isinstance(value, str) or not _is_utf8(value):
-        msg = f"its id is no text but a {type(value).__name__}" if not isinstance(value, str) else "its id is no UTF-8"
+    if type(value) is not str or not _is_utf8(value):
+        msg = f"its id is no text but a {type(value).__name__}" if type(value) is not str else "its id is no UTF-8"
         raise MessageDecodeError(msg)
     return value
 
 
+def _odd_text(value: Any, depth: int = 0) -> str | None:
+    """The class of a text that is none, as BSON's `Code`: a `str` without a hash, which breaks whatever reads it."""
+    if isinstance(value, str):
+        return None if type(value) is str else type(value).__name__
+    if depth > MAX_DEPTH or not isinstance(value, (Mapping, list, tuple)):
+        return None
+    items = (*value, *value.values()) if isinstance(value, Mapping) else value
+    return next((odd for item in items if (odd := _odd_text(item, depth + 1))), None)
+
+
 def _build(role: Any, fields: dict[str, Any], extra: Any) -> BaseMessage:
-    cls = MESSAGE_TYPES.get(role) if isinstance(role, str) else None
+    cls = MESSAGE_TYPES.get(role) if type(role) is str else None
     if cls is None:
-        msg = f"unknown message type {role!r:.80}"
+        msg = f"unknown message type{f' {role!r}' if is_name(role) else ''}"
         raise MessageDecodeError(msg)
     if not isinstance(extra, dict) or any(not isinstance(k, str) or k in cls.model_fields for k in extra):
         msg = f"unexpected extra fields in a {role} message"
         raise MessageDecodeError(msg)
+    message, problem = None, ""
     try:
         # validated, so that a damaged row cannot become a message that breaks later
         message = cls(**fields, **extra)
-    except Exception as error:  # validators raise what they like
+    except Exception as error:  # noqa: BLE001  # validators raise what they like
         where = [".".join(map(str, e["loc"])) for e in error.errors()] if isinstance(error, ValidationError) else []
-        msg = f"not a valid {role} message ({type(error).__name__} {', '.join(where[:3])})"  # never its text
-        raise MessageDecodeError(msg) from error
+        problem = f"{type(error).__name__} {', '.join(where[:3])}"
+    if message is None:  # out here, since the other error quotes the value
+        msg = f"not a valid {role} message ({problem})"
+        raise MessageDecodeError(msg)
     # validators fill fields in from others (tool calls out of additional_kwargs): what was stored counts
     for name, make in DEFAULTS[cls].items():
         if name not in fields and message.__dict__[name] != DEFAULT_VALUES[cls][name]:
@@ -224,6 +252,8 @@ def encode_value(value: Any, path: str, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise MessageEncodeError(path[:200], f"is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, int):
+        if abs(value) >= MAX_INT:
+            raise MessageEncodeError(path, "is a number of more than 4,300 digits, which Python does not print")
         return int(value) if -(2**63) <= value < 2**63 else _tagged("int", hex(value))
     if isinstance(value, float):
         if math.isnan(value):
@@ -284,8 +314,15 @@ def _encode_special(value: Any, path: str, depth: int) -> dict[str, Any]:
     raise MessageEncodeError(path, f"is a {type(value).__module__}.{type(value).__qualname__}, which is not stored")
 
 
+def _long_int(value: str) -> int:
+    """A number from its hexadecimal digits; ValueError for one that Python would not print."""
+    if len(value) > 4300 or abs(number := int(value, 16)) >= MAX_INT:
+        raise ValueError
+    return number
+
+
 DECODERS: dict[str, Callable[[Any], Any]] = {
-    "int": lambda value: int(value, 16),
+    "int": _long_int,
     "str": lambda value: base64.b64decode(value, validate=True).decode("utf-8", "surrogatepass"),
     "dict": lambda value: {decode_value(k): decode_value(v) for k, v in value},
     "tuple": lambda value: tuple(decode_value(value)),

@@ -173,6 +173,7 @@ class Run:
             in_graph=True,
             replayed=self.replayed is not None,
             begun=stands and not getattr(self.history, "ttl", None),
+            head=self.view.head,
         )
 
     def note(self, shown: Sequence[BaseMessage]) -> BaseMessage | None:

@@ -29,6 +29,12 @@ from langchain_memkit.migrate.report import MigrationReport
 from langchain_memkit.migrate.sources import Conversation, HistorySource, checked
 from langchain_memkit.migrate.writing import copy_turns
 
+MAX_LINE_BYTES = 32 * 2**20
+"""A line may have this much: twice what a store takes as one turn, since text is longer as JSON."""
+MAX_BYTES = 10 * 2**30
+"""All lines together may have this much, unpacked."""
+PIECE = 2**20  # characters of a line that is too long, which are read at once to pass it over
+
 __all__ = ["aexport_history", "aimport_history", "export_history", "import_history"]
 
 
@@ -112,6 +118,8 @@ def import_history(
     *,
     user_id: str | None = None,
     dry_run: bool = False,
+    max_line_bytes: int | None = MAX_LINE_BYTES,
+    max_bytes: int | None = MAX_BYTES,
     progress: bool = True,
 ) -> MigrationReport:
     """Reads what `export_history` wrote into a store. Importing twice is importing once.
@@ -124,14 +132,17 @@ def import_history(
         path_or_file: What to read; a file must give text.
         user_id: Only the conversations of this user. None imports everybody's.
         dry_run: Reads and counts, writes nothing.
+        max_line_bytes: A line, which is a turn, with more is left out and named, and is never held in memory: a small
+            packed file may unpack to anything. 32 MB by default, twice what a store takes as one turn. None: no limit.
+        max_bytes: Where all that was read is more, reading ends with an error. 10 GB by default. None: no limit.
         progress: Shows a bar if `rich` is installed.
 
     Returns:
         Counts, and a line for everything that was left out.
 
     Raises:
-        ConfigurationError: It is no export, or one of a newer memkit.
-        HistoryReadError: The file cannot be read.
+        ConfigurationError: It is no export, or one of a newer memkit, or a limit is no number of bytes.
+        HistoryReadError: The file cannot be read, or is larger than `max_bytes`.
         HistoryWriteError: The store cannot be written; run it again to go on.
 
     Example:
@@ -148,10 +159,11 @@ def import_history(
     """
     if user_id is not None:
         check_id(user_id, "user_id")
+    limits = _Limits(_limit_given(max_line_bytes, "max_line_bytes"), _limit_given(max_bytes, "max_bytes"))
     report = MigrationReport(dry_run=dry_run)
     checked(factory)
     with read(path_or_file) as (file, size), progress_bar(progress, "importing", size) as advance:
-        lines = _lines(file, report, advance)
+        lines = _lines(file, limits, report, advance)
         wanted = (line for line in lines if user_id is None or line.scope.user_id == user_id)
         seen: set[Scope] = set()
         for scope, found in groupby(wanted, key=lambda line: line.scope):
@@ -172,11 +184,20 @@ async def aimport_history(
     *,
     user_id: str | None = None,
     dry_run: bool = False,
+    max_line_bytes: int | None = MAX_LINE_BYTES,
+    max_bytes: int | None = MAX_BYTES,
     progress: bool = True,
 ) -> MigrationReport:
     """Async twin of `import_history`: the same in a worker thread."""
-    work = partial(import_history, factory, path_or_file, user_id=user_id, dry_run=dry_run, progress=progress)
-    return await asyncio.to_thread(work)
+    options: Any = {"user_id": user_id, "dry_run": dry_run, "max_line_bytes": max_line_bytes, "max_bytes": max_bytes}
+    return await asyncio.to_thread(partial(import_history, factory, path_or_file, **options, progress=progress))
+
+
+class _Limits(NamedTuple):
+    """How many bytes of text are read; None for any number."""
+
+    of_line: int | None
+    of_all: int | None
 
 
 class Line(NamedTuple):
@@ -187,13 +208,16 @@ class Line(NamedTuple):
     data: dict[str, Any]
 
 
-def _lines(file: TextIO, report: MigrationReport, advance: Callable[[int], None]) -> Iterator[Line]:
+def _lines(file: TextIO, limits: _Limits, report: MigrationReport, advance: Callable[[int], None]) -> Iterator[Line]:
     """The lines that hold turns; what else is there is checked or written down."""
     ended = False
     number = 0
-    for number, text in enumerate(_whole(file, report), 1):
-        advance(len(text.encode("utf-8", "surrogatepass")))
+    for number, text in enumerate(_whole(file, limits, report, advance), 1):
         try:
+            if text is None:
+                name = "max_line_bytes= (memkit import --max-line)"
+                msg = f"longer than {_size(limits.of_line)}, so left out: {name} sets the limit"
+                raise MessageDecodeError(msg)
             data = read_line(text)
             if number == 1:
                 _check_header(data)
@@ -211,18 +235,63 @@ def _lines(file: TextIO, report: MigrationReport, advance: Callable[[int], None]
         report.skipped.append(f"line {number}: the file ends here without its last line: it was cut off")
 
 
-def _whole(file: TextIO, report: MigrationReport) -> Iterator[str]:
-    """Its lines; of a compressed file that was cut off or is damaged, those before."""
-    begun = False
+def _whole(
+    file: TextIO, limits: _Limits, report: MigrationReport, advance: Callable[[int], None]
+) -> Iterator[str | None]:
+    """Its lines, None for one that is too long; of a compressed file that was cut off or is damaged, those before."""
+    begun, total = False, 0
     try:
-        for text in file:
+        for text, size in _measured(file, limits.of_line):
             begun = True
+            total += size
+            advance(size)
+            if limits.of_all is not None and total > limits.of_all:
+                msg = (
+                    f"the export is larger than {_size(limits.of_all)}: what was read so far is stored. max_bytes= "
+                    "(memkit import --max-size) sets the limit, and the next run goes on"
+                )
+                raise HistoryReadError(msg)
             yield text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         msg = f"the compressed file is cut off or damaged ({type(error).__name__})"
         if not begun:
             raise HistoryReadError(msg) from error
         report.skipped.append(msg)
+
+
+def _measured(file: TextIO, most: int | None) -> Iterator[tuple[str | None, int]]:
+    """Each line with its size in bytes. One that is too long is read in pieces that are dropped: None, and its size."""
+    if most is None or not hasattr(file, "readline"):
+        for text in file:
+            size = _bytes_of(text)
+            yield (None if most is not None and size > most else text), size
+        return
+    while text := file.readline(most + 1):
+        size = _bytes_of(text)
+        if size <= most:
+            yield text, size
+            continue
+        while text and not text.endswith("\n"):
+            text = file.readline(PIECE)
+            size += _bytes_of(text)
+        yield None, size
+
+
+def _limit_given(number: Any, name: str) -> int | None:
+    if number is None or (type(number) is int and number > 0):
+        return number
+    msg = f"{name} must be a whole number of bytes from 1, or None for no limit; got {number!r:.50}"
+    raise ConfigurationError(msg)
+
+
+def _bytes_of(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _size(number: int | None) -> str:
+    """A number of bytes as a person reads it."""
+    whole = number or 0
+    return f"{whole / 2**20:,.0f} MB" if whole >= 2**20 else f"{whole:,} bytes"
 
 
 def _check_header(data: dict[str, Any]) -> None:

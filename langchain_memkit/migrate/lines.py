@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -96,7 +97,7 @@ def turn_of_line(data: Mapping[str, Any], where: str, counter: Any) -> Turn:
         return Turn(0, 0, "", None, [], [], [f"{where}: {error}"])
     row = {**data, "createdAt": _date(data.get("created_at")), "expiresAt": _date(data.get("expires_at"))}
     turn = read_turn({**row, "isDeleted": data.get("is_deleted") is True}, counter)
-    turn.problems[:] = [where + problem.removeprefix(f"turn {data.get('seq')!r:.20}") for problem in turn.problems]
+    turn.problems[:] = [where + re.sub(r"^turn (-?\d+|\?)", "", problem) for problem in turn.problems]
     return turn
 
 

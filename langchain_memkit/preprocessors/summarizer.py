@@ -14,7 +14,7 @@ from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._flow import Flow, Step, in_thread, internal_call, model_call
 from langchain_memkit._histories import has_native
-from langchain_memkit.base import Now, Position, TokenCounter
+from langchain_memkit.base import Now, Position, TokenCounter, describe_error
 from langchain_memkit.errors import StaleTurnError
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens
 from langchain_memkit.preprocessors.budget import Budget
@@ -92,7 +92,7 @@ class Summarizer:
                 known = yield from self._keep(talk, record, known, config, problems)
                 done = chunk.end
         except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
-            logger.warning("no summary was written, the next turn tries again: %s: %s", type(error).__name__, error)
+            logger.warning("no summary was written, the next turn tries again: %s", describe_error(error))
             problems.append(f"no summary: {type(error).__name__}")
         return Compaction(talk.advanced(known, done), problems)
 

@@ -100,8 +100,11 @@ def as_messages(given: Any) -> list[BaseMessage]:
     try:
         return convert_to_messages([given] if isinstance(given, (str, BaseMessage)) else given)
     except (NotImplementedError, TypeError, ValueError) as error:
-        msg = f"chat_history must be a list of messages, or of (role, text), not of (question, answer): {error}"
-        raise ConfigurationError(msg) from error
+        msg = (
+            "chat_history must be a list of messages, or of (role, text), not of (question, answer); langchain-core "
+            f"makes no messages of it ({type(error).__name__})"
+        )
+    raise ConfigurationError(msg)  # out here, since core's error quotes what it was given
 
 
 def question_of(given: Any) -> tuple[str, dict[str, Any]]:

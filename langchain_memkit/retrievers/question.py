@@ -166,7 +166,8 @@ class Condenser:
                 return (yield from self._rewrite(self.llm, question, turns, config))
             except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the search
                 why = _failure(error)
-                logger.warning("a question was not rewritten, its terms are weighted instead: %s", why)
+                told = "it was refused" if isinstance(error, _RefusedError) else why  # a check's words may quote
+                logger.warning("a question was not rewritten, its terms are weighted instead: %s", told)
         text = expanded(question, turns, strength)
         return StandaloneQuestion(text, question, text != question, "weighted", why)
 

@@ -16,8 +16,8 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._events import event
 from langchain_memkit._flow import Flow, Step, user_code
-from langchain_memkit._histories import add_messages
-from langchain_memkit.base import Memory, Preprocessor, SavedTurn, TurnContext, describe_error
+from langchain_memkit._histories import add_messages, append_turn
+from langchain_memkit.base import Head, Memory, Preprocessor, SavedTurn, TurnContext, describe_error
 from langchain_memkit.base.ids import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -28,7 +28,7 @@ from langchain_memkit.errors import (
 )
 from langchain_memkit.memories.telling import save_all, tell
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
-from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.notes import is_note, unmarked
 from langchain_memkit.messages.turns import same_messages, with_turn_ids
 from langchain_memkit.runnables.memories import Memories
 from langchain_memkit.runnables.wiring import PastWatch
@@ -65,6 +65,7 @@ class OpenTurn:
     replayed: bool = False  # its turn was stored once, and is run again from its middle
     given: Sequence[BaseMessage] | None = None  # to the model, where that is known and not just what is shown
     begun: bool = False  # the session holds turns, none of which expires: the epoch is theirs; else the first draws one
+    head: Head | None = None  # where the session stood when the history was read
     watch: PastWatch | None = None  # hears what models are given, until it is known whether the past is among it
 
 
@@ -206,7 +207,7 @@ class Policy:
             yield _event(turn, "memkit_save_error", failure)
 
     def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> Flow[int | None]:
-        given = len(messages)
+        given, messages = len(messages), [unmarked(message) for message in messages]
         if self.before_save is not None:
             # copies, so that redacting in place changes neither the caller's input nor the answer that is returned
             copies = [m.model_copy() for m in messages]
@@ -215,7 +216,7 @@ class Policy:
 
     def _append(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int) -> Flow[int | None]:
         asked = len(turn.new)
-        history, at = turn.history, {"epoch": turn.epoch, "since": turn.since}
+        history, at = turn.history, {"epoch": turn.epoch, "since": turn.since, "head": turn.head}
         if not turn.native:
             yield add_messages(history, messages)
             yield from save_all(turn.memories, SavedTurn(messages, turn_id))
@@ -224,10 +225,7 @@ class Policy:
         named = with_turn_ids(messages, place, turn_id)  # what is derived from them is told by their ids
         seq: int | None = None
         try:
-            seq = yield Step(
-                lambda: history.append_turn(named, turn_id=turn_id, **at),
-                lambda: history.aappend_turn(named, turn_id=turn_id, **at),
-            )
+            seq = yield append_turn(history, named, turn_id=turn_id, **at)
         except StaleTurnError as error:
             yield from self._dropped(turn, error)
             return None

@@ -307,7 +307,7 @@ class HistoryTurn(Runnable[Any, Any]):
             config = merge_configs(config, {"callbacks": [watch]})
         opened = OpenTurn(history, native, memories, turn_id, epoch, since, new, shown, asked, composed, config)
         begun = native and view.seq > 0 and not getattr(history, "ttl", None)
-        return replace(opened, begun=begun, watch=watch)
+        return replace(opened, begun=begun, head=view.head, watch=watch)
 
     def _finished(self, turn: OpenTurn, output: Any) -> Flow[None]:
         """Store the turn, and say it if no model was given any of its past."""

@@ -52,6 +52,7 @@ def fill_file(path: str) -> None:
                 "seq": i + 1,
                 "op": f"turn:{i}",
                 "messages": json.dumps([{**m, "id": f"{i}-{k}"} for k, m in enumerate(said)]),
+                "checksum": None,
             }
             for i in range(TURNS)
         )

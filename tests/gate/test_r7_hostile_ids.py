@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import re
 from datetime import UTC, datetime
@@ -98,9 +97,12 @@ def test_config_ids(name: str, key: str, style: str, place: Place, system: Any, 
     assert names == []
 
 
-@functools.cache
+@pytest.fixture(scope="module")
 def public_ids() -> list[tuple[str, str]]:
-    """(function, parameter) for each id that a public function, method or factory takes, found by looking."""
+    """(function, parameter) for each id that a public function, method or factory takes, found by looking.
+
+    A fixture, since this imports all of memkit and of what it stands on, which the row's time is not about.
+    """
     found = []
     for name in langchain_memkit.__all__:
         thing = getattr(langchain_memkit, name)
@@ -174,12 +176,11 @@ def outcome(path: str, parameter: str, value: Any, place: Place) -> Exception | 
 @pytest.mark.gate("R7", memkit_only=True)
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("place", ["standalone", "replica_set"], indirect=True)
-def test_every_public_id(name: str, place: Place, sent: Any) -> None:
+def test_every_public_id(name: str, place: Place, sent: Any, public_ids: list[tuple[str, str]]) -> None:
     """Every parameter of the public surface that is an id refuses it, and no command is sent."""
     value, error = HOSTILE[name]
-    found = public_ids()
-    assert len(found) >= 12, "the search for ids has gone blind"
-    for path, parameter in found:
+    assert len(public_ids) >= 12, "the search for ids has gone blind"
+    for path, parameter in public_ids:
         with sent() as names:
             raised = outcome(path, parameter, value, place)
         assert isinstance(raised, error), f"{path}({parameter}={value!r:.40}): {raised!r:.80}"

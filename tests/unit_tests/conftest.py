@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-# They import langchain_core.chat_history, so `make without-retired` leaves out the tests that ask for them.
+# They import langchain_core.chat_history, so `make newest` leaves out the tests that ask for them.
 OF_RETIRED_CLASSES = {"classic", "community"}
 
 

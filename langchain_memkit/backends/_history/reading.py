@@ -25,7 +25,7 @@ MAX_PAGE = 2000
 MAX_SEQ = 2**63 - 1
 MOST_SAID = 10_000
 
-_said: set[tuple[str, str]] = set()  # conversations without a user that were met, by their newest turn
+_said: set[tuple[str, str]] = set()  # conversations without a user that were met, by one of their turns
 
 
 class ReadingFlows:
@@ -106,13 +106,10 @@ class ReadingFlows:
         """An app that has begun to pass a `user_id` finds its old conversations empty: said where one is met."""
         if self._store.layout != "turns":
             return
-        nobody = Scope("", self._scope.session_id)
-        page = yield from self._store.page_back(nobody, None, 1, Enough())
-        if not page.turns and page.older is not None:  # rows of langchain-mongodb lie below
-            page = yield from self._store.page_back(nobody, page.older, 1, Enough())
-        if not page.turns:
+        name = yield from self._store.unowned(self._scope.session_id)
+        if name is None:
             return
-        found = (self._scope.session_id, page.turns[0].op)
+        found = (self._scope.session_id, name)
         if found not in _said:
             if len(_said) >= MOST_SAID:
                 _said.clear()
@@ -138,7 +135,7 @@ class ReadingFlows:
             head.epoch,
             window,
         )
-        return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems))
+        return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head)
 
     def _last_questions(self, n: int) -> Flow[list[str]]:
         limit = check_limit(n, "n") or 0

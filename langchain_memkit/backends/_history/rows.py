@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.base import SessionInfo, TokenCounter, Turn, check_id
+from langchain_memkit.base import Head, SessionInfo, TokenCounter, Turn, check_id, value_or_kind
 from langchain_memkit.errors import IdempotencyConflictError, MessageDecodeError, MessageEncodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_message, encode_messages
 from langchain_memkit.messages.counting import count_tokens, counter_name
@@ -61,16 +61,9 @@ class Batch:
         return {"messages": self.identified, "turn_id": self.turn_id}
 
 
-class Head(NamedTuple):
-    """Where a session stands. `base` is the position of the last clear (0: never cleared); older rows are void."""
-
-    seq: int
-    epoch: int
-    base: int
-
-
 EMPTY = Head(0, 0, 0)
-MARKER_TTL = timedelta(hours=1)
+MARKER_TTL = timedelta(hours=2)
+"""How long a clear or purge is known. A writer that was frozen for longer may miss it."""
 MOST = 2**53
 """No session has so many turns: a larger position is damaged, and is neither read nor counted on from."""
 
@@ -78,11 +71,12 @@ MOST = 2**53
 class Origin(NamedTuple):
     """What a turn saw when it began: the epoch (for an empty session `purged` of that moment), and when that was.
 
-    `epoch` None: the caller did not load first.
+    `epoch` None: the caller did not load first. `head`: where the session stood then, if that is known.
     """
 
     epoch: int | None = None
     since: datetime | None = None
+    head: Head | None = None
 
 
 def admits(head: Head | None, turn: Origin, purged: int, now: datetime) -> bool:
@@ -91,7 +85,7 @@ def admits(head: Head | None, turn: Origin, purged: int, now: datetime) -> bool:
     Args:
         head: The session now; None if it holds nothing.
         turn: What the turn saw when it began.
-        purged: Changes whenever the user is purged; 0 if that did not happen in the last hour.
+        purged: Changes whenever the user is purged; 0 if that did not happen in the last two hours.
         now: The present.
     """
     if turn.epoch is None or (head is not None and head.epoch == turn.epoch):
@@ -100,8 +94,8 @@ def admits(head: Head | None, turn: Origin, purged: int, now: datetime) -> bool:
         return head.base == 0 and turn.epoch == purged
     if turn.epoch == purged:
         return True
-    # what the turn saw is gone, and no marker says that it was cleared: it expired. Markers stay for an hour, so a
-    # turn that began less than that ago cannot have missed one
+    # what the turn saw is gone, and no marker says that it was cleared: it expired. Markers stay for two hours,
+    # so a turn that began less than that ago cannot have missed one
     return turn.since is not None and not purged and now - turn.since < MARKER_TTL / 2
 
 
@@ -116,7 +110,7 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int 
     With `newest`, decoding ends after one more message than this, counted from the end.
     """
     seq = row.get("seq")
-    where = f"turn {seq!r:.20}"
+    where = f"turn {seq if isinstance(seq, int) else '?'}"
     created_at = row.get("createdAt")
     turn = Turn(
         seq if isinstance(seq, int) else 0,
@@ -131,7 +125,7 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int 
     version, stored = row.get("v"), row.get("messages")
     if version != FORMAT_VERSION:
         turn.problems.append(
-            f"{where}: format {version!r:.20}, this version reads {FORMAT_VERSION}; is memkit older here?"
+            f"{where}: format {value_or_kind(version)}, this version reads {FORMAT_VERSION}; is memkit older here?"
         )
     elif not isinstance(stored, list):
         turn.problems.append(f"{where}: no list of messages")
@@ -203,7 +197,8 @@ def until_enough(turns: Iterable[Turn], enough: Enough) -> tuple[list[Turn], boo
 class Page(NamedTuple):
     """Turns newest first, the session's `seq` and `epoch` as seen by this read, and where to go on.
 
-    For a session that holds nothing, `epoch` is what `admits` calls `purged`.
+    For a session that holds nothing, `epoch` is what `admits` calls `purged`. `head`: where an append may begin without
+    a look of its own; None where it has to look anyway.
     """
 
     turns: list[Turn]
@@ -211,6 +206,7 @@ class Page(NamedTuple):
     epoch: int
     read_at: datetime | None
     older: Any | None
+    head: Head | None = None
 
 
 class TurnStore(Protocol):
@@ -230,6 +226,7 @@ class TurnStore(Protocol):
     def page_forward(
         self, scope: Scope, after: Any | None, limit: int, *, hidden: bool = False
     ) -> Flow[tuple[list[Turn], Any | None]]: ...
+    def unowned(self, session_id: str) -> Flow[str | None]: ...
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]: ...
     def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]: ...
     def clear(self, scope: Scope) -> Flow[None]: ...

@@ -17,7 +17,7 @@ from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._histories import overrides
 from langchain_memkit.backends._history.reading import ReadingFlows, check_limit, check_texts
 from langchain_memkit.backends._history.rows import Origin, Scope, TurnStore, check_list, prepare
-from langchain_memkit.base import HistoryView, TokenCounter, Turn, Window, check_id
+from langchain_memkit.base import Head, HistoryView, TokenCounter, Turn, Window, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import approximate_tokens
 
@@ -286,6 +286,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         expected_seq: int | None = None,
         epoch: int | None = None,
         since: datetime | None = None,
+        head: Head | None = None,
     ) -> int:
         """Stores one turn, whole or not at all, once.
 
@@ -297,6 +298,8 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
             expected_seq: Store only if this is the position of the last turn (`view().seq`).
             epoch: Store only if the session was not cleared since (`view().epoch`).
             since: When that was (`view().read_at`), so that a session that only expired meanwhile is begun anew.
+            head: Where the session stood then (`view().head`), so that this need not be looked up again. If others have
+                written since, it is.
 
         Returns:
             The position of the turn; for an empty batch 0, and nothing is stored.
@@ -320,7 +323,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         batch = prepare(messages, turn_id, self.token_counter)
         if not batch.given:
             return 0
-        return self._store.run(self._store.append(self._scope, batch, expected_seq, Origin(epoch, since)))
+        return self._store.run(self._store.append(self._scope, batch, expected_seq, Origin(epoch, since, head)))
 
     async def aappend_turn(
         self,
@@ -330,6 +333,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         expected_seq: int | None = None,
         epoch: int | None = None,
         since: datetime | None = None,
+        head: Head | None = None,
     ) -> int:
         """Async twin of `append_turn`."""
         check_list(messages)
@@ -339,7 +343,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         batch = await asyncio.to_thread(work) if slow else work()
         if not batch.given:
             return 0
-        return await self._store.arun(self._store.append(self._scope, batch, expected_seq, Origin(epoch, since)))
+        return await self._store.arun(self._store.append(self._scope, batch, expected_seq, Origin(epoch, since, head)))
 
     def delete_turn(self, turn: int | str) -> bool:
         """Hides one turn (soft delete: it stays stored until cleared).

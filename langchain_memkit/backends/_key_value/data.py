@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.documents import Document
 
-from langchain_memkit.base import check_text
+from langchain_memkit.base import check_text, value_or_kind
 from langchain_memkit.errors import MessageEncodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value, encode_value
 
@@ -60,11 +60,14 @@ def _encode(value: Any, path: str) -> Any:
     if not isinstance(value, STORED_TYPES):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise MessageEncodeError(path, f"is a {kind}, and a store takes dicts, bytes and Documents")
-    encoded = encode_value(value, path)
+    encoded, problem = encode_value(value, path), ""
+    back: Any = None
     try:
         back = decode_value(encoded)
     except UNREADABLE as error:
-        raise MessageEncodeError(path, f"would be unreadable once stored ({type(error).__name__})") from error
+        problem = f"would be unreadable once stored ({type(error).__name__})"
+    if problem:  # out here, since the other error may quote the value
+        raise MessageEncodeError(path, problem)
     if back != value:  # a moment that the clocks showed twice, for one, differs from itself in another time zone
         wrong = [k for k in value if k not in back or back[k] != value[k]] if isinstance(value, dict) else []
         raise MessageEncodeError(f"{path}[{wrong[0]!r}]" if wrong else path, "would not come back equal")
@@ -74,7 +77,7 @@ def _encode(value: Any, path: str) -> Any:
 def decode(key: str, stored: Stored) -> Any:
     """The value that was stored; None, after a line in the log, if it is damaged."""
     if stored.version != FORMAT_VERSION:
-        problem = f"format {stored.version!r:.20}, this version reads {FORMAT_VERSION}; is memkit older here?"
+        problem = f"format {value_or_kind(stored.version)}, this version reads {FORMAT_VERSION}; is memkit older here?"
     else:
         try:
             value = decode_value(stored.value)

@@ -143,27 +143,34 @@ def _row(document: Document, name: str, known: Mapping[str, Any]) -> Row:
         if known.get("said"):
             facts["said"] = [[readable(role), readable(by), *span] for role, by, *span in known["said"]]
         entry = entry_of(Document(readable(text), id=name, metadata=facts))
-        _check_entry(entry)
+        problem = _problem(entry)
     except UNREADABLE as error:
-        msg = f"document {name!r:.80} has metadata that no record has: {type(error).__name__}: {error!s:.200}"
-        raise ValueError(msg) from error
+        entry, problem = None, type(error).__name__
+    if entry is None or problem:  # out here, since the other error may quote the value
+        msg = f"document {name!r:.80} has metadata that no record has: {problem}"
+        raise ValueError(msg)
     metadata = _encoded(given, f"documents[{name!r:.80}].metadata")
     encoded = encode_value(text, f"documents[{name!r:.80}].page_content")
     return Row(entry, user, digest_of(text), encoded, metadata)
 
 
-def _check_entry(entry: Entry) -> None:
-    if entry.session:
-        check_id(entry.session, "session_id")
-    check_id(entry.round_id, "round_id")
+def _problem(entry: Entry) -> str:
+    """What is wrong with an entry; an empty string if nothing is."""
+    try:
+        if entry.session:
+            check_id(entry.session, "session_id")
+        check_id(entry.round_id, "round_id")
+    except (TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
     for field in ("position", "epoch"):
         value = getattr(entry, field)
         if not isinstance(value, int) or not SMALLEST <= value <= LARGEST:
-            msg = f"{field} must be a whole number of 64 bits"
-            raise ValueError(msg)
-    if entry.importance is not None and not np.isfinite(entry.importance):
-        msg = "importance must be a finite number"
-        raise ValueError(msg)
+            return f"{field} must be a whole number of 64 bits"
+    try:
+        finite = entry.importance is None or bool(np.isfinite(entry.importance))
+    except (TypeError, ValueError):
+        finite = False
+    return "" if finite else "importance must be a finite number"
 
 
 def readable(text: str) -> str:
@@ -172,11 +179,14 @@ def readable(text: str) -> str:
 
 
 def _encoded(metadata: dict[str, Any], path: str) -> dict[str, Any]:
-    encoded = encode_value(metadata, path)
+    encoded, problem = encode_value(metadata, path), ""
+    back: Any = None
     try:
         back = decode_value(encoded)
     except UNREADABLE as error:
-        raise MessageEncodeError(path, f"would be unreadable once stored ({type(error).__name__})") from error
+        problem = f"would be unreadable once stored ({type(error).__name__})"
+    if problem:  # out here, since the other error may quote the value
+        raise MessageEncodeError(path, problem)
     if back != metadata:
         wrong = [key for key in metadata if key not in back or back[key] != metadata[key]]
         raise MessageEncodeError(f"{path}[{wrong[0]!r:.80}]" if wrong else path, "would not come back equal")

@@ -3,6 +3,14 @@
 Order is a gap-free `seq` per session. A turn is inserted at `last + 1`, and the unique index on (user_id, session_id,
 seq) decides between writers; who loses reads again and tries the next position. The unique index on `op` makes a retry
 harmless, so after any unclear outcome the same turn is simply sent again until the deadline.
+
+An insert decides by itself, without a second look at the session:
+
+- A clear does not free the positions that a late writer may still take: turns of the last two hours stay as rows
+  without content, so what was read before a clear leads to a position that is taken.
+- A purge finds sessions by their rows. So a user's session is opened by a row without content, then the purge is looked
+  up, then the turn is inserted: a purge that comes after the look finds the session.
+- What such rows stand for is over when they expire, so a turn that goes behind one renews it first.
 """
 
 from __future__ import annotations
@@ -11,14 +19,13 @@ import time
 from typing import Any
 from uuid import uuid4
 
-from pymongo.errors import BulkWriteError, PyMongoError, ServerSelectionTimeoutError
+from pymongo.errors import BulkWriteError, DuplicateKeyError, PyMongoError, ServerSelectionTimeoutError
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import (
     EMPTY,
     MOST,
     Batch,
-    Head,
     Origin,
     Row,
     Scope,
@@ -28,19 +35,23 @@ from langchain_memkit.backends._history.rows import (
 )
 from langchain_memkit.backends.mongodb.commands import DUPLICATE_KEY, Call, is_transient, next_try, text_of
 from langchain_memkit.backends.mongodb.documents import (
-    MARKERS,
+    IN_TWO_HOURS,
+    NO_TURNS,
+    OPENING,
+    STORED_LONG_AGO,
     Kind,
+    contentless,
     head_of,
     native_turn,
     turn_document,
     turns_filter,
+    voided,
 )
 from langchain_memkit.backends.mongodb.indexes import ensure_indexes
 from langchain_memkit.backends.mongodb.reader import Reader
 from langchain_memkit.backends.mongodb.settled import settled
+from langchain_memkit.base import Head
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
-
-MAX_SEQ = 2**63 - 1
 
 
 class Append:
@@ -63,11 +74,12 @@ class Append:
         self.origin = origin
         self.pending = list(enumerate(batch.rows))
         self.last = EMPTY
-        self.unchecked: list[tuple[int, Row]] = []  # stored, but perhaps below a marker
-        self.lowest = MAX_SEQ
-        self.first_of: int | None = None  # began a user's session: the purge that was seen before
         # an import may be the continuation of one that broke off, and a retry comes before a conflict of positions
         self.look_up = len(batch.rows) > 1 or expected_seq is not None
+        # where a turn begins without a look of its own; where turns expire, positions are free again
+        known = not self.look_up and store.ttl is None and origin.head is not None
+        self.known = origin.head if known and origin.head.last != "expiring turn" else None  # type: ignore[union-attr]  # known
+        self.limit = store.settings.timeout  # seconds for one try: on a server that stands still, another one is due
         self.unknown = False
         self.deadline = 0.0
 
@@ -75,6 +87,7 @@ class Append:
         """Runs to the end; returns where the last row was stored."""
         store = self.store
         yield from ensure_indexes(store.clients, store.settings)
+        yield from store.read_clock()
         self.deadline = time.monotonic() + store.patience
         while True:
             try:
@@ -82,8 +95,6 @@ class Append:
                     yield from self._look_up()
                 if self.pending:
                     yield from self._insert()
-                if self.unchecked:
-                    yield from self._check_again()
                 if not self.pending:
                     return self.last
                 message = "other writers were faster every time"
@@ -93,7 +104,7 @@ class Append:
                         raise self._failed(text_of(error)) from error
                     raise
                 self.unknown = self.unknown or not isinstance(error, ServerSelectionTimeoutError)
-                self.look_up, message = True, text_of(error)
+                self.look_up, self.limit, message = True, self.limit * 2, text_of(error)
                 cause: PyMongoError | None = error
             else:
                 cause = None
@@ -111,6 +122,11 @@ class Append:
     def _remaining(self) -> float:
         """Seconds that are left for one command."""
         return max(self.deadline - time.monotonic(), 0.1)
+
+    @property
+    def _one_try(self) -> float:
+        """Seconds for one try to write; the next one may take longer, in case that much is to be written."""
+        return min(self._remaining, self.limit)
 
     @property
     def _look(self) -> float:
@@ -143,23 +159,32 @@ class Append:
                     stored_or_conflict(self.batch, index, native_turn(document, None))
                 self.last = head_of([document]) or EMPTY
                 self.pending.remove((index, row))
-        if len(documents) > len(stored):  # left over from a clear that broke off: finish it, then they are free
-            yield from delete_older(self.store, self.scope, current._replace(seq=current.base))
+        if len(documents) > len(stored):  # left over from a clear that broke off: finish it, then their names are free
+            yield from void_older(self.store, self.scope, current._replace(seq=current.base))
         self.look_up = False
 
     def _insert(self) -> Flow[None]:
-        """One try, at the position after the last one. The read may be out of date at once: the index decides."""
-        store, scope = self.store, self.scope
-        head = yield from store.head(scope, "local", self._look)
-        if head is None:  # a first turn: perhaps of a collection that was dropped and is new
+        """One try, at the position after the last one. What is known of it may be out of date: the index decides."""
+        store, scope, origin = self.store, self.scope, self.origin
+        head, self.known = self.known, None
+        if head is None or (head.seq and head.epoch != origin.epoch):
+            head = (yield from store.head(scope, "local", self._look)) or EMPTY
+        if not head.seq:  # a first turn: perhaps of a collection that was dropped and is new
             yield from ensure_indexes(store.clients, store.settings, again=True)
         purged = 0
-        if self.origin.epoch is not None and not (head and head.epoch == self.origin.epoch) and scope.user_id:
+        if origin.epoch is not None and scope.user_id and not (head.seq and head.epoch == origin.epoch):
+            if not head.seq:
+                yield from self._open()
             purged = yield from store.purged(scope.user_id, self._look)
         self._check(head, purged)
+        if self.kind != "turn":
+            yield from self._insert_marker(head)
+            return
+        if head.last == "marker" and not (yield from self._renew(head)):
+            return
         documents = self._documents(head)
         try:
-            yield Call(lambda c: c.insert_many(documents), self._remaining)
+            yield Call(lambda c: c.insert_many(documents), self._one_try)
         except BulkWriteError as error:
             done, duplicate = _read_bulk_error(error)
             self._stored(documents[:done])
@@ -168,64 +193,64 @@ class Append:
             self.look_up = True
             return
         self._stored(documents)
-        if head is None and self.origin.epoch is not None and scope.user_id:
-            self.first_of = purged
 
-    def _check(self, head: Head | None, purged: int) -> None:
+    def _open(self) -> Flow[None]:
+        """Puts a row without content into a session, by which a purge finds it from now on."""
+        row = turns_filter(*self.scope, seq={"$eq": OPENING})
+        made = contentless("opening", "opening", EMPTY)
+        yield from self.store.retried(lambda c: c.update_one(row, made, upsert=True), self._look)
+
+    def _renew(self, head: Head) -> Flow[bool]:
+        """Keeps the marker that the session begins with; returns whether it is still there."""
+        row = turns_filter(*self.scope, seq={"$eq": head.seq}, kind={"$in": NO_TURNS}, epoch={"$eq": head.epoch})
+        change = [{"$set": {"expiresAt": IN_TWO_HOURS}}]
+        result = yield from self.store.retried(lambda c: c.update_one(row, change), self._look)
+        return bool(result.matched_count)
+
+    def _insert_marker(self, head: Head) -> Flow[None]:
+        """An upsert, since only a pipeline can ask for the server's time."""
+        (_, row), seq = self.pending[0], head.seq + 1
+        marker = Head(seq, new_epoch(), seq, "marker")
+        query = turns_filter(*self.scope, seq={"$eq": seq}, op={"$eq": row.op})
+        made = contentless(self.kind, row.op, marker)
+        try:
+            yield Call(lambda c: c.update_one(query, made, upsert=True), self._one_try)
+        except DuplicateKeyError:
+            self.look_up = True
+            return
+        self.last = marker
+        self.pending.clear()
+
+    def _check(self, head: Head, purged: int) -> None:
         context = self.batch.error_context
-        if not admits(head, self.origin, purged, self.store.settings.now()):
-            msg = f"session {self.scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
+        if not admits(head if head.seq else None, self.origin, purged, self.store.settings.now()):
+            msg = (
+                f"session {self.scope.session_id!r} was cleared, or its user purged, while this turn ran, so the turn "
+                "was not stored"
+            )
             raise StaleTurnError(msg, **context)
-        at = (head or EMPTY).seq
-        if self.expected_seq is not None and self.expected_seq != at:
-            msg = f"expected the session at position {self.expected_seq}, it is at {at}; read it again"
+        if self.expected_seq is not None and self.expected_seq != head.seq:
+            msg = f"expected the session at position {self.expected_seq}, it is at {head.seq}; read it again"
             raise HistoryConflictError(msg, maybe_stored=self.unknown, **context)
 
-    def _documents(self, head: Head | None) -> list[dict[str, Any]]:
+    def _documents(self, head: Head) -> list[dict[str, Any]]:
         store, documents = self.store, []
-        head = head or Head(0, new_epoch(), 0)
+        settings, server_now = store.settings, store.server_now()
+        if not head.seq:
+            head = Head(0, new_epoch(), 0)
         for _, row in self.pending:
             head = head._replace(seq=head.seq + 1)
-            if self.kind != "turn":
-                head = Head(head.seq, new_epoch(), head.seq)
-            now = store.settings.now()
             documents.append(
-                turn_document(self.scope, head, self.kind, row, now, store.settings.ttl, store.settings.token_counter)
+                turn_document(self.scope, head, row, settings.now(), server_now, settings.ttl, settings.token_counter)
             )
         return documents
 
     def _stored(self, documents: list[dict[str, Any]]) -> None:
         if documents:
             self.last = head_of(documents[-1:]) or EMPTY
-            if self.kind == "turn":
-                self.unchecked += self.pending[: len(documents)]
-                self.lowest = min(self.lowest, documents[0]["seq"])
             del self.pending[: len(documents)]
             if self.expected_seq is not None:
                 self.expected_seq = self.last.seq
-
-    def _check_again(self) -> Flow[None]:
-        """Looks once more behind an insert, because a clear or purge may have slipped in between look and insert.
-
-        A clear frees the positions that it deletes, so a turn can go in below the marker, where it is void. And a purge
-        does not see a session that begins beside it.
-        """
-        store, scope = self.store, self.scope
-        head = (yield from store.head(scope, "local", self._look)) or EMPTY
-        void = head.base >= self.lowest
-        if void:
-            yield from delete_older(store, scope, head._replace(seq=head.base))
-        elif self.first_of is not None and (yield from store.purged(scope.user_id, self._look)) != self.first_of:
-            yield from delete_older(store, scope, (yield from mark(store, scope, "clear")))
-            void = True
-        rows, self.unchecked, self.lowest, self.first_of = self.unchecked, [], MAX_SEQ, None
-        if void and self.origin.epoch is not None:
-            msg = (
-                f"session {scope.session_id!r} was cleared or its user purged while this turn ran, so it was not stored"
-            )
-            raise StaleTurnError(msg, **self.batch.error_context)
-        if void:
-            self.pending = [*rows, *self.pending]
 
 
 def _read_bulk_error(error: BulkWriteError) -> tuple[int, bool]:
@@ -239,16 +264,22 @@ def _read_bulk_error(error: BulkWriteError) -> tuple[int, bool]:
 
 
 def mark(store: Reader, scope: Scope, kind: Kind) -> Flow[Head]:
-    """Puts a contentless marker at the end of a session: whatever is before it is void from now on."""
+    """Puts a marker without content at the end of a session: whatever is before it is void from now on."""
     batch = Batch([], [], [Row(f"{kind}:{uuid4()}", [], [])], None)
     return (yield from Append(store, scope, batch, kind, None, Origin()).flow())
 
 
-def delete_older(store: Reader, scope: Scope, head: Head) -> Flow[int]:
-    """Deletes everything before a marker; returns how many turns went."""
-    older = turns_filter(*scope, seq={"$lt": head.seq})
-    turns = yield from store.retried(lambda c: c.delete_many({**older, "kind": {"$nin": MARKERS}}))
-    # with the markers what has no sound position, which no reader sees
-    rest = turns_filter(*scope, seq={"$exists": True, "$not": {"$gte": head.seq, "$lte": MOST}})
+def void_older(store: Reader, scope: Scope, head: Head) -> Flow[int]:
+    """Removes the content of everything before a marker; returns how many turns that were.
+
+    What was stored in the last two hours keeps its position, until no writer can come that has read the session before.
+    Older markers go of themselves.
+    """
+    turns = turns_filter(*scope, seq={"$gt": 0, "$lt": head.seq}, kind={"$nin": NO_TURNS})
+    old = yield from store.retried(lambda c: c.delete_many({**turns, **STORED_LONG_AGO}))
+    change = voided(head.epoch)
+    recent = yield from store.retried(lambda c: c.update_many(turns, change))
+    # what has no sound position, which no reader sees
+    rest = turns_filter(*scope, seq={"$exists": True, "$not": {"$gt": 0, "$lte": MOST}})
     yield from store.retried(lambda c: c.delete_many(rest))
-    return int(turns.deleted_count)
+    return int(old.deleted_count) + int(recent.modified_count)

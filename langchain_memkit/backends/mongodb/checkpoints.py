@@ -11,6 +11,7 @@ from pymongo.errors import PyMongoError
 
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import CODEC, text_of
+from langchain_memkit.backends.mongodb.failures import driver_errors
 from langchain_memkit.errors import HistoryReadError
 
 __all__ = ["CheckpointCollection"]
@@ -68,9 +69,10 @@ class CheckpointCollection:
         self._clients.hold()
         try:
             collection = self._clients.sync()[database].get_collection(name, codec_options=CODEC)
-            with pymongo.timeout(FIRST_SECONDS):
-                collection.find_one({}, {"_id": 1})
-            yield from read(collection)
+            with driver_errors():
+                with pymongo.timeout(FIRST_SECONDS):
+                    collection.find_one({}, {"_id": 1})
+                yield from read(collection)
         except PyMongoError as error:
             msg = f"cannot read {'.'.join(self._names)} from {self._clients.hosts}: {text_of(error)}"
             raise HistoryReadError(msg) from error

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 import pymongo
@@ -29,6 +29,7 @@ from pymongo.write_concern import WriteConcern
 from langchain_memkit._flow import Flow, adrive, drive
 from langchain_memkit.backends._history.rows import Batch
 from langchain_memkit.backends.mongodb.clients import Clients, redact
+from langchain_memkit.backends.mongodb.failures import driver_errors
 from langchain_memkit.base import Now, TokenCounter, seconds_given
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -110,6 +111,7 @@ class Settings(Place):
 
 
 _reached: set[Any] = set()
+_clocks: dict[Any, float] = {}  # of servers: seconds since 1970, less those of our monotonic clock
 
 
 class Runner:
@@ -156,7 +158,7 @@ class Runner:
             if isinstance(operation, Pause):
                 time.sleep(operation.seconds)
                 return None
-            with pymongo.timeout(operation.timeout):
+            with driver_errors(), pymongo.timeout(operation.timeout):
                 result = operation.function(self.collection(self.clients.sync()))
             _reached.add(self.clients.key)
             return result
@@ -172,7 +174,7 @@ class Runner:
             if isinstance(operation, Pause):
                 return await asyncio.sleep(operation.seconds)
             collection = self.collection(await self.clients.asynchronous())
-            with pymongo.timeout(operation.timeout):
+            with driver_errors(), pymongo.timeout(operation.timeout):
                 result = await operation.function(collection)
             _reached.add(self.clients.key)
             return result
@@ -241,7 +243,7 @@ class Runner:
         except MemkitError:
             raise
         except (DocumentTooLarge, InvalidDocument) as error:
-            msg = f"a turn is larger than one MongoDB document may be (16 MB): {redact(str(error))[:300]}"
+            msg = f"a turn is larger than one MongoDB document may be (16 MB), or cannot be encoded: {error}"
             raise MessageTooLargeError(msg, **context) from error
         except PyMongoError as error:
             if codes_of(error) & TOO_LARGE_CODES:
@@ -263,6 +265,19 @@ class Commands(Runner):
     def place(self) -> Any:
         """Equal for stores on the same collection, however the server is spelled: asks the server who it is."""
         return (self.run(self.reading(self._server())), self.settings.names)
+
+    def read_clock(self) -> Flow[None]:
+        """Asks the server for its time, once in a process."""
+        if self.clients.key not in _clocks:
+            said = yield Call(lambda c: c.database.command("hello"), self.settings.timeout)
+            moment = said["localTime"]
+            _clocks[self.clients.key] = (
+                moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            ).timestamp() - time.monotonic()
+
+    def server_now(self) -> datetime:
+        """The server's time, whatever the clock of this machine says."""
+        return datetime.fromtimestamp(_clocks[self.clients.key] + time.monotonic(), UTC)
 
     def _server(self) -> Flow[Any]:
         said = yield from self.retried(lambda c: c.database.client.admin.command("hello"))

@@ -8,17 +8,18 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
 
-from bson import Decimal128, ObjectId
+from bson import Decimal128, ObjectId, Timestamp
 from pymongo import ASCENDING, IndexModel
 
-from langchain_memkit.backends._history.rows import MARKER_TTL, MOST, Head, Row, Scope, read_turn
-from langchain_memkit.base import TokenCounter, Turn
+from langchain_memkit.backends._history.rows import MARKER_TTL, MOST, Row, Scope, read_turn
+from langchain_memkit.base import Head, TokenCounter, Turn
 from langchain_memkit.errors import MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
 from langchain_memkit.messages.counting import count_tokens, counter_name
 
 Kind = Literal["turn", "clear", "purge"]
-MARKERS = ["clear", "purge"]
+NO_TURNS = ["clear", "purge", "void", "opening"]
+"""Kinds of documents without content: markers, what they have voided, and what opens a user's session."""
 SHOWN = {"isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
 """What a query asks of documents that were not soft-deleted."""
 
@@ -33,6 +34,7 @@ FIELDS = (
     "base",
     "op",
     "createdAt",
+    "storedAt",
     "expiresAt",
     "messages",
     "tokens",
@@ -42,6 +44,14 @@ FIELDS = (
 )
 OURS = {"seq": {"$exists": True}}
 """What tells our documents from rows of langchain-mongodb; the unique indexes are partial on it."""
+
+OPENING = 0
+"""The position of the document that opens a user's session, below that of every turn."""
+
+CLOCKS = timedelta(minutes=5)
+"""A date by a client's clock that is no further than this behind the server's is taken for the server's."""
+IN_TWO_HOURS = {"$add": ["$$NOW", MARKER_TTL // timedelta(milliseconds=1)]}
+"""By the server's clock, for pipelines: when a document without content goes."""
 
 
 def turns_filter(user_id: str, session_id: str | None = None, **conditions: Any) -> dict[str, Any]:
@@ -89,9 +99,15 @@ def legacy_index(session_id_key: str, index_kwargs: Mapping[str, Any]) -> IndexM
 
 
 def turn_document(
-    scope: Scope, head: Head, kind: Kind, row: Row, now: datetime, ttl: float | None, counter: TokenCounter | None
+    scope: Scope,
+    head: Head,
+    row: Row,
+    now: datetime,
+    server_now: datetime,
+    ttl: float | None,
+    counter: TokenCounter | None,
 ) -> dict[str, Any]:
-    """The document of one turn or marker, in the order in which a person reads it."""
+    """The document of one turn, in the order in which a person reads it."""
     now = row.created_at or now
     document: dict[str, Any] = {
         "user_id": scope.user_id,
@@ -102,16 +118,14 @@ def turn_document(
         "tokens": row.tokens,
         "token_counter": counter_name(counter),
         "op": row.op,
-        "kind": kind,
+        "kind": "turn",
         "epoch": head.epoch,
         "base": head.base,
         "v": FORMAT_VERSION,
     }
-    if kind != "turn":
-        for name in ("messages", "tokens", "token_counter"):
-            del document[name]
-        document["expiresAt"] = now + MARKER_TTL
-    elif ttl is not None:
+    if now < server_now - CLOCKS:
+        document["storedAt"] = Timestamp(0, 0)  # the server puts its own time there
+    if ttl is not None:
         document["expiresAt"] = now + timedelta(seconds=ttl)
     elif row.expires_at is not None:
         document["expiresAt"] = row.expires_at
@@ -120,11 +134,41 @@ def turn_document(
     return document
 
 
+def contentless(kind: str, op: str, head: Head) -> list[dict[str, Any]]:
+    """What makes a marker, or what opens a session, of an upsert's filter; the server's clock says when it goes."""
+    fields = {"op": op, "kind": kind, "epoch": head.epoch, "base": head.base, "v": FORMAT_VERSION}
+    literal = {name: {"$literal": value} for name, value in fields.items()}
+    return [{"$set": {"createdAt": "$$NOW", **literal, "expiresAt": IN_TWO_HOURS}}]
+
+
+def voided(epoch: int) -> list[dict[str, Any]]:
+    """What a clear leaves of a turn: its position, so that no late writer takes it.
+
+    Its name is free again, since the turn may be stored once more after the clear. Its `base` stays what it was: with
+    the marker's, turns would be void that are stored after the marker is gone.
+    """
+    name = {"$convert": {"input": "$seq", "to": "string", "onError": {"$toString": "$_id"}}}
+    kept = {field: f"${field}" for field in ("_id", "user_id", "session_id", "seq", "base")}
+    made = {"op": {"$concat": ["void:", name]}, "kind": "void", "epoch": {"$literal": epoch}, "v": FORMAT_VERSION}
+    return [{"$replaceWith": {**kept, **made, "expiresAt": IN_TWO_HOURS}}]
+
+
+def _stored_long_ago() -> dict[str, Any]:
+    """A condition: stored before any writer read its session that may still come, by the server's clock."""
+    stamped = {"$eq": [{"$type": "$storedAt"}, "timestamp"]}
+    stored = {"$cond": [stamped, {"$toDate": "$storedAt"}, "$createdAt"]}
+    since = {"$subtract": ["$$NOW", (MARKER_TTL + 2 * CLOCKS) // timedelta(milliseconds=1)]}
+    return {"$expr": {"$and": [{"$eq": [{"$type": stored}, "date"]}, {"$lt": [stored, since]}]}}
+
+
+STORED_LONG_AGO = _stored_long_ago()
+
+
 def is_live(document: Mapping[str, Any], base: int, now: datetime, hidden: bool = False) -> bool:
     """Whether a document is a turn to show: after the last clear, not expired, not soft-deleted unless `hidden`."""
     seq, expires = document.get("seq"), document.get("expiresAt")
     return (
-        document.get("kind", "turn") not in MARKERS
+        document.get("kind", "turn") not in NO_TURNS
         and not (isinstance(seq, (int, float)) and seq <= base)
         and (hidden or not is_soft_deleted(document))
         and not (isinstance(expires, datetime) and expires <= now)
@@ -141,7 +185,9 @@ def head_of(documents: list[dict[str, Any]]) -> Head | None:
     for document in documents:
         epoch, base = document.get("epoch"), document.get("base")
         if isinstance(epoch, int) and isinstance(base, int):
-            return Head(max(position(d.get("seq")) for d in documents), int(epoch), int(base))
+            contentless, expires = document.get("kind") in NO_TURNS, document.get("expiresAt") is not None
+            last: Any = "marker" if contentless else "expiring turn" if expires else "turn"
+            return Head(max(position(d.get("seq")) for d in documents), int(epoch), int(base), last)
     return None
 
 

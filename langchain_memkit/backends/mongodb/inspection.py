@@ -14,6 +14,7 @@ from langchain_memkit.backends._key_value.data import range_of
 from langchain_memkit.backends.mongodb import documents, vector_documents
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import text_of
+from langchain_memkit.backends.mongodb.failures import driver_errors
 from langchain_memkit.backends.mongodb.layout_qa import qa_index_models
 from langchain_memkit.base import user_prefix
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
@@ -144,10 +145,11 @@ def build_indexes(uri: str, database: str, name: str, faults: list[Fault]) -> No
     clients = Clients(uri, None, None)
     collection = clients.sync()[database][name]
     try:
-        for fault in faults:
-            if fault.present_as is not None:
-                collection.drop_index(fault.present_as)
-        collection.create_indexes([fault.model for fault in faults])
+        with driver_errors():
+            for fault in faults:
+                if fault.present_as is not None:
+                    collection.drop_index(fault.present_as)
+            collection.create_indexes([fault.model for fault in faults])
     except PyMongoError as error:
         msg = f"{clients.hosts} did not build the indexes of {database}.{name}: {text_of(error)}"
         raise HistoryWriteError(msg) from error
@@ -168,7 +170,7 @@ def _server(uri: str, timeout: float) -> Iterator[tuple[MongoClient[dict[str, An
     clients = Clients(uri, None, None)
     client = clients.sync()
     try:
-        with pymongo.timeout(timeout):
+        with driver_errors(), pymongo.timeout(timeout):
             client.admin.command("ping")  # which is not retried: a wrong password is said at once
             yield client, clients.hosts
     except PyMongoError as error:

@@ -98,7 +98,11 @@ def row_text(message: BaseMessage, path: str) -> str:
         text = json.dumps(message_to_dict(message))
         same = decode_legacy_message(json.loads(text)) == message
     except (TypeError, ValueError, RecursionError, MessageDecodeError) as error:
-        raise MessageEncodeError(path, f"cannot be written as a row of langchain-mongodb ({error!s:.200})") from error
-    if not same:
-        raise MessageEncodeError(path, "would not come back equal from a row of langchain-mongodb")
+        # a TypeError of JSON names a class
+        why = f"{error!s:.200}" if isinstance(error, (TypeError, MessageDecodeError)) else type(error).__name__
+        text, problem = "", f"cannot be written as a row of langchain-mongodb ({why})"
+    else:
+        problem = "" if same else "would not come back equal from a row of langchain-mongodb"
+    if problem:
+        raise MessageEncodeError(path, problem)
     return text

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from pymongo.read_concern import ReadConcern
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import EMPTY, MOST, Enough, Head, Page, Scope, until_enough
+from langchain_memkit.backends._history.rows import EMPTY, MOST, Enough, Page, Scope, until_enough
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Commands, Settings
 from langchain_memkit.backends.mongodb.documents import (
-    MARKERS,
+    NO_TURNS,
     SHOWN,
     head_of,
     is_live,
@@ -24,7 +24,7 @@ from langchain_memkit.backends.mongodb.documents import (
     position,
     turns_filter,
 )
-from langchain_memkit.base import SessionInfo, Turn
+from langchain_memkit.base import Head, SessionInfo, Turn
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -62,7 +62,9 @@ class Reader(Commands):
         base = max(base, floor - 1)
         query = turns_filter(*scope, seq={"$gt": base, **({"$lte": MOST} if before is None else {"$lt": before})})
         documents = yield from self.find(query, -1, limit, newest=enough.messages)
-        head = head_of(documents) or EMPTY
+        found = head_of(documents)
+        head = found or EMPTY
+        known = head if found or not (documents or floor) else None
         base = base if older else max(base, head.base)
         epoch = head.epoch
         if not documents and older is None:
@@ -75,11 +77,11 @@ class Reader(Commands):
             turns, stopped = until_enough(self._live_turns(documents, base, now), enough)
         last = turns[-1].seq if stopped else documents[-1]["seq"] if documents else 0
         if stopped or (len(documents) == limit and position(last) > base + 1):
-            return Page(turns, head.seq, epoch, now, (last, base))
+            return Page(turns, head.seq, epoch, now, (last, base), known)
         if head.base and not scope.user_id and older is None:
             yield from self._report_rows_after_clear(scope)
         legacy = LegacyPlace(None, documents[-1].get("createdAt") if documents else None)
-        return Page(turns, head.seq, epoch, now, None if scope.user_id or base else legacy)
+        return Page(turns, head.seq, epoch, now, None if scope.user_id or base else legacy, known)
 
     def _live_turns(
         self, documents: list[dict[str, Any]], base: int, now: datetime, hidden: bool = False
@@ -131,6 +133,14 @@ class Reader(Commands):
         turns = list(self._live_turns(documents, head.base, now, hidden))
         return turns, documents[-1]["seq"] if len(documents) == limit else None
 
+    def unowned(self, session_id: str) -> Flow[str | None]:
+        """What tells a turn of this session that is stored without a user; None if there is none: one query."""
+        ours = {**turns_filter("", session_id), "kind": {"$nin": NO_TURNS}, **SHOWN}
+        query = {"$or": [ours, legacy_filter(*self.settings.legacy_keys, session_id)]}
+        found = self.retried(lambda c: c.find_one(query, ["_id"]), self.settings.timeout)
+        row = yield from self.reading(found)
+        return str(row["_id"]) if row else None
+
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
         """Which of the ids belong to live messages of the session: one indexed query."""
         query = {**turns_filter(*scope), "messages.id": {"$in": list(ids)}}
@@ -146,7 +156,7 @@ class Reader(Commands):
         return (yield from self.reading(self._sessions(user_id, hidden)))
 
     def _sessions(self, user_id: str, hidden: bool) -> Flow[list[SessionInfo]]:
-        live: dict[str, Any] = {"kind": {"$nin": MARKERS}, "expiresAt": {"$not": {"$lte": self.settings.now()}}}
+        live: dict[str, Any] = {"kind": {"$nin": NO_TURNS}, "expiresAt": {"$not": {"$lte": self.settings.now()}}}
         live |= {} if hidden else SHOWN
         group = {"_id": "$session_id", "n": {"$sum": 1}, "a": {"$min": "$createdAt"}, "z": {"$max": "$createdAt"}}
         found = yield from self.aggregate([{"$match": {**turns_filter(user_id), **live}}, {"$group": group}])
@@ -166,7 +176,7 @@ class Reader(Commands):
 
     def owners(self) -> Flow[list[str]]:
         """Every user with turns; an empty string stands for nobody, with rows of langchain-mongodb."""
-        match = {"user_id": {"$type": "string"}, "seq": {"$gt": 0}, "kind": {"$nin": MARKERS}}
+        match = {"user_id": {"$type": "string"}, "seq": {"$gt": 0}, "kind": {"$nin": NO_TURNS}}
         rows = yield from self.reading(self.aggregate([{"$match": match}, {"$group": {"_id": "$user_id"}}]))
         legacy = legacy_filter(*self.settings.legacy_keys)
         old = yield from self.reading(self.retried(lambda c: c.find_one(legacy, {"_id": 1})))
@@ -188,7 +198,7 @@ class Reader(Commands):
 
     def head(self, scope: Scope, level: str, timeout: float | None = None) -> Flow[Head | None]:
         """Where the session stands; `level` local sees what writers compete for, majority what is certain."""
-        query, fields = turns_filter(*scope), {"_id": 0, "seq": 1, "epoch": 1, "base": 1}
+        query, fields = turns_filter(*scope), ["seq", "epoch", "base", "kind", "expiresAt"]
 
         def newest(collection: Any) -> Any:
             chosen = collection.with_options(read_concern=ReadConcern(level))

@@ -8,12 +8,13 @@ from typing import TypeVar
 from pymongo.errors import PyMongoError
 
 from langchain_memkit._flow import Flow
-from langchain_memkit.backends._history.rows import Batch, Head, Origin, Scope
-from langchain_memkit.backends.mongodb.append import Append, delete_older, mark
+from langchain_memkit.backends._history.rows import Batch, Origin, Scope
+from langchain_memkit.backends.mongodb.append import Append, mark, void_older
 from langchain_memkit.backends.mongodb.commands import text_of
-from langchain_memkit.backends.mongodb.documents import MARKERS, OURS, Kind, legacy_filter, turns_filter
+from langchain_memkit.backends.mongodb.documents import NO_TURNS, OURS, Kind, legacy_filter, turns_filter
 from langchain_memkit.backends.mongodb.indexes import ensure_indexes
 from langchain_memkit.backends.mongodb.reader import Reader
+from langchain_memkit.base import Head
 from langchain_memkit.errors import HistoryWriteError
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class MongoTurnStore(Reader):
     def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
         """Sets or removes the soft-delete mark of a turn."""
         which = "op" if isinstance(turn, str) else "seq"
-        query = {**turns_filter(*scope, kind={"$nin": MARKERS}), which: {"$eq": turn}}
+        query = {**turns_filter(*scope, kind={"$nin": NO_TURNS}), which: {"$eq": turn}}
         change = {"$set": {"isDeleted": deleted}}
         result = yield from self.writing(self.retried(lambda c: c.update_one(query, change)))
         return bool(result.matched_count)
@@ -70,14 +71,14 @@ class MongoTurnStore(Reader):
             heads[scope] = yield from mark(self, scope, "clear")
         sessions = turns = 0
         for scope, head in heads.items():
-            deleted = yield from delete_older(self, scope, head)
+            deleted = yield from void_older(self, scope, head)
             sessions, turns = sessions + bool(deleted), turns + deleted
         return {"sessions": sessions, "turns": turns}
 
     def _void(self, scope: Scope, kind: Kind) -> Flow[int]:
         """Puts a marker at the end of a session and deletes what is before it; returns how many turns went."""
         head = yield from mark(self, scope, kind)
-        return (yield from self._begun(self._delete_older(scope, head)))
+        return (yield from self._begun(self._remove_older(scope, head)))
 
     def _begun(self, flow: Flow[T]) -> Flow[T]:
         """What follows a marker: if it fails, something was done already."""
@@ -89,8 +90,8 @@ class MongoTurnStore(Reader):
             msg = f"cannot write to {self.clients.hosts}: {reason}. Not all is deleted yet: call again to go on."
             raise HistoryWriteError(msg, maybe_stored=True) from cause
 
-    def _delete_older(self, scope: Scope, head: Head) -> Flow[int]:
-        deleted = yield from delete_older(self, scope, head)
+    def _remove_older(self, scope: Scope, head: Head) -> Flow[int]:
+        deleted = yield from void_older(self, scope, head)
         if not scope.user_id:
             rows = legacy_filter(*self.settings.legacy_keys, scope.session_id)
             yield from self.retried(lambda c: c.delete_many(rows))

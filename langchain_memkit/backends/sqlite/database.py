@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sqlite3
@@ -10,6 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from langchain_memkit.base import file_given, seconds_given
 from langchain_memkit.errors import ConfigurationError
 
 MAX_IDLE = 8  # connections kept open per file
-
+OWNER_ALONE = 0o600
 
 MIGRATIONS = [
     """
@@ -64,6 +66,34 @@ MIGRATIONS = [
     ) WITHOUT ROWID;
     CREATE TABLE vector_meta (name TEXT NOT NULL PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
     """,
+    # who changes messages by hand means it; what a disk changes no trigger sees
+    """
+    ALTER TABLE turns ADD COLUMN checksum INTEGER;
+    CREATE TRIGGER turns_edited AFTER UPDATE OF messages ON turns BEGIN
+        UPDATE turns SET checksum = NULL WHERE rowid = new.rowid;
+    END;
+    """,
+    # an id was unique for all users; the last number that was ever given goes with the records
+    """
+    CREATE TABLE vectors_of_users (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, user_id TEXT NOT NULL, session_id TEXT NOT NULL,
+        round_id TEXT NOT NULL, position INTEGER NOT NULL, digest TEXT NOT NULL, created_at REAL, expires_at REAL,
+        facts TEXT NOT NULL, stems_version INTEGER NOT NULL, vector BLOB, text TEXT NOT NULL, metadata TEXT NOT NULL,
+        v INTEGER NOT NULL, UNIQUE (id, user_id)
+    );
+    INSERT INTO vectors_of_users SELECT * FROM vectors;
+    DELETE FROM sqlite_sequence WHERE name = 'vectors_of_users';
+    INSERT INTO sqlite_sequence SELECT 'vectors_of_users', seq FROM sqlite_sequence WHERE name = 'vectors';
+    DROP TABLE vectors;
+    ALTER TABLE vectors_of_users RENAME TO vectors;
+    CREATE INDEX vectors_user ON vectors (user_id, created_at);
+    CREATE INDEX vectors_session ON vectors (user_id, session_id, position);
+    CREATE INDEX vectors_digest ON vectors (user_id, digest) WHERE vector IS NOT NULL;
+    CREATE INDEX vectors_expires ON vectors (expires_at) WHERE expires_at IS NOT NULL;
+    CREATE TRIGGER vectors_deleted AFTER DELETE ON vectors BEGIN
+        DELETE FROM vector_accesses WHERE user_id = old.user_id AND id = old.id;
+    END;
+    """,
 ]
 """Forward migrations; `PRAGMA user_version` counts those that were applied."""
 
@@ -73,9 +103,10 @@ TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", "".join(MIGRATIONS)))
 class Database:
     """Connections to one file: a few idle ones are kept, each is used by one thread at a time."""
 
-    def __init__(self, path: str, timeout: float) -> None:
+    def __init__(self, path: str, timeout: float, file_mode: int = OWNER_ALONE) -> None:
         self.path = path
         self.timeout = timeout
+        self.file_mode = file_mode
         self.in_memory = path == ":memory:"
         self._forget()
         if not self.in_memory:
@@ -86,7 +117,7 @@ class Database:
         if self.in_memory:
             msg = "what lies in ':memory:' cannot be pickled: give a file name as path"
             raise TypeError(msg)
-        return shared_database, (self.path, self.timeout)
+        return shared_database, (self.path, self.timeout, self.file_mode)
 
     def __deepcopy__(self, memo: object) -> Database:
         """Return itself: a copy of a history is another way to the same conversation."""
@@ -120,18 +151,27 @@ class Database:
                 _close_idle(self._pid, self._idle)
                 self._file = file
             connection = self._idle.pop() if self._idle else None
+        access = Access.WRITE
         if connection is None:
-            connection = self._open()
+            if not self.in_memory:
+                make_file(self.path, self.file_mode)
+                access = access_to(self.path)
+            connection = self._open(access)
             file = self.identity()
             with self._lock:
                 self._file = file
+        state = _state_of(self.path) if access is Access.UNCHANGED else None
         try:
             yield connection
+            if access is Access.UNCHANGED and _state_of(self.path) != state:
+                msg = "it was changed while it was read; call again"
+                raise sqlite3.OperationalError(msg)
         finally:
             if connection.in_transaction:  # interrupted: whatever was under way did not happen
                 connection.rollback()
             with self._lock:
                 keep = not self._closed and file == self._file and len(self._idle) < MAX_IDLE
+                keep = keep and access is Access.WRITE  # rights may be given later
                 if keep:
                     self._idle.append(connection)
             if not keep:
@@ -147,14 +187,21 @@ class Database:
             return None
         return (found.st_dev, found.st_ino)
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self, access: Access) -> sqlite3.Connection:
         if self.in_memory and self._closed:
             msg = "this in-memory database was closed (or left behind by a fork), and its content went with it"
             raise sqlite3.ProgrammingError(msg)
-        connection = sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False)
+        address = ":memory:" if self.in_memory else address_of(self.path, access)
+        connection = sqlite3.connect(
+            address, timeout=self.timeout, isolation_level=None, check_same_thread=False, uri=not self.in_memory
+        )
         try:
             connection.row_factory = sqlite3.Row
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one damaged cell hides no session
+            if access is not Access.WRITE:
+                self._check_version(connection)
+                self._closed = False
+                return connection
             deadline = time.monotonic() + self.timeout
             while True:
                 try:
@@ -174,16 +221,19 @@ class Database:
         self._closed = False
         return connection
 
-    def _migrate(self, connection: sqlite3.Connection) -> None:
+    def _check_version(self, connection: sqlite3.Connection) -> int:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == len(MIGRATIONS):
+        if version > len(MIGRATIONS):
+            msg = f"{self.path} was written by a newer memkit (format {version}); this one knows {len(MIGRATIONS)}"
+            raise ConfigurationError(msg)
+        return int(version)
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        if self._check_version(connection) == len(MIGRATIONS):
             return
         connection.execute("BEGIN IMMEDIATE")
         try:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may have been faster
-            if version > len(MIGRATIONS):
-                msg = f"{self.path} was written by a newer memkit (format {version}); this one knows {len(MIGRATIONS)}"
-                raise ConfigurationError(msg)
+            version = self._check_version(connection)  # another process may have been faster
             for script in MIGRATIONS[version:]:
                 for statement in _statements(script):
                     connection.execute(statement)
@@ -215,7 +265,59 @@ def _close_idle(pid: int, idle: list[sqlite3.Connection]) -> None:
 _INHERITED: list[list[sqlite3.Connection]] = []
 
 
-_databases: weakref.WeakValueDictionary[tuple[str, float], Database] = weakref.WeakValueDictionary()
+class Access(Enum):
+    """What may be done with a file, as SQLite is told it."""
+
+    WRITE = "mode=rw"  # never "rwc": SQLite would make the file for everybody to read
+    READ = "mode=ro"
+    UNCHANGED = "mode=ro&immutable=1"  # needs no files beside it: for a folder in which there can be none
+
+
+def make_file(path: str, mode: int) -> None:
+    """Makes an empty file with these rights, unless there is one; its -wal and -shm get the same from SQLite."""
+    try:
+        number = os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), mode)
+    except OSError as error:  # it is there, or SQLite says why it cannot be opened
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            full = sqlite3.OperationalError("database or disk is full")
+            full.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise full from error
+        return
+    try:
+        if hasattr(os, "fchmod"):
+            os.fchmod(number, mode)  # the umask may have taken away what is wanted
+    finally:
+        os.close(number)
+
+
+def access_to(path: str) -> Access:
+    """What this process may do with a file, and how it is opened for that."""
+    log = _state_of(f"{path}-wal")
+    of_file, of_folder = (_may_write(name) for name in (path, Path(path).parent))
+    if of_file and (of_folder or log):
+        return Access.WRITE
+    return Access.READ if log and (log[0] or Path(f"{path}-shm").exists()) else Access.UNCHANGED
+
+
+def address_of(path: str, access: Access) -> str:
+    """A file as SQLite takes it, with what may be done with it."""
+    return f"{Path(path).absolute().as_uri()}?{access.value}"
+
+
+def _may_write(path: str | Path) -> bool:
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _state_of(path: str) -> tuple[int, int] | None:
+    """Size and last change of a file; None if there is none."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+_databases: weakref.WeakValueDictionary[tuple[str, float, int], Database] = weakref.WeakValueDictionary()
 _databases_lock = threading.Lock()
 
 
@@ -229,19 +331,24 @@ def _statements(script: str) -> Iterator[str]:
             statement = ""
 
 
-def shared_database(path: str | os.PathLike[str], timeout: float) -> Database:
-    """One `Database` per file, timeout and process; in-memory ones are never shared."""
+def shared_database(path: str | os.PathLike[str], timeout: float, file_mode: int = OWNER_ALONE) -> Database:
+    """One `Database` per file, timeout, mode and process; in-memory ones are never shared."""
     if not isinstance(path, (str, Path)) or not str(path):
         msg = f"path must be a file name or ':memory:', not {type(path).__name__}"
         raise TypeError(msg)
     if timeout != 0:  # which is not to wait at all
         seconds_given(timeout, "timeout")
+    if type(file_mode) is not int or not 0 <= file_mode <= 0o777 or file_mode & OWNER_ALONE != OWNER_ALONE:
+        given = oct(file_mode) if type(file_mode) is int else f"{file_mode!r:.50}"
+        msg = f"file_mode must be the rights of a new file, from 0o600 to 0o777, e.g. 0o660 for a group; got {given}"
+        raise ConfigurationError(msg)
     if str(path) == ":memory:":
         return Database(":memory:", timeout)
     name = os.path.abspath(file_given(path))
+    key = (name, timeout, file_mode)
     with _databases_lock:
-        database = _databases.get((name, timeout)) or Database(name, timeout)
-        _databases[name, timeout] = database
+        database = _databases.get(key) or Database(*key)
+        _databases[key] = database
     return database
 
 

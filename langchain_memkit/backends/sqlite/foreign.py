@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from langchain_memkit.backends.sqlite.database import FAILURES, explained
+from langchain_memkit.backends.sqlite.database import FAILURES, Access, access_to, address_of, explained
 from langchain_memkit.base import file_given
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
 
@@ -40,7 +40,10 @@ class _File:
             msg = f"there is no file {self.path}"
             raise ConfigurationError(msg)
         try:
-            connection = sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)
+            name = str(self.path.resolve())
+            access = access_to(name)
+            address = address_of(name, Access.READ if access is Access.WRITE else access)
+            connection = sqlite3.connect(address, uri=True, timeout=30)
             try:
                 connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one damaged cell hides no row
                 self._check(connection)

@@ -8,7 +8,7 @@ from typing import Literal, Self, TypedDict, Unpack
 
 from langchain_memkit.backends._history.factory import HistoryFactory, check_options
 from langchain_memkit.backends._history.verbs import TurnHistory
-from langchain_memkit.backends.sqlite.database import shared_database
+from langchain_memkit.backends.sqlite.database import OWNER_ALONE, shared_database
 from langchain_memkit.backends.sqlite.store import SQLiteTurnStore
 from langchain_memkit.base import Now, TokenCounterLike, utc_now
 from langchain_memkit.messages.counting import resolve_counter
@@ -22,6 +22,7 @@ class SQLiteOptions(TypedDict, total=False):
     token_counter: TokenCounterLike
     on_corrupt: Literal["report", "raise"]
     timeout: float
+    file_mode: int
     now: Now
 
 
@@ -42,6 +43,8 @@ class SQLiteChatMessageHistory(TurnHistory):
             Stored counts serve whoever counts with the same name.
         on_corrupt: `"report"` leaves damaged messages out and logs them, `"raise"` raises `MessageDecodeError`.
         timeout: Seconds to wait for another process that is writing.
+        file_mode: The rights of the file if it is made here, with its -wal and -shm: 0o600 by default, which is the
+            owner's alone; 0o660 shares it with a group. A file that is there keeps its own.
         now: The clock, for tests.
 
     Raises:
@@ -67,10 +70,11 @@ class SQLiteChatMessageHistory(TurnHistory):
         token_counter: TokenCounterLike = None,
         on_corrupt: Literal["report", "raise"] = "report",
         timeout: float = 30.0,
+        file_mode: int = OWNER_ALONE,
         now: Now = utc_now,
     ) -> None:
         counter = resolve_counter(token_counter)
-        store = SQLiteTurnStore(shared_database(path, timeout), ttl, counter, now)
+        store = SQLiteTurnStore(shared_database(path, timeout, file_mode), ttl, counter, now)
         super().__init__(
             store,
             session_id,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
-from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, explained
+from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, access_to, address_of, explained
+from langchain_memkit.backends.sqlite.rows import checksum_of
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
 
 MAGIC = b"SQLite format 3\x00"
 MOST_PROBLEMS = 10
+CHANGED = "SELECT COUNT(*) FROM turns WHERE checksum <> memkit_checksum(CAST(messages AS BLOB))"
 SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
 
 
@@ -52,6 +54,7 @@ class FileFacts(NamedTuple):
     unused: int
     log_size: int
     disk_free: int
+    modes: dict[str, int]  # the rights of the file and of those beside it, by name
 
 
 def library_version() -> str:
@@ -105,6 +108,10 @@ def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFact
         present = {(row[0], row[1]): row[2] for row in connection.execute(SCHEMA)}
         rows = connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})").fetchall()
         problems = [str(row[0]) for row in rows if row[0] != "ok"]
+        if not problems and ("trigger", "turns_edited") in present:
+            connection.create_function("memkit_checksum", 1, checksum_of, deterministic=True)
+            (changed,) = connection.execute(CHANGED).fetchone()
+            problems += [f"{changed} turns are damaged: their messages do not fit their checksums"] if changed else []
         (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
         (page,) = connection.execute("PRAGMA page_size").fetchone()
     return FileFacts(
@@ -117,6 +124,7 @@ def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFact
         size=Path(name).stat().st_size,
         unused=unused * page,
         log_size=log_size,
+        modes={str(file): stat.S_IMODE(file.stat().st_mode) for file in (Path(name), log) if file.exists()},
         disk_free=shutil.disk_usage(Path(name).resolve().parent).free,
     )
 
@@ -154,10 +162,10 @@ def count_records(path: str | os.PathLike[str], user_id: str, timeout: float = 5
 def _reading(path: str | os.PathLike[str], timeout: float) -> Iterator[sqlite3.Connection]:
     """A connection that makes no file and no table, not even in an older format."""
     name = os.path.abspath(path)
-    # a read-only connection leaves the files of the write-ahead log behind, and cannot recover what was broken off
-    mode = "rw" if os.access(name, os.W_OK) else "ro"
+    # where it may be written to, it is: a read-only connection leaves the files of the write-ahead log behind
+    address = address_of(name, access_to(name))
     try:
-        with closing(sqlite3.connect(f"file:{quote(name)}?mode={mode}", uri=True, timeout=timeout)) as connection:
+        with closing(sqlite3.connect(address, uri=True, timeout=timeout)) as connection:
             yield connection
     except FAILURES as error:
         msg = f"cannot read {name}: {explained(error)}"

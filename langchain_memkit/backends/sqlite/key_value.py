@@ -11,7 +11,7 @@ from typing import Any
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._key_value.data import KeyRange, Stored
 from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
-from langchain_memkit.backends.sqlite.database import Database, shared_database
+from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Database, shared_database
 from langchain_memkit.backends.sqlite.rows import loaded
 from langchain_memkit.backends.sqlite.transactions import Transactions
 from langchain_memkit.messages.codec import FORMAT_VERSION
@@ -32,6 +32,8 @@ class SQLiteKeyValueStore(KeyValueStore[V]):
     Args:
         path: The file; created at first use, its folder must exist. `":memory:"` keeps it in this object.
         timeout: Seconds to wait for another process that is writing.
+        file_mode: The rights of the file if it is made here, with its -wal and -shm: 0o600 by default, which is the
+            owner's alone; 0o660 shares it with a group. A file that is there keeps its own.
 
     Raises:
         TypeError: The path is no file name.
@@ -46,8 +48,8 @@ class SQLiteKeyValueStore(KeyValueStore[V]):
         {'keys': 1}
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 30.0) -> None:
-        database = shared_database(path, timeout)
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 30.0, file_mode: int = OWNER_ALONE) -> None:
+        database = shared_database(path, timeout, file_mode)
         super().__init__(_Rows(database))
         self._path = database.path
 

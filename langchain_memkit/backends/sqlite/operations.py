@@ -15,7 +15,6 @@ from langchain_memkit.backends._history.rows import (
     MOST,
     Batch,
     Enough,
-    Head,
     Origin,
     Page,
     Row,
@@ -27,11 +26,24 @@ from langchain_memkit.backends._history.rows import (
     until_enough,
 )
 from langchain_memkit.backends.sqlite.database import Database
-from langchain_memkit.backends.sqlite.rows import HERE, LIVE, SOUND, date_of, iso_date_of, loaded, lost_turns, own
-from langchain_memkit.base import Now, SessionInfo, TokenCounter, Turn, seconds_given
-from langchain_memkit.errors import HistoryConflictError, StaleTurnError
+from langchain_memkit.backends.sqlite.rows import (
+    HERE,
+    LIVE,
+    SOUND,
+    checksum_of,
+    date_of,
+    fits_checksum,
+    iso_date_of,
+    loaded,
+    lost_turns,
+    own,
+)
+from langchain_memkit.base import Head, Now, SessionInfo, TokenCounter, Turn, seconds_given
+from langchain_memkit.errors import HistoryConflictError, MessageTooLargeError, StaleTurnError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.counting import counter_name
+
+MAX_TURN = 16 * 2**20  # bytes, as of a document in MongoDB: what is stored here can be moved there
 
 
 class Operations:
@@ -107,12 +119,25 @@ class Operations:
 
     def _turn(self, row: sqlite3.Row, newest: int | None = None) -> Turn:
         data = dict(row)
+        sound = fits_checksum(data)
         for name in ("messages", "tokens"):
             data[name] = loaded(data[name])
         data["createdAt"] = iso_date_of(data["created_at"])
         data["isDeleted"] = row["is_deleted"] == 1
         data["expiresAt"] = date_of(row["expires_at"])
-        return read_turn(data, self._counter, newest)
+        if not sound:
+            data["messages"] = None
+        turn = read_turn(data, self._counter, newest)
+        if not sound:
+            turn.problems[:] = [f"turn {turn.seq}: damaged, its messages do not fit their checksum"]
+        return turn
+
+    def _unowned(self, session_id: str, connection: sqlite3.Connection) -> str | None:
+        row = connection.execute(
+            f"SELECT op FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' AND NOT is_deleted LIMIT 1",
+            self._parameters(Scope("", session_id)),
+        ).fetchone()
+        return row and str(row[0])
 
     def _stored_ids(self, scope: Scope, ids: Sequence[str], connection: sqlite3.Connection) -> set[str]:
         known = connection.execute(
@@ -188,8 +213,15 @@ class Operations:
             expires = now.timestamp() + self.ttl
         elif row.expires_at is not None:
             expires = row.expires_at.timestamp()
+        messages = json.dumps(row.messages, ensure_ascii=False)
+        if len(messages) > MAX_TURN or len(messages.encode()) > MAX_TURN:
+            msg = (
+                f"a turn is larger than {MAX_TURN >> 20} MB, the most of every store. Nothing was stored. Keep large "
+                "content elsewhere, and what leads to it in the message"
+            )
+            raise MessageTooLargeError(msg)
         connection.execute(
-            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *scope,
                 head.seq,
@@ -201,9 +233,10 @@ class Operations:
                 now.isoformat(),
                 expires,
                 int(row.is_deleted),
-                json.dumps(row.messages, ensure_ascii=False),
+                messages,
                 json.dumps(row.tokens),
                 counter_name(self._counter),
+                checksum_of(messages),
             ),
         )
         ids = {i for data in row.messages if isinstance(i := data.get("id"), str)}  # what is no UTF-8 is tagged

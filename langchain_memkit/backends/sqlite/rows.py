@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -53,6 +54,20 @@ def lost_turns(connection: sqlite3.Connection, scope: Scope, seqs: Sequence[int]
                 problem = f"turn {row[0]}: its row is not found, the file is damaged: {REPAIR}"
                 lost.append(Turn(row[0], 0, "", None, [], [], problems=[problem]))
     return lost
+
+
+def checksum_of(text: str | bytes) -> int:
+    """What is kept of the messages of a turn beside them: a changed bit of text is still text."""
+    return zlib.crc32(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+
+
+def fits_checksum(row: Mapping[str, Any]) -> bool:
+    """Whether the messages of a row are those that were stored; a row of memkit 0.1.0 has nothing to tell by."""
+    known = row.get("checksum")
+    if known is None:
+        return True
+    messages = row["messages"]
+    return isinstance(messages, (str, bytes)) and known == checksum_of(messages)
 
 
 def loaded(text: object) -> Any:

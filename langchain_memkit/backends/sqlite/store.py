@@ -40,6 +40,10 @@ class SQLiteTurnStore(Operations, Transactions):
         """Turns after a position, oldest first, and the position to go on from; `hidden`: soft-deleted ones as well."""
         return (yield from self._read(partial(self._page_forward, scope, after, limit, hidden)))
 
+    def unowned(self, session_id: str) -> Flow[str | None]:
+        """What tells a turn of this session that is stored without a user; None if there is none."""
+        return (yield from self._read(partial(self._unowned, session_id)))
+
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
         """Which of the ids belong to live messages of the session."""
         return (yield from self._read(partial(self._stored_ids, scope, ids)))

@@ -89,6 +89,8 @@ class Transactions:
 
         try:
             return (yield transaction)  # type: ignore[no-any-return]  # results of operations are untyped
+        except MessageTooLargeError as error:  # seen where the caller is not known
+            raise MessageTooLargeError(str(error), **context) from None
         except (sqlite3.DataError, OverflowError) as error:
             msg = f"larger than SQLite stores in one row: {error}. Nothing was stored."
             raise MessageTooLargeError(msg, **context) from error

@@ -12,7 +12,7 @@ from langchain_core.embeddings import Embeddings
 
 from langchain_memkit.backends._vectors.reading import CACHE_BYTES
 from langchain_memkit.backends._vectors.store import RecordVectorStore
-from langchain_memkit.backends.sqlite.database import shared_database
+from langchain_memkit.backends.sqlite.database import OWNER_ALONE, shared_database
 from langchain_memkit.backends.sqlite.vector_records import VectorRecords
 from langchain_memkit.base import Now, utc_now
 
@@ -34,6 +34,8 @@ class SQLiteVectorStore(RecordVectorStore):
         cache_bytes: How much of the last users' records is held in process, 96 MB by default; about 6 KB for a record
             with 384 dimensions. The last user is held however large, until another one is asked for.
         timeout: Seconds to wait for another process that is writing.
+        file_mode: The rights of the file if it is made here, with its -wal and -shm: 0o600 by default, which is the
+            owner's alone; 0o660 shares it with a group. A file that is there keeps its own.
         now: The clock, for tests.
 
     Raises:
@@ -57,9 +59,10 @@ class SQLiteVectorStore(RecordVectorStore):
         *,
         cache_bytes: int = CACHE_BYTES,
         timeout: float = 30.0,
+        file_mode: int = OWNER_ALONE,
         now: Now = utc_now,
     ) -> None:
-        database = shared_database(path, timeout)
+        database = shared_database(path, timeout, file_mode)
         super().__init__(VectorRecords(database, now), embedding, cache_bytes, now)
         self._path = database.path
 

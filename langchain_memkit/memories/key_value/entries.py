@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
+from langchain_memkit.base import value_or_kind
 from langchain_memkit.errors import ConfigurationError
 
 __all__ = ["Entries", "Entry", "alias_lists", "entries_of", "read_entries"]
@@ -83,7 +84,7 @@ def entries_of(data: Any) -> list[Entry]:
         entries = []
         for number, value in enumerate(data):
             if not (isinstance(value, Mapping) and "title" in value):
-                msg = f'entry {number} must be a dict with "title" and "text", not {value!r:.80}'
+                msg = f'entry {number} must be a dict with "title" and "text", not {value_or_kind(value)}'
                 raise ConfigurationError(msg)
             entries.append(_entry(value["title"], value))
     else:
@@ -100,19 +101,19 @@ def entries_of(data: Any) -> list[Entry]:
 
 def _entry(title: Any, value: Any) -> Entry:
     if not isinstance(title, str) or not title.strip():
-        msg = f"a title must be text that is not empty, not {title!r:.80}"
+        msg = f"a title must be text that is not empty, not {value_or_kind(title)}"
         raise ConfigurationError(msg)
     if isinstance(value, str):
         return Entry(title, value)
     if not (isinstance(value, Mapping) and isinstance(value.get("text"), str)):
-        msg = f'the value of {title!r:.80} must be text or a dict with "text", not {value!r:.80}'
+        msg = f'the value of {title!r:.80} must be text or a dict with "text", not {value_or_kind(value)}'
         raise ConfigurationError(msg)
     if unknown := set(value) - {"title", "text", "aliases", "source"}:
         msg = f'{title!r:.80} has {sorted(map(str, unknown))!r:.80}: an entry has "text", "aliases" and "source"'
         raise ConfigurationError(msg)
     source = value.get("source", SOURCE)
     if not isinstance(source, str):
-        msg = f'"source" of {title!r:.80} must be text, not {source!r:.80}'
+        msg = f'"source" of {title!r:.80} must be text, not {value_or_kind(source)}'
         raise ConfigurationError(msg)
     return Entry(title, value["text"], _names(title, value.get("aliases") or ()), source)
 
@@ -120,7 +121,7 @@ def _entry(title: Any, value: Any) -> Entry:
 def _names(title: str, names: Any) -> tuple[str, ...]:
     listed = isinstance(names, Sequence) and not isinstance(names, (str, bytes))
     if not (listed and all(isinstance(name, str) and name.strip() for name in names)):
-        msg = f"aliases of {title!r:.80} must be a list of texts that are not empty, not {names!r:.80}"
+        msg = f"aliases of {title!r:.80} must be a list of texts that are not empty, not {value_or_kind(names)}"
         raise ConfigurationError(msg)
     return tuple(names)
 
@@ -172,7 +173,7 @@ def _plain_entries(text: str, name: str) -> list[dict[str, str]]:
     titles = [i - 1 for i in rules if i and lines[i - 1].strip() and i - 1 not in rules]
     before = [line for line in lines[: titles[0] if titles else len(lines)] if line.strip()]
     if before:
-        msg = f"{name} must begin with a title and a line ---, not with {before[0]!r:.80}"
+        msg = f"{name} must begin with a title and a line ---, not with a line of {len(before[0])} characters"
         raise ConfigurationError(msg)
     parts = pairwise([*titles, len(lines)])
     return [{"title": lines[i].strip(), "text": "\n".join(lines[i + 2 : end]).strip()} for i, end in parts]

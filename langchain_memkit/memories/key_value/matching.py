@@ -23,6 +23,7 @@ from langchain_memkit._flow import (
     run_step,
     user_code,
 )
+from langchain_memkit.base import value_or_kind
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.nearest import nearest
 from langchain_memkit.memories.key_value.catalog import Hit
@@ -63,7 +64,7 @@ def hits_of(answer: Any, known: dict[str, Any]) -> list[Hit]:
         if title in known:
             hits.setdefault(title, Hit(title, score, "matcher"))
         else:
-            logger.warning("the matcher returned a title that is not there: %.80r", title)
+            logger.warning("the matcher returned a title that is not there: %s", value_or_kind(title))
     return list(hits.values())
 
 
@@ -103,7 +104,7 @@ def _chosen(answer: Any, offered: Sequence[str]) -> list[str]:
     text = str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
     parts = BETWEEN.split(text.strip(AROUND))
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
-        logger.warning("the model that matches titles did not answer with numbers: %.80r", text)
+        logger.warning("the model that matches titles answered %d characters that are no numbers", len(text))
         return []
     numbers = list(dict.fromkeys(map(int, parts)))
     if wrong := [n for n in numbers if n > len(offered)]:

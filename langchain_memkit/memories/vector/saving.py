@@ -11,6 +11,7 @@ from typing import Any
 from langchain_core.documents import Document
 
 from langchain_memkit._flow import Flow, Step, in_thread, user_code
+from langchain_memkit.base import value_or_kind
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError, HistoryWriteError
 from langchain_memkit.memories.transcripts import Stretch
 from langchain_memkit.memories.vector.core import Core
@@ -116,7 +117,7 @@ def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | Non
     if not mine:
         return None
     end = max(mine, key=lambda entry: entry.position).id
-    return (yield from core.documents([end])).get(end)
+    return (yield from core.documents(place[0], [end])).get(end)
 
 
 def _messages(rounds: Sequence[Round]) -> list[str] | None:
@@ -192,7 +193,7 @@ def _rate(core: Core, documents: Sequence[Document]) -> Flow[None]:
             values.append((yield user_code(core.importance, text, name="importance")))
     for document, value in zip(finished, values, strict=True):
         if not isinstance(value, (int, float)) or not math.isfinite(value):
-            msg = f"importance must return a number from 1 to 10; got {value!r:.50}. Nothing was stored."
+            msg = f"importance must return a number from 1 to 10; got {value_or_kind(value)}. Nothing was stored."
             raise ConfigurationError(msg)
         document.metadata["importance"] = float(value)
 

@@ -74,6 +74,8 @@ def fill_file(path: str, turns: int) -> None:
         for i in range(turns):
             at, ids = place_of(i, turns), [str(uuid4()) for _ in messages]
             said = json.dumps([{**message, "id": name} for message, name in zip(messages, ids, strict=True)])
-            connection.execute(insert, {**template, **at._asdict(), "op": f"turn:{i}", "messages": said})
+            connection.execute(
+                insert, {**template, **at._asdict(), "op": f"turn:{i}", "messages": said, "checksum": None}
+            )
             places = [(at.user_id, at.session_id, name, at.seq) for name in ids]
             connection.executemany("INSERT INTO message_ids VALUES (?, ?, ?, ?)", places)

@@ -48,6 +48,8 @@ TITLES = {
     "R20": "Published advisories, replayed",
     "R21": "Memory poisoning: 100 hostile texts through every memory",
     "R22": "Texts made to be slow, of 20 and 100 kB, through a chain with all memories",
+    "R23": "A writer is stopped at each step, or dies there, while the other side clears, purges and appends",
+    "R24": "Random operations of several processes that are killed and stopped: the history of each checked",
 }
 
 TELLING = {  # which figures of a row are shown one by one; all of them stand in the record

@@ -140,12 +140,20 @@ def test_refused_after_a_lost_reply(history: Any, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("history", ["turns"], indirect=True)
 def test_server_gone_after_the_insert(history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The turn went in, and the look behind it finds no server: stored is not called "nothing was stored"."""
+    """The turn went in, its reply was lost, and then there is no server: that is not called "nothing was stored"."""
     history._mongo.settings = replace(history._mongo.settings, save_timeout=0.5)
-    fail_after_insert(monkeypatch, history, ServerSelectionTimeoutError("no primary"), None)
+    lost = AutoReconnect("the reply was lost")
+    fail_after_insert(monkeypatch, history, ServerSelectionTimeoutError("no primary"), lost)
     with pytest.raises(HistoryWriteError, match=r"no primary.*may be stored") as raised:
         history.append_turn(TURN, turn_id="t1")
     assert raised.value.maybe_stored
+
+
+@pytest.mark.parametrize("history", ["turns"], indirect=True)
+def test_acknowledged_is_stored(history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server has acknowledged is stored, though nothing can be read any more: there is no second look."""
+    fail_after_insert(monkeypatch, history, ServerSelectionTimeoutError("no primary"), None)
+    assert history.append_turn(TURN, turn_id="t1") == 2
 
 
 @pytest.mark.parametrize("history", ["langchain", "qa"], indirect=True)

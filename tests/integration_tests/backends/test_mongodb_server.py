@@ -511,7 +511,7 @@ def test_purge(standalone: Any, database: str, collection: Any) -> None:
     assert purge_user("u1", factory) == [{"sessions": 2, "turns": 2}]
     left = list(collection.find({"user_id": "u1"}))
     assert left
-    assert all("messages" not in d and d["kind"] in ("clear", "purge") and "expiresAt" in d for d in left)
+    assert all("messages" not in d and d["kind"] in ("clear", "purge", "void") and "expiresAt" in d for d in left)
     for session, view in (("s1", old), ("new", new)):
         with pytest.raises(StaleTurnError):
             factory(session, "u1").append_turn(TURN, epoch=view.epoch)
@@ -522,16 +522,17 @@ def test_purge(standalone: Any, database: str, collection: Any) -> None:
 
 
 def test_clear_that_broke_off(history: Any, collection: Any) -> None:
-    """After a crash between marker and deletion the old turns are void: unseen, and their ids are free again."""
+    """After a crash behind its marker the old turns are void: unseen, and their names are free again."""
     history.append_turn(TURN, turn_id="t1")
-    old = list(collection.find())
+    (old,) = collection.find()
     history.clear()
-    collection.insert_many(old)  # as if they had not been deleted
+    collection.replace_one({"_id": old["_id"]}, old)  # as if its content were still there
     assert history.messages == []
     assert list(history.iter_messages()) == []
     history.append_turn(TURN, turn_id="t1")
     assert texts(history) == ["My name is Nemo.", "Hello Nemo."]
-    assert collection.count_documents({"seq": 1}) == 0
+    assert collection.find_one({"seq": 1})["kind"] == "void"
+    assert collection.count_documents({"messages": {"$exists": True}}) == 1
 
 
 def test_purge_between_look_and_insert(standalone: Any, database: str) -> None:

@@ -12,7 +12,8 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.errors import HistoryWriteError
+from langchain_memkit.backends.sqlite.inspection import inspect_file
+from langchain_memkit.errors import HistoryWriteError, MessageDecodeError, MessageTooLargeError
 
 TURN = [HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")]
 
@@ -96,3 +97,57 @@ def test_a_commit_that_the_disk_did_not_confirm(path: Path, monkeypatch: pytest.
     assert raised.value.maybe_stored
     assert history.append_turn(TURN, turn_id="t1") == 2
     assert len(history.messages) == 3
+
+
+def test_a_turn_has_a_limit(path: Path) -> None:
+    """What no MongoDB document could hold is refused here too, before anything is stored, with the messages."""
+    history = SQLiteChatMessageHistory(path, "s1")
+    history.add_messages([HumanMessage("x" * (16 * 2**20 - 1000))])
+    for text in ("x" * 16 * 2**20, "\u00e4" * 9 * 2**20):
+        with pytest.raises(MessageTooLargeError, match="larger than 16 MB") as raised:
+            history.append_turn([HumanMessage(text)], turn_id="t1")
+        assert (raised.value.maybe_stored, raised.value.turn_id) == (False, "t1")
+        assert [m.content for m in raised.value.messages] == [text]
+    assert len(history.messages) == 1
+
+
+def test_larger_turns_that_are_there_stay(path: Path) -> None:
+    """A turn over the limit that an earlier version stored is read as before."""
+    history = SQLiteChatMessageHistory(path, "s1")
+    history.add_user_message("small")
+    execute(path, "UPDATE turns SET messages = json_replace(messages, '$[0].content', hex(zeroblob(9000000)))")
+    assert [len(m.content) for m in history.messages] == [18_000_000]
+    history.add_user_message("next")
+    assert len(history.messages) == 2
+
+
+def damaged(path: Path, old: bytes, new: bytes) -> None:
+    """Changes bytes of the file itself, as a disk does."""
+    data = path.read_bytes()
+    assert data.count(old) == 1
+    path.write_bytes(data.replace(old, new))
+
+
+def test_changed_text_is_found(path: Path) -> None:
+    """A bit that a disk has changed in a text is no other text: the turn is reported as damaged, the rest is read."""
+    history = SQLiteChatMessageHistory(path, "s1")
+    for text in ("first", "Pay 100 to Nemo", "last"):
+        history.append_turn([HumanMessage(text)])
+    history._store.close()
+    damaged(path, b"Pay 100 to", b"Pay 900 to")
+    view = history.view()
+    assert [m.text for m in view.messages] == ["first", "last"]
+    assert view.problems == ("turn 2: damaged, its messages do not fit their checksum",)
+    with pytest.raises(MessageDecodeError, match="turn 2"):
+        SQLiteChatMessageHistory(path, "s1", on_corrupt="raise").messages  # noqa: B018  # reading is the test
+    assert inspect_file(path).problems == ["1 turns are damaged: their messages do not fit their checksums"]
+
+
+def test_changes_by_hand_are_meant(path: Path) -> None:
+    """Who changes messages with SQL gets what was written: the checksum goes, and doctor has no problem with it."""
+    history = SQLiteChatMessageHistory(path, "s1")
+    history.append_turn([HumanMessage("Pay 100 to Nemo")])
+    execute(path, "UPDATE turns SET messages = replace(messages, '100', '900')")
+    assert [m.text for m in history.messages] == ["Pay 900 to Nemo"]
+    assert execute(path, "SELECT checksum FROM turns") == [(None,)]
+    assert inspect_file(path).problems == []

@@ -70,9 +70,24 @@ def test_a_file_that_is_well(memkit: Memkit, full: Path) -> None:
     """Integrity, format, journal, log and room each have their line."""
     code, checks = looked_at(memkit, full)
     assert code == 0
-    parts = ("integrity", "format", "journal", "write-ahead log", "room")
-    assert [checks[f"{full}: {part}"]["status"] for part in parts] == ["ok"] * 5
-    assert checks[f"{full}: format"]["found"] == "3 of 3"
+    parts = ("integrity", "format", "journal", "write-ahead log", "rights", "room")
+    assert [checks[f"{full}: {part}"]["status"] for part in parts] == ["ok"] * 6
+    assert checks[f"{full}: rights"]["found"] == "0600: its owner alone"
+    assert checks[f"{full}: format"]["found"] == "5 of 5"
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "found"),
+    [(0o644, "warn", "may read"), (0o602, "warn", "may write"), (0o660, "ok", "its owner and its group")],
+)
+def test_files_that_others_can_read(memkit: Memkit, full: Path, mode: int, status: str, found: str) -> None:
+    """A file that every user of the machine can read, as memkit made them before, is a warning with the way out."""
+    full.chmod(mode)
+    code, checks = looked_at(memkit, full)
+    rights = checks[f"{full}: rights"]
+    assert (code, rights["status"]) == (0, status)
+    assert found in rights["found"]
+    assert ("chmod 600" in rights["advice"]) == (status == "warn")
 
 
 def test_missing_indexes_are_built(memkit: Memkit, full: Path) -> None:
@@ -125,8 +140,10 @@ def test_formats(memkit: Memkit, full: Path) -> None:
     for version, code in ((9, 1), (2, 0)):
         with closing(sqlite3.connect(full)) as connection:
             connection.execute(f"PRAGMA user_version = {version}")
+            if version == 2:
+                connection.executescript("DROP TRIGGER turns_edited; ALTER TABLE turns DROP COLUMN checksum")
         found, checks = looked_at(memkit, full)
-        assert (found, checks[f"{full}: format"]["found"][:6]) == (code, f"{version} of 3")
+        assert (found, checks[f"{full}: format"]["found"][:6]) == (code, f"{version} of 5")
 
 
 def test_a_log_left_over(memkit: Memkit, full: Path) -> None:

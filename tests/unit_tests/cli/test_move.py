@@ -104,6 +104,20 @@ def test_from_the_environment(memkit: Memkit, sql: Path, tmp_path: Path) -> None
     assert memkit("doctor", env={"MEMKIT_URI": str(tmp_path / "newer.db")}).stdout.count("newer.db") >= 4
 
 
+def test_import_has_limits(memkit: Memkit, full: Path) -> None:
+    """A line over --max-line is left out and named; more than --max-size in all ends the import; both can be raised."""
+    SQLiteChatMessageHistory(full, "long").add_user_message("x" * 2_000_000)
+    assert memkit("export", "all.jsonl.gz", "--from", full).exit_code == 0
+    left_out = memkit("import", "all.jsonl.gz", "--to", "a.db", "--max-line", "1")
+    assert left_out.exit_code == 1
+    assert "longer than 1 MB" in " ".join(left_out.stdout.split())
+    ended = memkit("import", "all.jsonl.gz", "--to", "b.db", "--max-size", "1")
+    assert ended.exit_code != 0
+    assert "--max-size" in ended.output
+    assert memkit("import", "all.jsonl.gz", "--to", "c.db", "--max-line", "2").exit_code == 0
+    assert memkit("import", "all.jsonl.gz", "--to", "c.db", "--max-line", "0").exit_code == 2
+
+
 def test_quiet(memkit: Memkit, sql: Path, folder: Path) -> None:
     """--quiet prints nothing, and the exit code still tells."""
     done = memkit("migrate", "--from", folder, "--to", "new.db", "--quiet")

@@ -123,20 +123,20 @@ def broken_off(command: list[str], target: Path, number: int) -> tuple[int, str,
 def test_broken_off_and_gone_on(tmp_path: Path, number: int) -> None:
     """Ctrl-C ends with one line that says how to go on; the next run finishes, also after a kill."""
     source, target = tmp_path / "old.db", tmp_path / "new.db"
-    many(source, 40_000)
+    many(source, 16_000)
     command = [str(SCRIPT), "migrate", "--from", str(source), "--to", str(target)]
     for _ in range(20):  # it may have been too fast
         code, out, err = broken_off(command, target, number)
         if code:
             break
         target.unlink()
-    assert 0 < stored(target) < 20_000, err
+    assert 0 < stored(target) < 8_000, err
     if number == signal.SIGINT:
         assert (code, out) == (130, "")
         go_on = "memkit: interrupted: run the same command again to go on; what is done is not done twice"
         assert err.splitlines()[1:] == [go_on]
     assert run(*command[1:]).returncode == 0
-    assert stored(target) == 20_000
+    assert stored(target) == 8_000
     assert len(SQLiteChatMessageHistory(target, "s9").messages) == 1_000
 
 

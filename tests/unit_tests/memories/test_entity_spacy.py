@@ -1,14 +1,10 @@
-"""Entity memory with a trained pipeline, on real conversations where they are at hand, and rebuilt from transcripts."""
+"""Entity memory with a trained pipeline, and rebuilt from transcripts."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import sys
-import time
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,36 +13,14 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit.backends.spacy import SpacyEntityExtractor
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.entity import EntityList, EntityMemory
+from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.messages.notes import records_of
-
-BENCH = Path(__file__).parents[3].parent / "shared" / "bench"  # beside the project, if it is there
-DATE = re.compile(
-    r"(?:[\W\d]|\b(?:january|february|march|april|may|june|july|august|september|october|november|december|monday|tuesday"
-    r"|wednesday|thursday|friday|saturday|sunday|last|next|the|a|this|week(?:end)?|month|year|day|today|tonight|tomorrow"
-    r"|yesterday|morning|evening|night|ago|one|two|three|four|five|ten|hundred|first|second|third|couple|few)s?\b)+"
-)
 
 
 @pytest.fixture(scope="module")
 def extractor() -> SpacyEntityExtractor:
     """The pipeline of the tests."""
     return SpacyEntityExtractor()
-
-
-@pytest.fixture(scope="module")
-def conversations() -> list[Any]:
-    """LoCoMo's four conversations for development."""
-    if not (BENCH / "data" / "locomo_dev.json").exists():
-        pytest.skip("needs the LoCoMo data of ../shared/bench, which is not in the repository")
-    sys.path.insert(0, str(BENCH))
-    try:
-        from datasets_mem import load_locomo
-    finally:
-        sys.path.remove(str(BENCH))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the loader, which is not ours, leaves its file open
-        return load_locomo(str(BENCH / "data" / "locomo_dev.json"))  # type: ignore[no-any-return]
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -61,13 +35,6 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return run
 
 
-def coverage(turns: Any, name: str, entities: EntityList) -> float:
-    """The share of the messages naming someone that are stored under that entity."""
-    naming = {turn.id for turn in turns if re.search(rf"\b{name}\b", turn.text, re.IGNORECASE)}
-    [entity] = [entity for entity in entities if entity.name == name]
-    return len(naming & {fact.message_id for fact in entity.facts}) / len(naming)
-
-
 def test_harrison(extractor: SpacyEntityExtractor, call: Callable[..., Any]) -> None:
     """The seed's two turns with a real model: the second is given the first, and nothing else."""
     memory = EntityMemory(extractor, "s1", user_id="u1")
@@ -77,44 +44,6 @@ def test_harrison(extractor: SpacyEntityExtractor, call: Callable[..., Any]) -> 
     assert [(record.about, record.text) for record in records_of(note)] == [
         ("Harrison", "Harrison likes machine learning"),
     ]
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_locomo(extractor: SpacyEntityExtractor, conversations: list[Any], number: int) -> None:
-    """Messages that name a participant are stored under them; no dates or numbers; nothing is above its cap."""
-    conversation = conversations[number]
-    read = dict(
-        zip([t.text for t in conversation.turns], extractor.batch([t.text for t in conversation.turns]), strict=True)
-    )
-    for named in (True, False):
-        entities = EntityMemory.factory(lambda text: read[text], max_facts=300)
-        begin = time.perf_counter()
-        for turn in conversation.turns:
-            message = HumanMessage(turn.text, id=turn.id, name=turn.speaker if named else None)
-            entities(f"s{turn.session}", "u1").save([message])
-        print(
-            f"{conversation.id}: {len(conversation.turns) / (time.perf_counter() - begin):.0f} messages/s without NER"
-        )
-        listed = entities("s1", "u1").entities()
-        for name in (conversation.a, conversation.b):
-            assert coverage(conversation.turns, name, listed) >= 0.97
-        assert not [e.name for e in listed if DATE.fullmatch(e.name.lower())]
-        assert max(len(e.facts) for e in listed) <= 300
-
-
-def test_speed_with_the_model(extractor: SpacyEntityExtractor, conversations: list[Any]) -> None:
-    """Prints how many messages a second are saved one by one; the bound is none, since machines differ."""
-    turns = conversations[0].turns[:100]
-    memory = EntityMemory(extractor, "s1", user_id="u1")
-    begin = time.perf_counter()
-    for turn in turns:
-        memory.save([HumanMessage(turn.text, id=turn.id, name=turn.speaker)])
-    saved = time.perf_counter() - begin
-    begin = time.perf_counter()
-    for turn in turns:
-        extractor(turn.text)
-    alone = time.perf_counter() - begin
-    print(f"{len(turns) / saved:.0f} messages/s; the model alone reads {len(turns) / alone:.0f}")
 
 
 TALK = [("m1", "dory swam by"), ("m2", "Then we saw Dory again"), ("m3", "Where was Nemo? Dory knew.")]

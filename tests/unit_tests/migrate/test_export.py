@@ -7,6 +7,8 @@ import inspect
 import io
 import json
 import stat
+import subprocess
+import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -334,6 +336,88 @@ def test_compressed_files_with_nothing_in_them(file: Path) -> None:
     packed = io.BytesIO(gzip.compress(file.read_bytes())[:12])
     with gzip.open(packed, "rt", encoding="utf-8") as text, pytest.raises(HistoryReadError, match="cut off or damaged"):
         import_history(fresh(), text, progress=False)
+
+
+def with_a_long_line(file: Path, size: int) -> str:
+    """The export with a turn of this size after its first one."""
+    header, *rest = io.StringIO(file.read_text(encoding="utf-8"))
+    long = {"session_id": "s9", "op": "t9", "messages": [{"role": "human", "content": ""}], "v": 1}
+    empty = len(json.dumps(long)) + 1
+    long["messages"] = [{"role": "human", "content": "x" * (size - empty)}]
+    return "".join([header, rest[0], json.dumps(long) + "\n", *rest[1:]])
+
+
+@pytest.mark.parametrize("lines_only", [False, True])
+def test_lines_that_are_too_long(file: Path, lines_only: bool) -> None:
+    """A line over the limit is left out and named with the option; the others come in; at the limit it is one."""
+    for size, kept in ((5000, True), (5001, False), (5_000_000, False)):
+        text = with_a_long_line(file, size)
+        source: Any = iter(list(io.StringIO(text))) if lines_only else io.StringIO(text)
+        target = fresh()
+        report = import_history(target, source, max_line_bytes=5000, progress=False)
+        assert bool(target("s9").messages) == kept
+        said = "line 3: longer than 5,000 bytes, so left out: max_line_bytes= (memkit import --max-line) sets the limit"
+        assert report.skipped == ([] if kept else [said])
+        assert report.turns == import_history(fresh(), file, progress=False).turns + kept
+
+
+def test_wide_characters_count_as_bytes(file: Path) -> None:
+    """What is more in UTF-8 than it has characters is measured as it is in a file."""
+    text = with_a_long_line(file, 4000).replace("x" * 3000, "\U0001f420" * 3000)
+    target = fresh()
+    report = import_history(target, io.StringIO(text), max_line_bytes=5000, progress=False)
+    assert ("longer than" in report.skipped[0], target("s9").messages) == (True, [])
+    import_history(target, io.StringIO(text), max_line_bytes=None, progress=False)
+    assert target("s9").messages
+
+
+def test_the_whole_is_too_large(file: Path) -> None:
+    """More than the limit ends the import with the option's name; the next run goes on where it ended."""
+    size = file.stat().st_size
+    target = fresh()
+    with pytest.raises(HistoryReadError, match=r"max_bytes= \(memkit import --max-size\)"):
+        import_history(target, file, max_bytes=size - 1, progress=False)
+    import_history(target, file, max_bytes=size, progress=False)
+    whole = fresh()
+    import_history(whole, file, max_bytes=None, progress=False)
+    assert everything(target) == everything(whole)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "32", True])
+@pytest.mark.parametrize("name", ["max_line_bytes", "max_bytes"])
+def test_wrong_limits(file: Path, name: str, limit: Any) -> None:
+    """What is no number of bytes is refused before anything is read."""
+    with pytest.raises(ConfigurationError, match=name):
+        import_history(fresh(), file, progress=False, **{name: limit})
+
+
+UNPACKED = """
+import gzip, resource, sys
+from langchain_memkit import SQLiteChatMessageHistory
+from langchain_memkit.migrate import import_history
+target = SQLiteChatMessageHistory.factory(":memory:")
+target("s1").messages
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with gzip.open(sys.argv[1], "rt", encoding="utf-8", errors="surrogateescape", newline="\\n") as text:
+    report = import_history(target, text, progress=False)
+print(report.turns, len(report.skipped), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_a_small_file_that_unpacks_to_much(file: Path, tmp_path: Path) -> None:
+    """A packed line of 400 MB is passed over: it is never in memory, and the turns beside it come in."""
+    header, *rest = file.read_bytes().splitlines(keepends=True)
+    bomb = tmp_path / "bomb.gz"
+    with gzip.open(bomb, "wb") as packed:
+        packed.write(header + b'{"session_id": "s9", "op": "t9", "messages": [{"role": "human", "content": "')
+        for _ in range(400):
+            packed.write(b"x" * 2**20)
+        packed.write(b'"}], "v": 1}\n' + b"".join(rest))
+    assert bomb.stat().st_size < 2**20
+    command = [sys.executable, "-c", UNPACKED, str(bomb)]
+    turns, skipped, megabytes = map(int, subprocess.check_output(command, text=True).split())
+    assert (turns, skipped) == (import_history(fresh(), file, progress=False).turns, 1)
+    assert megabytes < 150
 
 
 def test_dates_at_the_edge(store: Any, file: Path) -> None:

@@ -1,0 +1,90 @@
+"""The driver's errors without what they quote: that of a refused write carries the whole document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from bson.errors import BSONError
+from pymongo import errors as driver
+from pymongo.errors import AutoReconnect, BulkWriteError, ConnectionFailure, OperationFailure, PyMongoError
+
+from langchain_memkit.backends.mongodb.clients import redact
+
+__all__ = ["driver_errors", "without_documents"]
+
+# where a server begins to quote: a document, a command, a value. An apostrophe within a word is none
+QUOTE = re.compile(r"""[{"]|(?<!\w)'""")
+LABELS = (
+    "RetryableWriteError",
+    "TransientTransactionError",
+    "UnknownTransactionCommitResult",
+    "NoWritesPerformed",
+    "RetryableError",
+    "SystemOverloadedError",
+)
+LISTS = ("writeErrors", "writeConcernErrors")
+
+
+@contextmanager
+def driver_errors() -> Iterator[None]:
+    """Raise what the driver raises inside as a copy that quotes nothing of what was sent or stored."""
+    try:
+        yield
+    except (PyMongoError, BSONError) as error:
+        failure = without_documents(error)
+        try:
+            raise failure.with_traceback(error.__traceback__)
+        finally:
+            failure.__context__ = None  # which is the error that quotes
+
+
+def without_documents(error: Exception) -> Exception:
+    """Return a copy of a driver's error: class, code, labels and what the server said, up to where it quotes.
+
+    Args:
+        error: Of the driver; a class that is not the driver's own becomes the one above it that is.
+    """
+    kind: Any = next(cls for cls in type(error).__mro__ if cls.__module__ in ("pymongo.errors", "bson.errors"))
+    labels = [label for label in LABELS if isinstance(error, PyMongoError) and error.has_error_label(label)]
+    if isinstance(error, BSONError):
+        is_size = isinstance(error, driver.DocumentTooLarge)
+        text = str(error) if is_size else "a document holds what the driver cannot encode or decode"
+        return kind(text)  # type: ignore[no-any-return]  # chosen at run time
+    if isinstance(error, OperationFailure):
+        details = _reply(error.details or {}, labels)
+        if isinstance(error, BulkWriteError):
+            return BulkWriteError(details)
+        kind = OperationFailure if issubclass(kind, driver.ClientBulkWriteException) else kind
+        return kind(_said(str(error).partition(", full error: ")[0]), error.code, details)  # type: ignore[no-any-return]  # chosen at run time
+    text = redact(str(error).partition(", full error: ")[0])
+    if isinstance(error, AutoReconnect):
+        return kind(text, {"errorLabels": labels})  # type: ignore[no-any-return]  # as above
+    if isinstance(error, ConnectionFailure):
+        return kind(text, labels)  # type: ignore[no-any-return]  # as above
+    if isinstance(error, driver.EncryptionError):
+        return driver.EncryptionError(Exception(type(error.cause).__name__))
+    return kind(text)  # type: ignore[no-any-return]  # as above
+
+
+def _reply(details: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
+    """A server's answer: its numbers, and what it says of each write."""
+    kept: dict[str, Any] = {k: value for k, value in details.items() if isinstance(value, (bool, int, float))}
+    kept |= {name: [_failure(each) for each in details[name]] for name in LISTS if details.get(name)}
+    return {**kept, **_failure(details), **({"errorLabels": labels} if labels else {})}
+
+
+def _failure(one: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: one[name] for name in ("index", "code", "codeName", "keyPattern") if name in one}
+    if "errmsg" in one:
+        kept["errmsg"] = _said(str(one["errmsg"]))
+    if (one.get("errInfo") or {}).get("wtimeout"):
+        kept["errInfo"] = {"wtimeout": True}
+    return kept
+
+
+def _said(text: str) -> str:
+    """What a server says, up to where it quotes."""
+    return QUOTE.split(redact(text), maxsplit=1)[0].rstrip(" :,;([") or "failed"

@@ -1,0 +1,141 @@
+"""What a turn costs on MongoDB, as the profiler of a real server counts it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage
+from pymongo import MongoClient
+
+from langchain_memkit import (
+    MessageHistoryMiddleware,
+    MongoDBChatMessageHistory,
+    create_runnable_with_message_history,
+    create_trim_preprocessor,
+)
+from langchain_memkit.testing import FakeChatModel
+
+CONFIG: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
+NOBODYS: Any = {"configurable": {"session_id": "s1"}}
+
+
+class Profile:
+    """Counts the commands on one collection of a server."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+
+    def count(self, work: Callable[[], Any]) -> Counter[str]:
+        """The reads and writes of turns that this work sends to the server, by name."""
+        self._database.command("profile", 2)
+        try:
+            work()
+        finally:
+            self._database.command("profile", 0)
+        entries = self._database["system.profile"].find({"ns": f"{self._database.name}.message_store"})
+        sent = [next(iter(entry["command"])) if entry["op"] == "command" else entry["op"] for entry in entries]
+        self._database["system.profile"].drop()
+        names = {"query": "find"}
+        return Counter(names.get(name, name) for name in sent if name != "listIndexes")
+
+
+@pytest.fixture
+def profile(standalone: Any, database: str) -> Iterator[Profile]:
+    """The profiler of the test's own database."""
+    with MongoClient(standalone.uri) as client:
+        yield Profile(client[database])
+
+
+@pytest.fixture(params=["sync", "async"])
+def run(request: pytest.FixtureRequest) -> Callable[[Any, list[Any], Any], None]:
+    """`run(runnable, inputs, config)`: one turn after the other."""
+
+    def go(runnable: Any, inputs: list[Any], config: Any) -> None:
+        if request.param == "sync":
+            for value in inputs:
+                runnable.invoke(value, config)
+        else:
+            asyncio.run(together(runnable, inputs, config))
+
+    async def together(runnable: Any, inputs: list[Any], config: Any) -> None:
+        for value in inputs:
+            await runnable.ainvoke(value, config)
+
+    return go
+
+
+def agent_of(histories: Any) -> Any:
+    """An agent without a checkpointer, as an app that keeps its transcript here has it."""
+    return create_agent(FakeChatModel(), middleware=[MessageHistoryMiddleware(histories)])
+
+
+QUESTIONS = [f"question {n}" for n in range(10)]
+WITH_IDS = [[HumanMessage(f"question {n}", id=f"id {n}")] for n in range(10)]
+STATES = [{"messages": [HumanMessage(text)]} for text in QUESTIONS]
+
+
+@pytest.mark.parametrize("preprocessor", [None, "trim"])
+def test_turns_of_a_chain(standalone: Any, database: str, profile: Profile, run: Any, preprocessor: str | None) -> None:
+    """In a session that is going on each turn is one find and one insert, with and without a preprocessor."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    trim = create_trim_preprocessor(max_tokens=400) if preprocessor else None
+    chain = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=trim)
+    run(chain, ["hello"], CONFIG)
+    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG)) == {"find": 10, "insert": 10}
+    assert profile.count(lambda: run(chain, WITH_IDS, CONFIG)) == {"find": 20, "insert": 10}
+    assert [turn.seq for turn in histories("s1", "u1").iter_turns()] == list(range(1, 22))
+
+
+def test_turns_of_an_agent(standalone: Any, database: str, profile: Profile, run: Any) -> None:
+    """Each run of an agent is two finds, at the same time, and one insert."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    agent = agent_of(histories)
+    run(agent, [{"messages": "hello"}], CONFIG)
+    assert profile.count(lambda: run(agent, STATES, CONFIG)) == {"find": 20, "insert": 10}
+    assert [len(turn.messages) for turn in histories("s1", "u1").iter_turns()] == [2] * 11
+
+
+def test_turns_of_nobody(standalone: Any, database: str, profile: Profile, run: Any) -> None:
+    """A session without a user may have rows of langchain-mongodb below, until ours fill the window."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database, history_size=4)
+    chain = create_runnable_with_message_history(FakeChatModel(), histories)
+    run(chain, QUESTIONS, NOBODYS)
+    assert profile.count(lambda: run(chain, QUESTIONS, NOBODYS)) == {"find": 10, "insert": 10}
+
+
+def test_turns_that_expire(standalone: Any, database: str, profile: Profile, run: Any) -> None:
+    """With a ttl positions free themselves, so the save looks where the session stands: one find more."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database, ttl=3600)
+    chain = create_runnable_with_message_history(FakeChatModel(), histories)
+    run(chain, ["hello"], CONFIG)
+    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG)) == {"find": 20, "insert": 10}
+
+
+def test_first_turns(standalone: Any, database: str, profile: Profile, run: Any) -> None:
+    """The first turn of a session is at most four finds and two writes; the first after a clear, one and two."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    chain = create_runnable_with_message_history(FakeChatModel(), histories)
+    run(chain, ["hello"], NOBODYS)
+    assert profile.count(lambda: run(chain, ["hello"], CONFIG)) == {"find": 4, "update": 1, "insert": 1}
+    histories("s1", "u1").clear()
+    assert profile.count(lambda: run(chain, ["hello"], CONFIG)) == {"find": 1, "update": 1, "insert": 1}
+    assert profile.count(lambda: run(chain, ["hello"], CONFIG)) == {"find": 1, "insert": 1}
+
+
+def test_others_have_written_meanwhile(standalone: Any, database: str, profile: Profile) -> None:
+    """A turn that others overtook looks again, once, and goes behind theirs."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    history = histories("s1", "u1")
+    history.add_user_message("first")
+    view = history.view()
+    history.add_user_message("in between")
+    late = [HumanMessage("late"), AIMessage("noted")]
+    sent = profile.count(lambda: history.append_turn(late, epoch=view.epoch, since=view.read_at, head=view.head))
+    assert [message.text for message in history.messages] == ["first", "in between", "late", "noted"]
+    assert sent["insert"] == 2
+    assert sent["find"] <= 3  # whether it is stored already, and where the session stands
