@@ -367,12 +367,15 @@ def test_what_is_stored_is_not_replaced_unseen(store: Any, other: Any) -> None:
     """Without a look before it a write only adds."""
     save(store, record(1, "as it was"))
     save(other, record(7, user_id="u2"))
-    for taken in (record(1), record(7, user_id="u2")):
-        begun = begin_warm(store)
-        with pytest.raises(HistoryConflictError):
-            store.write("u1", "s1", begun.generation, [record(3).model_copy(update={"id": taken.id})], [None])
+    begun = begin_warm(store)
+    with pytest.raises(HistoryConflictError):
+        store.write("u1", "s1", begun.generation, [record(3).model_copy(update={"id": record(1).id})], [None])
     assert facts(store.index("u1")) == expected([record(1, "as it was"), record(2)])
-    assert facts(store.index("u2")) == expected([record(7, user_id="u2")])
+    begun = begin_warm(store)
+    same_id = record(3).model_copy(update={"id": record(7, user_id="u2").id})
+    assert store.write("u1", "s1", begun.generation, [same_id], [None])
+    assert facts(store.index("u1")) == expected([record(1, "as it was"), record(2), same_id])
+    assert facts(other.index("u2")) == expected([record(7, user_id="u2")])
 
 
 def test_the_cap_is_kept_at_every_save(store: Any, collection: Any) -> None:
