@@ -31,7 +31,7 @@ from gatekit.systems import SYSTEMS, Place, answer_to, config, split_turns, text
 from langchain_memkit import create_runnable_with_message_history
 from langchain_memkit.errors import HistoryWriteError
 
-SAID = re.compile(rb"said-[0-9]+-[a-z0-9]+")
+SAID = re.compile(rb"said-[a-z0-9]+-[a-z0-9]+")
 STATES = {"new": (), "going": ("i1", "i2"), "cleared": ("i1", "clear")}  # what the session went through before
 THINGS = {  # what the other side does meanwhile, for a user's session and for one that belongs to nobody
     True: ("clear", "purge", "append", "clear append", "purge append", "clear clear", "purge clear append"),
