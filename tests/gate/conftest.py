@@ -52,7 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """One report per run."""
-    config.stash[REPORT] = GateReport(_system_name(config))
+    config.stash[REPORT] = GateReport(
+        _system_name(config), nightly=bool(config.getoption("gate_nightly", default=False))
+    )
 
 
 REPORT = pytest.StashKey[GateReport]()
