@@ -289,10 +289,7 @@ class Storm:
 
     def _hear(self, line: Any) -> None:
         """One that has stopped in the middle of an append: its session is cleared or its user purged, then it ends."""
-        try:
-            what, where = line.recv()
-        except (EOFError, OSError):
-            return
+        what, where = line.recv()  # one that has failed says nothing: EOFError
         if what != "stopped":
             return
         self.counts["stopped in an append"] += 1
@@ -331,9 +328,10 @@ class Storm:
             line.send("end")
             deadline = time.monotonic() + 60
             while process.is_alive() and time.monotonic() < deadline:
-                os.kill(process.pid, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                    os.kill(process.pid, signal.SIGCONT)
                 process.join(0.1)
-            assert not process.is_alive(), "a worker hangs"
+            assert process.exitcode == 0, f"a worker hangs, or has failed: {process.exitcode}"
             line.close()
         self._workers.clear()
 
