@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 from hypothesis import settings
+
+from langchain_memkit.errors import MemkitError
 
 # a busy machine is no defect
 settings.register_profile("memkit", parent=settings.default, deadline=None)
@@ -27,3 +34,88 @@ def pytest_configure(config: pytest.Config) -> None:
     """Add it to the process that prints."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(NamesOfFailures(config))
+        config.pluginmanager.register(ErrorsFormatted())
+
+
+# -- errors never carry what was said
+
+USERINFO = re.compile(r"mongodb(?:\+srv)?://[^/\s'\"]*@")
+LEAST = 12  # characters: shorter texts, as "hi", stand in any traceback
+
+
+class ErrorsFormatted:
+    """Prints how many errors were formatted and searched for what was said."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add those of a test."""
+        if report.when == "teardown":
+            self.count += sum(value for name, value in report.user_properties if name == "errors_formatted")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Write the sum."""
+        if self.count:
+            terminalreporter.write_line(f"{self.count} errors were formatted with all causes and searched for text")
+
+
+def chain_of(error: BaseException) -> list[BaseException]:
+    """The error with every cause and context, those that a traceback leaves out among them."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is not None and not any(each is other for other in found):
+            found.append(each)
+            left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+    return found
+
+
+@pytest.fixture
+def told_by(request: pytest.FixtureRequest) -> Iterator[Callable[[BaseException], str]]:
+    """All that an error says: `traceback.format_exception` of it and of everything that it is chained to."""
+    formatted: list[BaseException] = []
+
+    def told(error: BaseException) -> str:
+        formatted.append(error)
+        return "\n".join(line for each in chain_of(error) for line in traceback.format_exception(each))
+
+    yield told
+    request.node.user_properties.append(("errors_formatted", len(formatted)))
+
+
+@pytest.fixture
+def errors_tell_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Formats each error of memkit's that a test provokes; none may say what the messages say that it carries."""
+    raised: list[MemkitError] = []
+
+    def init(self: MemkitError, *args: Any, **kwargs: Any) -> None:
+        super(MemkitError, self).__init__(*args, **kwargs)
+        raised.append(self)
+
+    monkeypatch.setattr(MemkitError, "__init__", init, raising=False)
+    yield
+    request.node.user_properties.append(("errors_formatted", len(raised)))
+    while raised:
+        error = raised.pop()
+        carried = [*getattr(error, "messages", ()), *getattr(error, "stored", ()), getattr(error, "output", None)]
+        texts = {str(getattr(m, "text", "") or "").strip()[:500] for m in carried}
+        # without source lines, where a test's own literals stand
+        said = "".join(
+            line
+            for each in chain_of(error)
+            for line in traceback.TracebackException.from_exception(each, lookup_lines=False).format_exception_only()
+        )
+        assert [text for text in texts if len(text) >= LEAST and text in said] == [], said
+        assert not USERINFO.search(said), said
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of the contracts and of the gate are watched."""
+    for item in items:
+        bases = getattr(getattr(item, "cls", None), "__mro__", ())
+        watched = any(cls.__module__.startswith("langchain_memkit.testing") for cls in bases)
+        if hasattr(item, "fixturenames") and (watched or item.get_closest_marker("gate")):
+            item.fixturenames.insert(0, "errors_tell_nothing")

@@ -19,6 +19,8 @@ from langchain_core.messages import (
     ToolMessageChunk,
 )
 
+from langchain_memkit.messages.cuts import STATUS, SUMMARY
+
 CALL_BLOCKS = ("tool_use", "tool_call", "function_call")
 
 texts = st.sampled_from(["", "yes", "What is the weather in Sydney?", "one two three four five six seven eight " * 3])
@@ -93,7 +95,7 @@ strays = st.one_of(
     st.builds(lambda t: ChatMessage(content=t, role="pirate"), texts),
 )
 summaries = st.builds(
-    lambda text, kind: kind(f"So far: {text}", response_metadata={"memkit_status": "summary"}),
+    lambda text, kind: kind(f"{SUMMARY}> {text}", id="memkit-summary-1", response_metadata={STATUS: "summary"}),
     texts,
     st.sampled_from([HumanMessage, AIMessage, SystemMessage]),
 )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from langchain_core.documents import Document
 
-from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, MessageEncodeError
+from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryWriteError, MessageEncodeError
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing._vector_cases import AT, Stores, record
 from langchain_memkit.testing.properties import SETTINGS, metadata, texts
@@ -92,8 +92,8 @@ class HostileCases(Stores):
         plain = call(store, "add_documents", [Document(text, metadata={"user_id": "u1", **odd})])
         for each in (store, other):
             assert len(call(each, "index", "u1")) == 3
-            assert call(each, "get_by_ids", [document.id, *plain])[0] == document
-            assert call(each, "get_by_ids", plain)[0].page_content == text
+            assert call(each, "get_by_ids", [document.id, *plain], user_id="u1")[0] == document
+            assert call(each, "get_by_ids", plain, user_id="u1")[0].page_content == text
 
     def test_other_metadata_than_records_have(self, store: Any, call: Call) -> None:
         """Words that mean something in a record mean nothing in a plain document."""
@@ -124,22 +124,51 @@ class HostileCases(Stores):
             call(store, "add_documents", [Document("a")], ids=["1", "2"])
         assert len(call(store, "index", "u1")) == 0
 
-    def test_an_id_stays_where_it_is(self, store: Any, save: Call, call: Call) -> None:
-        """Nobody writes over a document of another user or session by using its id."""
-        save(store, [record(1)])
-        call(store, "add_documents", [Document("a", id="a", metadata={"user_id": "u1"})])
-        for known in ({}, {"user_id": "u2"}, {"user_id": "u1", "session_id": "s9"}):
-            with pytest.raises(HistoryConflictError, match="another user or session"):
-                call(store, "add_documents", [Document("stolen", id="a", metadata=known)])
+    def test_an_id_is_its_users(self, store: Any, other: Any, save: Call, call: Call) -> None:
+        """One id of two users and of nobody is three documents: nobody sees, replaces, deletes or blocks another's."""
+        owners: dict[str | None, dict[str, str]] = {who: {"user_id": who} if who else {} for who in (None, "u1", "u2")}
+        for who, known in owners.items():
+            call(store, "add_documents", [Document(f"of {who}", id="a", metadata=known)])
+        call(store, "add_documents", [Document("mine", id="a", metadata=owners["u1"])])
         foreign = record(1, user_id="u2")
         foreign.id = record(1).id
-        with pytest.raises(HistoryConflictError, match="another user or session"):
-            save(store, [foreign])
-        assert save(store, [record(5, user_id="u2")], delete=[record(1).id, "a"])
-        assert call(store, "get_by_ids", ["a", record(1).id]) == [
-            Document("a", id="a", metadata={"user_id": "u1"}),
-            record(1),
-        ]
+        save(store, [record(1)])
+        save(store, [foreign])
+
+        def texts(who: str | None) -> list[str]:
+            found = [[d.page_content for d in call(each, "get_by_ids", ["a"], user_id=who)] for each in (store, other)]
+            assert found[0] == found[1]
+            return found[0]
+
+        assert [texts(who) for who in owners] == [["of None"], ["mine"], ["of u2"]]
+        for who in ("u1", "u2"):
+            found = call(other, "similarity_search", "mine", k=9, filter={"user_id": who})
+            assert {d.metadata["user_id"] for d in found} == {who}
+            assert len(call(store, "index", who)) == 2
+        assert save(store, [record(5, user_id="u2")], delete=[record(1).id])
+        assert call(store, "get_by_ids", [record(1).id], user_id="u1") == [record(1)]
+        assert call(store, "get_by_ids", [record(1).id], user_id="u2") == []
+        call(store, "touch", "u2", ["a"], AT)
+        assert call(store, "accesses", "u1") == {}
+        call(store, "delete", ["a"], user_id="u2")
+        assert [texts(who) for who in owners] == [["of None"], ["mine"], []]
+        call(store, "delete", ["a"])
+        assert [texts(who) for who in ("u1", "u2")] == [["mine"], []]
+
+    def test_who_is_meant_must_be_said(self, store: Any, call: Call) -> None:
+        """An id of a user's document without the user finds and deletes nothing, and says what to do."""
+        call(store, "add_documents", [Document("mine", id="a", metadata={"user_id": "u1"}), Document("free", id="b")])
+        for verb in ("get_by_ids", "delete"):
+            with pytest.raises(ConfigurationError, match="user_id="):
+                call(store, verb, ["b", "a"])
+        assert len(call(store, "get_by_ids", ["a"], user_id="u1")) == len(call(store, "get_by_ids", ["b", "c"])) == 1
+
+    def test_an_id_stays_in_its_session(self, store: Any, call: Call) -> None:
+        """Nobody writes over a document of another session by using its id."""
+        call(store, "add_documents", [Document("a", id="a", metadata={"user_id": "u1"})])
+        with pytest.raises(HistoryConflictError, match="another session"):
+            call(store, "add_documents", [Document("b", id="a", metadata={"user_id": "u1", "session_id": "s9"})])
+        assert [d.page_content for d in call(store, "get_by_ids", ["a"], user_id="u1")] == ["a"]
 
     def test_what_is_accepted_comes_back_equal(self, store: Any) -> None:
         """150 random documents: equal on return, or refused with nothing stored."""

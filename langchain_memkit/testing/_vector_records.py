@@ -46,7 +46,7 @@ class RecordCases(Stores):
             assert facts(index) == expected_facts(documents)
             (second,) = [entry for entry in index.entries if entry.position == 2]
             assert (second.epoch, second.importance, second.expires_at) == (2**62, 7.5, None)
-            assert call(each, "get_by_ids", [d.id for d in documents]) == documents
+            assert call(each, "get_by_ids", [d.id for d in documents], user_id="u1") == documents
             vector = call(each, "embed_query", documents[1].page_content)
             scores = dict(zip([e.position for e in index.entries], index.dense(vector).tolist(), strict=True))
             assert scores[2] == pytest.approx(1, abs=1e-5) == max(scores.values())
@@ -69,7 +69,7 @@ class RecordCases(Stores):
         assert len(call(other, "index", "u1")) == 6
         save(store, [record(7, "said differently")])
         assert any(entry.said[0].stems == ("said", "differ") for entry in call(other, "index", "u1").entries)
-        call(store, "delete", [record(7).id])
+        call(store, "delete", [record(7).id], user_id="u1")
         assert len(call(other, "index", "u1")) == 5
         save(store, [record(7)], delete=[record(0).id])  # as many as before
         assert facts(call(other, "index", "u1"))[0][0] in {d.id for d in [record(7), *map(record, range(1, 4))]} | {
@@ -120,7 +120,7 @@ class RecordCases(Stores):
         fresh = make_store(EMBEDDING, now=lambda: now[0])
         for each in (store, fresh):
             assert [entry.position for entry in call(each, "index", "u1").entries] == [1]
-            assert call(each, "get_by_ids", [record(2).id]) == []
+            assert call(each, "get_by_ids", [record(2).id], user_id="u1") == []
             assert call(each, "begin", "u1", "s1").last == record(1)
             assert call(each, "sessions", "u1")[0].turns == 1
         save(store, [record(3)])
@@ -187,20 +187,20 @@ class RecordCases(Stores):
             with pytest.raises(HistoryConflictError, match="begin again"):
                 write(store, record(1, "yours"), record(4), expected=expected, delete=[record(2).id])
         assert facts(call(store, "index", "u1")) == facts(call(other, "index", "u1")) == before
-        assert call(store, "get_by_ids", [record(1).id, record(2).id]) == [record(1, "mine"), record(2)]
+        assert call(store, "get_by_ids", [record(1).id, record(2).id], user_id="u1") == [record(1, "mine"), record(2)]
         mine = {str(record(1).id): digest_of(record(1, "mine").page_content)}
         assert write(store, record(1, "both"), record(4), expected={**known, **mine}, delete=[record(2).id])
         assert write(store, record(5), expected={str(record(4).id): digest_of(record(4).page_content)})
         for each in (store, other):
             wanted = [record(1, "both"), record(3), record(4), record(5)]
             assert facts(call(each, "index", "u1")) == expected_facts(wanted)
-        call(other, "delete", [record(1).id])
+        call(other, "delete", [record(1).id], user_id="u1")
         with pytest.raises(HistoryConflictError, match="begin again"):
             write(store, record(1, "gone"), expected={str(record(1).id): digest_of(record(1, "both").page_content)})
         # a session that was forgotten is no conflict
         call(other, "forget", "u1", "s1")
         assert write(store, record(1)) is write(store, record(1), expected=known) is False
-        assert call(store, "get_by_ids", [record(1).id]) == []
+        assert call(store, "get_by_ids", [record(1).id], user_id="u1") == []
 
     def test_a_forgotten_session_takes_no_save(self, store: Any, other: Any, save: Call, call: Call) -> None:
         """A save that began before its session, or its user, was forgotten stores nothing; a new session does."""
@@ -211,7 +211,7 @@ class RecordCases(Stores):
             assert not call(store, "write", "u1", "s1", begun.generation, [record(1), record(2)], [None, None])
             assert not call(store, "write", "u1", "s1", begun.generation, [], [])
             assert len(call(store, "index", "u1")) == 0
-            assert call(store, "get_by_ids", [record(1).id]) == []
+            assert call(store, "get_by_ids", [record(1).id], user_id="u1") == []
             again = call(store, "begin", "u1", "s1", since=begun.generation)
             assert not call(store, "write", "u1", "s1", again.generation, [record(1)], [None])
             new = call(other, "begin", "u1", "s1")
@@ -221,7 +221,7 @@ class RecordCases(Stores):
             assert call(other, "write", "u1", "s1", new.generation, [record(1, "anew")], [None])
             # not even over what the new session wrote under the same id
             assert not call(store, "write", "u1", "s1", begun.generation, [record(1, "old")], [None])
-            assert call(store, "get_by_ids", [record(1).id]) == [record(1, "anew")]
+            assert call(store, "get_by_ids", [record(1).id], user_id="u1") == [record(1, "anew")]
             assert call(store, "forget", "u1") == 1
 
     def test_sessions(self, store: Any, save: Call, call: Call) -> None:
@@ -276,7 +276,7 @@ class RecordCases(Stores):
         assert [n for n in range(6) if names[n] in call(other, "index", "u1")] == [0, 1, 4, 5]
         assert call(store, "evict", "u1", 2) == 2
         assert [n for n in range(6) if names[n] in call(other, "index", "u1")] == [0, 1]
-        call(store, "delete", [names[0]])
+        call(store, "delete", [names[0]], user_id="u1")
         assert call(store, "accesses", "u1") == {names[1]: AT + timedelta(hours=2)}
         save(store, [record(7), record(8)])
         kept = [str(record(n).id) for n in (7, 8)]

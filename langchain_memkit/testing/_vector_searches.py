@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -226,7 +227,9 @@ class SearchCases(Stores):
         metadatas = [{"user_id": f"u{n % 2}", "n": n} for n in range(7)]
         names = call(store, "add_texts", texts, metadatas, ids=list("abcdefg"), batch_size=3)
         assert names == list("abcdefg")
-        assert [d.page_content for d in call(store, "get_by_ids", names)] == texts
+        for user in ("u0", "u1"):
+            mine = [text for text, known in zip(texts, metadatas, strict=True) if known["user_id"] == user]
+            assert [d.page_content for d in call(store, "get_by_ids", names, user_id=user)] == mine
         assert [len(call(store, "index", user)) for user in ("u0", "u1")] == [4, 3]
         for bad in (0, -1, "3", 1.5):
             with pytest.raises(ValueError, match="batch_size must be"):
@@ -237,20 +240,23 @@ class SearchCases(Stores):
 
     @pytest.mark.parametrize("cleanup", ["incremental", "full", "scoped_full"])
     @pytest.mark.parametrize("style", ["sync", "async"])
-    def test_index(self, store: Any, cleanup: Any, style: str) -> None:
+    @pytest.mark.parametrize("owner", [{}, {"user_id": "u1"}], ids=["of nobody", "of a user"])
+    def test_index(self, store: Any, cleanup: Any, style: str, owner: dict[str, str]) -> None:
         """LangChain's `index` and `aindex` add what is new, skip what is there, and delete what is gone."""
+        if owner:  # which they cannot say when they delete
+            store.delete, store.adelete = partial(store.delete, **owner), partial(store.adelete, **owner)
         records = InMemoryRecordManager(namespace="documents")
         records.create_schema()
 
         def run(*texts: str) -> Any:
-            documents = [Document(text, metadata={"source": "a", "user_id": "u1"}) for text in texts]
+            documents = [Document(text, metadata={"source": "a", **owner}) for text in texts]
             options: Any = {"cleanup": cleanup, "source_id_key": "source", "batch_size": 9, "key_encoder": "sha256"}
             if style == "async":
                 return asyncio.run(aindex(documents, records, store, **options))
             return index(documents, records, store, **options)
 
         def stored() -> set[str]:
-            found = store.similarity_search("one", k=9, filter={"user_id": "u1"})
+            found = store.similarity_search("one", k=9, filter=owner or None)
             return {document.page_content for document in found}
 
         assert run("one", "two", "three") == {"num_added": 3, "num_updated": 0, "num_skipped": 0, "num_deleted": 0}

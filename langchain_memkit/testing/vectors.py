@@ -87,7 +87,7 @@ class VectorStoreContract(RecordCases, SearchCases, HostileCases):
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(work, "abc"))
-        said = store.get_by_ids([name])[0].page_content.splitlines()[0].split()
+        said = store.get_by_ids([name], user_id="u1")[0].page_content.splitlines()[0].split()
         assert sorted(said[2:]) == sorted(f"{word}{n}" for word in "abc" for n in range(5))
 
     def test_two_users_never_meet(self, make_store: MakeStore) -> None:
@@ -125,7 +125,7 @@ def run(store: Any, mine: dict[str, tuple[str, int]], verb: str, user: str, sess
         store.add_documents([Document("what about number", id=f"{user}-{n}", metadata={"user_id": user})])
         mine[f"{user}-{n}"] = ("", n)
     elif verb == "delete":
-        store.delete([name])
+        store.delete([name], user_id=user)
         mine.pop(name, None)
     elif verb == "forget":
         assert store.forget(user, session) == sum(place == session for place, _ in mine.values())

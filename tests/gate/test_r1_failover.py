@@ -1,16 +1,25 @@
-"""R1: the primary is killed while eight threads write: nothing acknowledged is lost, doubled, halved or out of order.
+"""R1: the primary is killed while eight threads write, or stands still: nothing is lost, doubled, halved, out of order.
 
 Most of the time of this row goes to elections: a set of the gate holds one 2 s after its primary fell silent.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from gatekit.failover import Crashes, Writers, count, crashes, on_every_node
-from gatekit.systems import Place, echo
+from gatekit.systems import Place, answer_to, config, echo, texts
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableLambda
 from pymongo import MongoClient, WriteConcern
 
 from langchain_memkit.errors import MemkitError
@@ -103,3 +112,61 @@ def test_primary_is_killed(
     figure(f"{variant.name}: election", election, at_most=15, unit=" s")
     longest = max(held.seconds for held in writers.held)
     figure(f"{variant.name}: longest turn", longest, at_most=election + 5, unit=" s")
+
+
+@pytest.mark.gate("R1", memkit_only=True, limit=60)
+@pytest.mark.parametrize("place", ["replica_set"], indirect=True)
+def test_primary_stands_still(place: Place, replica_set: Any, system: Any, figure: Any) -> None:
+    """A primary that is frozen before a save costs an election and some seconds, sync and async; each turn is once."""
+    primary = replica_set.primary_index()
+    others = [host for index, host in enumerate(replica_set.hosts) if index != primary]
+    histories = system.histories(place.with_options("heartbeatFrequencyMS=60000"))  # the driver does not notice
+    reached, seconds = threading.Barrier(3), dict[str, float]()
+
+    def model(messages: Any) -> AIMessage:
+        reached.wait(30)  # the past is read, and the primary still runs
+        reached.wait(30)  # now it does not
+        seconds[messages[-1].text] = time.monotonic()
+        return answer_to(messages)
+
+    def hold(said: str) -> None:
+        chain = system.chain(RunnableLambda(model), histories)
+        if said == "sync":
+            chain.invoke(said, config(said))
+        else:
+            asyncio.run(chain.ainvoke(said, config(said)))
+        seconds[said] = time.monotonic() - seconds[said]
+
+    for said in ("sync", "async"):
+        histories(said).add_user_message("before")
+    with ThreadPoolExecutor() as pool:
+        turns = [pool.submit(hold, said) for said in ("sync", "async")]
+        reached.wait(30)
+        os.kill(replica_set.pids[primary], signal.SIGSTOP)
+        try:
+            begun = time.monotonic()
+            reached.wait(30)
+            wait_for_majority(others, place.database)
+            election = time.monotonic() - begun
+            for turn in turns:
+                turn.result(40)
+        finally:
+            os.kill(replica_set.pids[primary], signal.SIGCONT)
+    replica_set.wait_ready()
+    for said in ("sync", "async"):
+        assert texts(histories(said)) == ["before", said, f"re: {said}"]
+    figure("primary stands still: until a majority takes writes", election, at_most=30, unit=" s")
+    figure("primary stands still: longest save", max(seconds.values()), at_most=election + 5, unit=" s")
+
+
+def wait_for_majority(hosts: list[str], database: str) -> None:
+    """Until one of these takes writes, and a majority has one: the other may still listen to who does not answer."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(MongoClient(host, directConnection=True)) for host in hosts]
+        while True:
+            for client in clients:
+                if client.admin.command("hello")["isWritablePrimary"]:
+                    majority = WriteConcern("majority", j=True)
+                    client[database].get_collection("canary", write_concern=majority).insert_one({})
+                    return
+            time.sleep(0.05)

@@ -102,7 +102,7 @@ def test_cve_2025_68664_serialization_injection(
         (key,) = vectors.add_documents([Document("hi", metadata={"user_id": "u1", "data": data})])
         assert histories(name).messages == moved(name).messages == said
         assert key_values.mget([name]) == [{"value": data}]
-        (found,) = vectors.get_by_ids([key])
+        (found,) = vectors.get_by_ids([key], user_id="u1")
         assert found.metadata["data"] == data
         seen += [histories(name).messages, found, file.read_text()]
     assert CANARY not in repr(seen)

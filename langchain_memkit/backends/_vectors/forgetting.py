@@ -6,20 +6,23 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
-from langchain_memkit.backends._vectors.rows import check_ids
+from langchain_memkit.backends._vectors.reading import whose
+from langchain_memkit.backends._vectors.rows import NOBODY, check_ids
 from langchain_memkit.backends._vectors.writing import Writing
 from langchain_memkit.base import check_id
+from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 
 
 class Forgetting(Writing):
     """A store that forgets; see `SQLiteVectorStore` and `MongoDBVectorStore`."""
 
-    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        """Deletes documents by id for good; those that are not there are no error.
+    def delete(self, ids: list[str] | None = None, *, user_id: str | None = None, **kwargs: Any) -> bool:
+        """Deletes documents of one user, or of nobody, by id for good; those that are not there are no error.
 
         Args:
             ids: Which; required, because everything of everybody is nothing to delete by leaving out an argument:
                 `forget(user_id)` deletes all of a user.
+            user_id: Whose. None: documents without a `user_id` in their metadata.
             **kwargs: None are known.
 
         Returns:
@@ -28,16 +31,34 @@ class Forgetting(Writing):
         Raises:
             TypeError: An id is no string, or there are no ids.
             ValueError: An id is empty or malformed.
+            ConfigurationError: No `user_id` is given, and an id belongs to a document of a user. Nothing was deleted.
             HistoryWriteError: The store failed; calling again finishes the work.
-        """
-        if names := _wanted(ids, kwargs):
-            self._backend.run(self._backend.delete(names))
-        return True
 
-    async def adelete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
+        Example:
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> from langchain_memkit import SQLiteVectorStore
+            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+            >>> ids = store.add_texts(["mine", "hers"], [{"user_id": "u1"}, {"user_id": "u2"}], ids=["1", "1"])
+            >>> store.delete(["1"], user_id="u1")
+            True
+            >>> [document.page_content for document in store.get_by_ids(["1"], user_id="u2")]
+            ['hers']
+        """
+        return drive(self._delete(_wanted(ids, kwargs), whose(user_id)), run_step)
+
+    async def adelete(self, ids: list[str] | None = None, *, user_id: str | None = None, **kwargs: Any) -> bool:
         """Async twin of `delete`."""
-        if names := _wanted(ids, kwargs):
-            await self._backend.arun(self._backend.delete(names))
+        return await adrive(self._delete(_wanted(ids, kwargs), whose(user_id)), arun_step)
+
+    def _delete(self, ids: list[str], user_id: str) -> Flow[bool]:
+        if ids and user_id == NOBODY:
+            try:
+                yield from self._stored(ids, user_id, ". Nothing was deleted")
+            except HistoryReadError as error:
+                msg = f"{error}. Nothing was deleted."
+                raise HistoryWriteError(msg) from error
+        if ids:
+            yield self._step(lambda: self._backend.delete(user_id, ids))
         return True
 
     def forget(self, user_id: str, session_id: str | None = None) -> int:

@@ -12,7 +12,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.backends._vectors.backend import VectorBackend
 from langchain_memkit.backends._vectors.embedding import Embedder
-from langchain_memkit.backends._vectors.rows import Vector, check_ids, shown_of
+from langchain_memkit.backends._vectors.rows import NOBODY, Stored, Vector, check_ids, shown_of
 from langchain_memkit.backends._vectors.shelf import Shelf
 from langchain_memkit.base import Now, SessionInfo, check_id
 from langchain_memkit.errors import ConfigurationError
@@ -82,11 +82,12 @@ class Reading(Closing):
         """Async twin of `index`."""
         return await adrive(self._shelf.read(check_id(user_id, "user_id")), arun_step)
 
-    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """Documents by id, whoever's they are: an id is a secret of its user, like a link.
+    def get_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
+        """Documents by id, of one user or of nobody: an id is unique for its user only.
 
         Args:
             ids: In any order.
+            user_id: Whose. None: documents without a `user_id` in their metadata.
 
         Returns:
             Those that there are, in the order of `ids`; damaged ones are left out, which is logged.
@@ -94,6 +95,7 @@ class Reading(Closing):
         Raises:
             TypeError: An id is no string.
             ValueError: An id is empty or malformed.
+            ConfigurationError: No `user_id` is given, and an id belongs to a document of a user.
             HistoryReadError: The store cannot be reached or read.
 
         Example:
@@ -104,18 +106,34 @@ class Reading(Closing):
             ['1', '2']
             >>> [document.page_content for document in store.get_by_ids(["2", "none", "1"])]
             ['two', 'one']
+            >>> ids = store.add_texts(["mine"], [{"user_id": "u1"}], ids=["1"])
+            >>> [document.page_content for document in store.get_by_ids(["1"], user_id="u1")]
+            ['mine']
         """
-        return drive(self._get_by_ids(check_ids(ids)), run_step)
+        return drive(self._get_by_ids(check_ids(ids), whose(user_id)), run_step)
 
-    async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+    async def aget_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
         """Async twin of `get_by_ids`."""
-        return await adrive(self._get_by_ids(check_ids(ids)), arun_step)
+        return await adrive(self._get_by_ids(check_ids(ids), whose(user_id)), arun_step)
 
-    def _get_by_ids(self, ids: list[str]) -> Flow[list[Document]]:
-        stored = (yield self._step(lambda: self._backend.by_ids(ids, vectors=False))) if ids else []
+    def _get_by_ids(self, ids: list[str], user_id: str) -> Flow[list[Document]]:
+        stored = (yield from self._stored(ids, user_id, "")) if ids else []
         found = {shown.document.id: shown.document for shown in shown_of(stored, self._now())}
-        self._shelf.miss([name for name in ids if name not in found])
+        self._shelf.miss(user_id, [name for name in ids if name not in found])
         return [found[name] for name in ids if name in found]
+
+    def _stored(self, ids: list[str], user_id: str, state: str) -> Flow[list[Stored]]:
+        """Records by id; who does not say whose they are must mean those of nobody."""
+        backend = self._backend
+        stored: list[Stored] = yield self._step(lambda: backend.by_ids(user_id, ids, vectors=False))
+        there = {row.id for row in stored}
+        missing = [name for name in ids if name not in there]
+        if user_id == NOBODY and missing and (yield self._step(lambda: backend.owned(missing))):
+            msg = (
+                f"an id belongs to a document of a user: say whose, with user_id=; an id is unique for its user{state}"
+            )
+            raise ConfigurationError(msg)
+        return stored
 
     def sessions(self, user_id: str) -> list[SessionInfo]:
         """The sessions that a user has records of.
@@ -218,3 +236,7 @@ class Reading(Closing):
     async def aembed_query(self, text: str) -> Vector:
         """Async twin of `embed_query`."""
         return await adrive(self._embedder.query(text), arun_step)
+
+
+def whose(user_id: str | None) -> str:
+    return NOBODY if user_id is None else check_id(user_id, "user_id")

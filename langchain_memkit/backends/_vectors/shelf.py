@@ -207,13 +207,12 @@ class Shelf:
             while size > self._cache_bytes and len(self._users) > 1:
                 size -= self._users.popitem(last=False)[1].nbytes
 
-    def miss(self, ids: Collection[str]) -> None:
-        """Doubts what is held of the users with these records, which are gone: somebody removed them by hand."""
+    def miss(self, user_id: str, ids: Collection[str]) -> None:
+        """Doubts what is held of the user if it has these records, which are gone: somebody removed them by hand."""
         with self._lock:
-            users = list(self._users.values()) if ids else []
-        for held in users:
-            if any(name in held.index for name in ids):
-                held.mark = None
+            held = self._users.get(user_id)
+        if held is not None and any(name in held.index for name in ids):
+            held.mark = None
 
     def forget(self, user_id: str) -> None:
         """Lets go of a user."""

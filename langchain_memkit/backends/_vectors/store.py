@@ -55,7 +55,7 @@ class RecordVectorStore(Forgetting, VectorStore):
             ValueError: An id is empty or malformed, `batch_size` is below 1, or there are not as many ids as documents.
             ConfigurationError: The store was filled with another model, or the model gave no usable vector.
             MessageEncodeError: A value in the metadata would not come back equal. Nothing was stored.
-            HistoryConflictError: An id belongs to another user or session.
+            HistoryConflictError: An id belongs to another session of the user.
             HistoryWriteError: The store failed; calling again with the same ids is safe.
 
         Example:
@@ -343,9 +343,11 @@ class RecordVectorStore(Forgetting, VectorStore):
         ids: list[tuple[str, float]] = yield in_thread(ranked)
         best: list[tuple[Shown, float]] = []
         for page in pages_of(ids, k):
-            stored = yield self._step(lambda page=page: self._backend.by_ids([name for name, _ in page], vectors=True))  # type: ignore[misc]  # bound now
+            stored = yield self._step(
+                lambda page=page: self._backend.by_ids(scope.user_id, [name for name, _ in page], vectors=True)  # type: ignore[misc]  # bound now
+            )
             there = {row.id for row in stored}
-            self._shelf.miss([name for name, _ in page if name not in there])
+            self._shelf.miss(scope.user_id, [name for name, _ in page if name not in there])
             shown = {s.document.id: s for s in shown_of(stored, self._now()) if s.vector is not None and scope.takes(s)}
             best += [(shown[name], score) for name, score in page if name in shown]
             if len(best) >= k:

@@ -129,7 +129,7 @@ class Writing(Reading):
             ConfigurationError: A vector is none, or of another model.
             MessageEncodeError: A value in the metadata would not come back equal. Nothing was stored.
             HistoryConflictError: A record that was expected is gone or has another text, or an id belongs to another
-                user or session. Nothing was stored.
+                session. Nothing was stored.
             HistoryWriteError: The store failed; `maybe_stored` says whether the outcome is unknown. Calling again is
                 safe.
 

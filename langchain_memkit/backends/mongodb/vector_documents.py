@@ -1,11 +1,14 @@
 """What stands in a collection of vectors: documents, the one place where filters are built, and indexes. No I/O.
 
 ```
-{_id: "<id>", user_id, session_id, round_id, position, created_at, text, said, metadata, ..., stamp, vector, v}
+{_id: {id: "<id>", user_id}, user_id, session_id, round_id, position, text, said, metadata, ..., stamp, vector, v}
 {_id: {user_id, session_id}, user_id, session_id, generation, stamp, last}    a session: without it its records are dead
 {_id: {probe: 1}, user_id: "", session_id: "", probe}            what the embedding model makes of a fixed text
 {_id: {forgotten: <hash>}, user_id: "", session_id: "", at, expires_at}    a session or user that was forgotten
 ```
+
+A record of nobody has its id alone as `_id`, and so have those that memkit 0.1.0 stored for users: these are found, and
+replaced where they stand.
 
 The stamp of a record is its number. That of a session is at most 0 and goes down by a random number with each change of
 its records, after the change: so the sum over a user's sessions tells whether anything changed, and an index knows it.
@@ -21,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from bson import Binary, Int64, encode
+from bson import Binary, Int64, MaxKey, encode
 from bson.raw_bson import RawBSONDocument
 from pymongo import ASCENDING, DESCENDING, IndexModel, UpdateOne
 
@@ -69,9 +72,26 @@ def records_filter(user_id: str, session_id: str | None = None, **conditions: An
     return {**query, "stamp": {"$gt": 0}, **conditions}
 
 
-def with_ids(ids: Sequence[str]) -> dict[str, Any]:
-    """A filter on ids, which are strings."""
-    return {"_id": {"$in": list(ids)}}
+def key_of(user_id: str, name: str) -> Any:
+    """What a new record is stored under: an id is unique for its user."""
+    return {"id": name, "user_id": user_id} if user_id else name
+
+
+def name_of(key: Any) -> Any:
+    """The id of a record, from what it is stored under."""
+    return key["id"] if isinstance(key, Mapping) and "id" in key else key
+
+
+def with_ids(user_id: str, ids: Sequence[str]) -> dict[str, Any]:
+    """A filter on ids, which are strings; to go with one on the user."""
+    return {"_id": {"$in": [*ids, *(key_of(user_id, name) for name in ids if user_id)]}}
+
+
+def owned_filter(ids: Sequence[str]) -> dict[str, Any]:
+    """A filter on records of users, whichever, with these ids."""
+    # documents are compared field by field: these are all that begin with the id, and the index knows them
+    ranges = [{"_id": {"$gt": {"id": name}, "$lt": {"id": name, "user_id": MaxKey()}}} for name in ids]
+    return {"$or": [{"_id": {"$in": list(ids)}, "user_id": {"$gt": ""}}, *ranges]}
 
 
 def session_filter(user_id: str, session_id: str) -> dict[str, Any]:
@@ -91,7 +111,10 @@ def not_records(user_id: str) -> dict[str, Any]:
 def begin_filter(user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
     """A filter on a session's document, on records with these ids, and on those with texts of these digests."""
     owned = {"user_id": {"$eq": user_id}}
-    named = {**owned, "_id": {"$in": [{"user_id": user_id, "session_id": session_id}, *ids]}}
+    named = {
+        **owned,
+        "_id": {"$in": [{"user_id": user_id, "session_id": session_id}, *with_ids(user_id, ids)["_id"]["$in"]]},
+    }
     if not digests:
         return named
     return {"$or": [named, {**owned, "digest": {"$in": list(digests)}, "vector": {"$ne": None}}]}
@@ -99,7 +122,7 @@ def begin_filter(user_id: str, session_id: str, digests: Sequence[str], ids: Seq
 
 def is_session(document: Mapping[str, Any]) -> bool:
     """Whether this is the document of a session."""
-    return isinstance(document["_id"], Mapping)
+    return isinstance(document["_id"], Mapping) and "session_id" in document["_id"]
 
 
 def live(now: datetime) -> dict[str, Any]:
@@ -137,9 +160,10 @@ def upsert(row: Row, generation: str | None, stamp: int) -> UpdateOne:
         stamp: The row's number.
     """
     query = record_filter(row.user_id, row.entry.session, row.entry.id)
-    change: dict[str, Any] = {"$set": _fields_of(row, stamp)}
+    first = {"_id": key_of(row.user_id, row.entry.id)}
+    change: dict[str, Any] = {"$set": _fields_of(row, stamp), "$setOnInsert": first}
     if generation is None:
-        change["$setOnInsert"] = {"generation": ""}
+        first["generation"] = ""
     else:
         query["generation"] = {"$eq": generation}
     return UpdateOne(query, change, upsert=True, hint=BY_ID)
@@ -148,7 +172,8 @@ def upsert(row: Row, generation: str | None, stamp: int) -> UpdateOne:
 def insert(row: Row, generation: str, stamp: int) -> UpdateOne:
     """What stores a row, if there is none with its id."""
     query = {**record_filter(row.user_id, row.entry.session, row.entry.id), "generation": {"$eq": generation}}
-    return UpdateOne(query, {"$setOnInsert": _fields_of(row, stamp)}, upsert=True, hint=BY_ID)
+    fields = _fields_of(row, stamp, _id=key_of(row.user_id, row.entry.id))
+    return UpdateOne(query, {"$setOnInsert": fields}, upsert=True, hint=BY_ID)
 
 
 def exchange(user_id: str, place: tuple[str, str], name: str, digest: str, new: tuple[Row, int] | None) -> UpdateOne:
@@ -171,10 +196,10 @@ def exchange(user_id: str, place: tuple[str, str], name: str, digest: str, new: 
 
 def record_filter(user_id: str, session_id: str, name: str) -> dict[str, Any]:
     """A filter on one record of a session."""
-    return {"user_id": {"$eq": user_id}, "session_id": {"$eq": session_id}, "_id": {"$eq": name}}
+    return {"user_id": {"$eq": user_id}, "session_id": {"$eq": session_id}, **with_ids(user_id, [name])}
 
 
-def _fields_of(row: Row, stamp: int) -> RawBSONDocument:
+def _fields_of(row: Row, stamp: int, **more: Any) -> RawBSONDocument:
     """All that is stored of a row, but whose it is; encoded once, to see how large it is."""
     entry = row.entry
     fields = {
@@ -193,6 +218,7 @@ def _fields_of(row: Row, stamp: int) -> RawBSONDocument:
         "stamp": Int64(stamp),
         "vector": None if row.vector is None else Binary(FLOAT32 + row.vector, VECTOR_SUBTYPE),
         "v": FORMAT_VERSION,
+        **more,
     }
     raw = encode(fields)
     if len(raw) > MAX_DOCUMENT:
@@ -260,7 +286,7 @@ def cells_of(document: Mapping[str, Any]) -> Cells:
     """A document as it is ranked."""
     try:
         facts: Any = [
-            document["_id"],
+            name_of(document["_id"]),
             document["session_id"],
             document["round_id"],
             _whole(document["position"]),
@@ -281,7 +307,7 @@ def stored_of(document: Mapping[str, Any]) -> Stored:
     """A document as it is shown."""
     get = document.get
     vector = vector_of(document)
-    place = (get("_id"), get("user_id"), get("session_id"))
+    place = (name_of(get("_id")), get("user_id"), get("session_id"))
     return Stored(int(document["stamp"]), *place, get("expires_at"), get("text"), get("metadata"), vector, get("v"))
 
 

@@ -26,7 +26,9 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     begin_filter,
     cells_of,
     live,
+    name_of,
     not_records,
+    owned_filter,
     records_filter,
     stored_of,
     vector_of,
@@ -55,6 +57,8 @@ class VectorReader(Runner):
 
     def _found(self, query: dict[str, Any], fields: Any, **options: Any) -> Flow[list[dict[str, Any]]]:
         found: list[dict[str, Any]] = yield from self._call(lambda c: c.find(query, fields, **options).to_list())
+        for document in found:
+            document["_id"] = name_of(document.get("_id"))
         return found
 
     def _rows(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
@@ -91,7 +95,7 @@ class VectorReader(Runner):
         if not dead:
             return found
         gone = {d["stamp"] for d in dead}
-        remove = records_filter(user_id, stamp={"$in": sorted(gone)}, **with_ids([d["_id"] for d in dead]))
+        remove = records_filter(user_id, stamp={"$in": sorted(gone)}, **with_ids(user_id, [d["_id"] for d in dead]))
         with suppress(PyMongoError):  # they stay dead; whoever reads them next tries again
             yield from self._call(lambda c: c.delete_many(remove))
         return [d for d in found if d["stamp"] not in gone]
@@ -133,21 +137,26 @@ class VectorReader(Runner):
         found = yield from self._found(query, ON_TEXTS, sort=LAST_FIRST, limit=1)
         return (found[0], int(found[0]["position"])) if found else (None, 0)
 
-    def by_ids(self, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
-        """Records to show, whoever's they are."""
-        return (yield from self.reading(self._by_ids(ids, ON_STORED if vectors else ON_TEXTS)))
+    def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
+        """Records of a user to show."""
+        return (yield from self.reading(self._by_ids(user_id, ids, ON_STORED if vectors else ON_TEXTS)))
 
-    def _by_ids(self, ids: Sequence[str], fields: Any) -> Flow[list[Stored]]:
+    def _by_ids(self, user_id: str, ids: Sequence[str], fields: Any) -> Flow[list[Stored]]:
         found: list[Stored] = []
         for batch in batches(ids):
-            documents = yield from self._found(with_ids(batch), fields)
-            records = [d for d in documents if isinstance(d.get("stamp"), int) and isinstance(d.get("user_id"), str)]
-            gone = set()
-            for user in {d["user_id"] for d in records}:
-                dead = yield from self._dead(user, [d for d in records if d["user_id"] == user])
-                gone |= {d["_id"] for d in dead}
+            query = {"user_id": {"$eq": user_id}, **with_ids(user_id, batch)}
+            documents = yield from self._found(query, fields, hint=BY_ID)
+            records = [d for d in documents if isinstance(d.get("stamp"), int)]
+            gone = {d["_id"] for d in (yield from self._dead(user_id, records))}
             found += [stored_of(d) for d in records if d["_id"] not in gone]
         return found
+
+    def owned(self, ids: Sequence[str]) -> Flow[bool]:
+        """Whether a user has a record with one of these ids."""
+        for batch in batches(ids):
+            if (yield from self.reading(self._found(owned_filter(batch), {"_id": 1}, limit=1))):
+                return True
+        return False
 
     def accesses(self, user_id: str) -> Flow[dict[str, datetime]]:
         """Last recalls by record id."""

@@ -163,7 +163,7 @@ class VectorRecords(VectorWriter):
             last = None if expected else last
             self._recent.wrote(user_id, place, step * steps, last, [row.digest for row in rows])
         if delete:
-            gone = records_filter(user_id, **with_ids(delete))
+            gone = records_filter(user_id, **with_ids(user_id, delete))
             yield from self._sent(lambda c: c.delete_many(gone), begun=bool(rows))
             yield from self._stir(user_id)
         return Written(stamps, (step * steps,))
@@ -240,7 +240,7 @@ class VectorRecords(VectorWriter):
                     alive = yield from self._sent(lambda c: c.bulk_write([look(user_id, place)]), begun=True)
                     if not alive.matched_count:
                         return False
-                    ids = with_ids([row.entry.id for row, _ in batch])
+                    ids = with_ids(user_id, [row.entry.id for row, _ in batch])
                     dead = records_filter(user_id, place[0], generation={"$ne": place[1]}, **ids)
                     yield from self._sent(lambda c, dead=dead: c.delete_many(dead), begun=True)  # type: ignore[misc]  # bound now
             else:
@@ -260,7 +260,8 @@ class VectorRecords(VectorWriter):
         """
         stored: Mapping[str, str] = expected
         if len(expected) > 1:  # one is looked at and replaced in one go
-            digests = yield from self.reading(self._found(with_ids(list(expected)), {"digest": 1}))
+            mine = records_filter(user_id, place[0], **with_ids(user_id, list(expected)))
+            digests = yield from self.reading(self._found(mine, {"digest": 1}))
             stored = {d["_id"]: d.get("digest", "") for d in digests}
         new = {row.entry.id: (row, stamp) for row, stamp in stamped}
         operations = [exchange(user_id, place, name, old, new.get(name)) for name, old in expected.items()]

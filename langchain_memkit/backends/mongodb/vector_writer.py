@@ -41,20 +41,18 @@ class VectorWriter(VectorReader, RepeatingRunner):
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> Flow[None]:
         """Keeps recalls."""
-        query, change = records_filter(user_id, **with_ids(ids)), {"$max": {"accessed_at": at}}
+        query, change = records_filter(user_id, **with_ids(user_id, ids)), {"$max": {"accessed_at": at}}
         yield from self._sent(lambda c: c.update_many(query, change))
 
-    def delete(self, ids: Sequence[str]) -> Flow[None]:
-        """Deletes records, whoever's they are."""
+    def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
+        """Deletes records of a user."""
         for batch in batches(ids):
-            found = yield from self._sent(lambda c, batch=batch: c.find(with_ids(batch), {"user_id": 1}).to_list())  # type: ignore[misc]  # bound now
-            owners = {d["user_id"] for d in found if isinstance(d.get("user_id"), str)}
-            # before, too: whoever calls again after this process was killed cannot know whose they were
-            for owner in owners:
-                yield from self._stir(owner)
-            yield from self._sent(lambda c, batch=batch: c.delete_many(with_ids(batch)))  # type: ignore[misc]  # bound now
-            for owner in owners:
-                yield from self._stir(owner)
+            gone = {"user_id": {"$eq": user_id}, **with_ids(user_id, batch)}
+            # before, too: whoever calls again after this process was killed cannot know that there were some
+            if (yield from self._sent(lambda c, gone=gone: c.find(gone, {"_id": 1}, limit=1).to_list())):  # type: ignore[misc]  # bound now
+                yield from self._stir(user_id)
+                yield from self._sent(lambda c, gone=gone: c.delete_many(gone))  # type: ignore[misc]  # bound now
+                yield from self._stir(user_id)
 
     def _stir(self, user_id: str) -> Flow[None]:
         """Tells that records are deleted, by any session of the user: without one nobody relies on what he holds."""
@@ -112,13 +110,13 @@ class VectorWriter(VectorReader, RepeatingRunner):
             yield from self._stir(user_id)  # before, too: whoever calls again finds nothing to do
         for recalled in (None, {"$type": "date"}):
             order = [("accessed_at", 1), ("created_at", 1)]
-            query = records_filter(user_id, accessed_at=recalled, _id={"$nin": list(keep)})
+            query = records_filter(user_id, accessed_at=recalled, _id={"$nin": with_ids(user_id, keep)["_id"]["$in"]})
             while left:
                 some = {"sort": order, "limit": min(left, BATCH)}
                 found = yield from self.reading(self._found(query, {"_id": 1}, **some))
                 if not found:
                     break
-                gone = records_filter(user_id, **with_ids([document["_id"] for document in found]))
+                gone = records_filter(user_id, **with_ids(user_id, [document["_id"] for document in found]))
                 result = yield from self._sent(lambda c, gone=gone: c.delete_many(gone))  # type: ignore[misc]  # bound now
                 left -= result.deleted_count
         if left < surplus:
@@ -128,16 +126,18 @@ class VectorWriter(VectorReader, RepeatingRunner):
     def _check_owners(self, user_id: str, rows: Sequence[Row], state: str) -> Flow[None]:
         sessions = {row.entry.id: row.entry.session for row in rows}
         for batch in batches(list(sessions)):
-            owners = yield from self.reading(self._found(with_ids(batch), {"user_id": 1, "session_id": 1}))
-            for owner in owners:
-                if (owner.get("user_id"), owner.get("session_id")) != (user_id, sessions[owner["_id"]]):
-                    msg = f"id {owner['_id']!r:.80} belongs to a document of another user or session. {state}."
+            mine = {"user_id": {"$eq": user_id}, **with_ids(user_id, batch)}
+            if not user_id:  # an id alone may be that of a record that memkit 0.1.0 stored for a user
+                del mine["user_id"]
+            for other in (yield from self.reading(self._found(mine, {"user_id": 1, "session_id": 1}, hint=BY_ID))):
+                if (other.get("user_id"), other.get("session_id")) != (user_id, sessions[other["_id"]]):
+                    msg = f"id {other['_id']!r:.80} belongs to a document of another session or user. {state}."
                     raise HistoryConflictError(msg)
 
     def _withdraw(self, user_id: str, rows: Sequence[Row], place: tuple[str, str]) -> Flow[None]:
         """Removes what was written for a session that is gone."""
         for batch in batches([row.entry.id for row in rows]):
-            mine = records_filter(user_id, place[0], generation={"$eq": place[1]}, **with_ids(batch))
+            mine = records_filter(user_id, place[0], generation={"$eq": place[1]}, **with_ids(user_id, batch))
             yield from self._sent(lambda c, mine=mine: c.delete_many(mine), begun=True)  # type: ignore[misc]  # bound now
         yield from self._stir(user_id)
 

@@ -73,6 +73,27 @@ MIGRATIONS = [
         UPDATE turns SET checksum = NULL WHERE rowid = new.rowid;
     END;
     """,
+    # an id was unique for all users; the last number that was ever given goes with the records
+    """
+    CREATE TABLE vectors_of_users (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, user_id TEXT NOT NULL, session_id TEXT NOT NULL,
+        round_id TEXT NOT NULL, position INTEGER NOT NULL, digest TEXT NOT NULL, created_at REAL, expires_at REAL,
+        facts TEXT NOT NULL, stems_version INTEGER NOT NULL, vector BLOB, text TEXT NOT NULL, metadata TEXT NOT NULL,
+        v INTEGER NOT NULL, UNIQUE (id, user_id)
+    );
+    INSERT INTO vectors_of_users SELECT * FROM vectors;
+    DELETE FROM sqlite_sequence WHERE name = 'vectors_of_users';
+    INSERT INTO sqlite_sequence SELECT 'vectors_of_users', seq FROM sqlite_sequence WHERE name = 'vectors';
+    DROP TABLE vectors;
+    ALTER TABLE vectors_of_users RENAME TO vectors;
+    CREATE INDEX vectors_user ON vectors (user_id, created_at);
+    CREATE INDEX vectors_session ON vectors (user_id, session_id, position);
+    CREATE INDEX vectors_digest ON vectors (user_id, digest) WHERE vector IS NOT NULL;
+    CREATE INDEX vectors_expires ON vectors (expires_at) WHERE expires_at IS NOT NULL;
+    CREATE TRIGGER vectors_deleted AFTER DELETE ON vectors BEGIN
+        DELETE FROM vector_accesses WHERE user_id = old.user_id AND id = old.id;
+    END;
+    """,
 ]
 """Forward migrations; `PRAGMA user_version` counts those that were applied."""
 

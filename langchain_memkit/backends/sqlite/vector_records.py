@@ -79,11 +79,16 @@ class VectorRecords(Transactions):
         statement = f"SELECT {columns} FROM vectors WHERE seq {THESE} AND +user_id = :user"
         return (yield from self._select(statement, user=user_id, these=json.dumps(stamps)))
 
-    def by_ids(self, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
-        """Records to show, whoever's they are."""
-        statement = f"SELECT {STORED if vectors else TEXTS} FROM vectors WHERE id {THESE}"
-        rows = yield from self._select(statement, these=json.dumps(ids))
+    def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
+        """Records of a user to show."""
+        statement = f"SELECT {STORED if vectors else TEXTS} FROM vectors WHERE id {THESE} AND user_id = :user"
+        rows = yield from self._select(statement, user=user_id, these=json.dumps(ids))
         return [stored_of(row) for row in rows]
+
+    def owned(self, ids: Sequence[str]) -> Flow[bool]:
+        """Whether a user has a record with one of these ids."""
+        statement = f"SELECT 1 FROM vectors WHERE id {THESE} AND user_id <> '' LIMIT 1"
+        return bool((yield from self._select(statement, these=json.dumps(ids))))
 
     def accesses(self, user_id: str) -> Flow[dict[str, datetime]]:
         """Last recalls by record id."""
@@ -181,28 +186,29 @@ class VectorRecords(Transactions):
         ).fetchall()
         ids = [row[1] for row in rows]
         old = connection.execute(
-            f"SELECT id, seq, user_id, session_id, digest FROM vectors WHERE id {THESE}",
-            {"these": json.dumps([*ids, *delete, *expected])},
+            f"SELECT id, seq, session_id, digest FROM vectors WHERE id {THESE} AND user_id = :user",
+            {"these": json.dumps([*ids, *delete, *expected]), "user": user_id},
         ).fetchall()
-        here = {name: digest for name, _, *owner, digest in old if place and owner == [user_id, place[0]]}
+        here = {name: digest for name, _, session, digest in old if place and session == place[0]}
         check_expected(expected, here)
         old = [row for row in old if row[0] in {*ids, *delete}]
         sessions = {row[1]: row[3] for row in rows}
-        for name, _, owner, session, _ in old:
-            if name in sessions and (owner, session) != (user_id, sessions[name]):
-                msg = f"id {name!r:.80} belongs to a document of another user or session. Nothing was stored."
+        for name, _, session, _ in old:
+            if name in sessions and session != sessions[name]:
+                msg = f"id {name!r:.80} belongs to a document of another session. Nothing was stored."
                 raise HistoryConflictError(msg)
-        known = {name: seq for name, seq, owner, *_ in old if owner == user_id}
+        known = {name: seq for name, seq, *_ in old}
         stamp = _last_stamp(connection)
         for row in rows:
             # numbers with gaps of chance: two sets of them do not have the same sum
             row[0] = stamp = stamp + random.randint(1, STEP)  # noqa: S311  # no secret
             if row[1] in known:
-                connection.execute(UPDATE, (*row, row[1]))
+                connection.execute(UPDATE, (*row, row[1], user_id))
             else:
                 connection.execute(INSERT, row)
         gone = [name for name in delete if name in known]
-        connection.execute(f"DELETE FROM vectors WHERE id {THESE}", {"these": json.dumps(gone)})
+        remove = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
+        connection.execute(remove, {"these": json.dumps(gone), "user": user_id})
         lost = [*known.values(), *(seq for owner, seq in expired if owner == user_id)]
         return Written([row[0] for row in rows], (len(rows) - len(lost), sum(row[0] for row in rows) - sum(lost)))
 
@@ -220,9 +226,10 @@ class VectorRecords(Transactions):
 
     # -- deleting
 
-    def delete(self, ids: Sequence[str]) -> Flow[None]:
-        """Deletes records."""
-        if (yield from self._changed(f"DELETE FROM vectors WHERE id {THESE}", these=json.dumps(ids))):
+    def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
+        """Deletes records of a user."""
+        remove = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
+        if (yield from self._changed(remove, user=user_id, these=json.dumps(ids))):
             yield from self._erase()
 
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:

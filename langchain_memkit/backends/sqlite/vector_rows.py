@@ -20,7 +20,7 @@ COLUMNS = (
     "stems_version", "vector", "text", "metadata", "v",
 )  # fmt: skip
 INSERT = f"INSERT INTO vectors ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
-UPDATE = f"UPDATE vectors SET {', '.join(f'{name} = ?' for name in COLUMNS)} WHERE id = ?"
+UPDATE = f"UPDATE vectors SET {', '.join(f'{name} = ?' for name in COLUMNS)} WHERE id = ? AND user_id = ?"
 
 
 def values_of(row: Row) -> list[Any]:

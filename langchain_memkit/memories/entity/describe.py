@@ -24,7 +24,7 @@ logger = logging.getLogger("langchain_memkit")
 ENTITIES = 12  # of one call
 FACTS = 8  # of each of them
 MOST = 300  # characters of a description
-LINE = re.compile(r"\s*(\d+)\s*[.):]\s*(\S.*?)\s*$")
+LINE = re.compile(r"(\d{1,6})\s*[.):]\s*(\S.*)")
 
 TASK = """\
 Describe each numbered name below in one sentence of at most 40 words, from the quoted records under it and from \
@@ -87,7 +87,7 @@ def read_answer(answer: str, most: int) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for line in answer.splitlines():
-        match = LINE.fullmatch(line)
-        if match and 1 <= int(match[1][:6]) <= most and len(match[2]) <= MOST:
+        match = LINE.fullmatch(line.strip())
+        if match and 1 <= int(match[1]) <= most and len(match[2]) <= MOST:
             found.setdefault(int(match[1]), match[2])
     return found

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
@@ -136,11 +137,20 @@ class Core:
             vector = None
         return index, Question(text, vector, now, None, accessed)
 
-    def documents(self, ids: Sequence[str]) -> Flow[dict[str, Document]]:
-        """The records with these ids, as far as they are still there."""
-        store = self.store
-        found = yield Step(lambda: store.get_by_ids(ids), lambda: store.aget_by_ids(ids))
+    def documents(self, user_id: str, ids: Sequence[str]) -> Flow[dict[str, Document]]:
+        """The user's records with these ids, as far as they are still there."""
+        get = (self.store.get_by_ids, self.store.aget_by_ids)
+        found = yield Step(*(partial(call, ids, **self._owner(user_id)) for call in get))
         return {document.id: document for document in found if document.id}
+
+    def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
+        """Deletes records of the user."""
+        delete = (self.store.delete, self.store.adelete)
+        yield Step(*(partial(call, list(ids), **self._owner(user_id)) for call in delete))
+
+    def _owner(self, user_id: str) -> dict[str, str]:
+        """A store of others knows no users; the ids that we give there are unique."""
+        return {} if isinstance(self.store, ForeignStore) else {"user_id": user_id}
 
     def expiry(self, at: datetime, of_turn: datetime | None) -> datetime | None:
         """When what was said at a time goes: with its turn, or earlier."""

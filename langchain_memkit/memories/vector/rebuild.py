@@ -58,7 +58,7 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
     ids = {document.id for documents in wanted.values() for document in documents}
     gone = [record for _, record in before if record not in ids]
     if gone:
-        yield Step(lambda: core.store.delete(gone), lambda: core.store.adelete(gone))
+        yield from core.delete(user_id, gone)
     counts["removed"] = len(gone)
     return counts
 

@@ -92,7 +92,7 @@ def _ranked(core: Core, user_id: str, text: str, keep: Keep) -> Flow[Sequence[Fo
     if core.reranker is None or not found:
         return [(ranked, None) for ranked in found]
     by_id = {ranked.entry.id: ranked for ranked in found[:RERANKED]}
-    documents = yield from core.documents(list(by_id))
+    documents = yield from core.documents(user_id, list(by_id))
     given = [
         Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
         for d in (documents[name] for name in by_id if name in documents)
@@ -107,7 +107,7 @@ def _ranked(core: Core, user_id: str, text: str, keep: Keep) -> Flow[Sequence[Fo
 
 def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[list[Any]]:
     """Texts of records, without what was said before, and without what stands in no transcript any more."""
-    documents = yield from core.documents([found.entry.id for found, _ in ranked])
+    documents = yield from core.documents(user_id, [found.entry.id for found, _ in ranked])
     wanted: dict[str, set[str]] = {}
     for found, _ in ranked:
         if found.entry.session and any(found.entry.messages):

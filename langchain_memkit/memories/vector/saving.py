@@ -117,7 +117,7 @@ def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | Non
     if not mine:
         return None
     end = max(mine, key=lambda entry: entry.position).id
-    return (yield from core.documents([end])).get(end)
+    return (yield from core.documents(place[0], [end])).get(end)
 
 
 def _messages(rounds: Sequence[Round]) -> list[str] | None:

@@ -156,7 +156,7 @@ class VectorVerbs(DerivedMemory):
         rounds = {entry.round_id for entry in mine if not wanted.isdisjoint(entry.messages)}
         gone = [entry.id for entry in mine if entry.round_id in rounds]
         if gone:
-            yield Step(lambda: store.delete(gone), lambda: store.adelete(gone))
+            yield from self._core.delete(self._user, gone)
         return len(gone)
 
     def _rebuild(self, history: Any, progress: bool) -> Flow[Mapping[str, int]]:

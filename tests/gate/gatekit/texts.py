@@ -15,8 +15,8 @@ CHARACTERS = f"{punctuation}aA0 \n\u0301\u2019{WIDE}"
 # One of each kind: what spaCy's tokenizer splits off before, after and within words, what our patterns and
 # LangChain's look for, and what no rule knows.
 ALPHABETS = """
-_. 's _ US$ . - a 0 \u0301 \u65e5 \U0001f642 _- _' _a _0 _\u0301 .a .0 .A '- 'a \u2019s -a -0 ,a ,0 :a :0 /a @. # % ( () (a
-[] {} <> </ <a "a "' ` * ** ~ ^ + += = & | \\ ! ?! ; $0 0% 0k aA a0 a\u0301 .\u0301 \u65e5. \u65e5\uff0e \U0001f642a
+_. 's _ US$ . - a 0 \u0301 \u65e5 \U0001f642 _- _' _a _0 _\u0301 .a .0 .A '- 'a \u2019s -a -0 ,a ,0 :a :0 /a @. # % ( ()
+(a [] {} <> </ <a "a "' ` * ** ~ ^ + += = & | \\ ! ?! ; $0 0% 0k aA a0 a\u0301 .\u0301 \u65e5. \u65e5\uff0e \U0001f642a
 _.a _'s .,; ?!. (). ([{ <>/ a.b a-b A.B 0.0 0,0 0:0 0-a 'a. \u65e5a. a\u0301. \u0301._ \U0001f642._
 """.split()  # noqa: SIM905  # a list would be a line for each
 SHAPES = {

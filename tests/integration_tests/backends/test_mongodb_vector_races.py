@@ -317,10 +317,11 @@ def test_killed_after_it_deleted(store: Any, other: Any, standalone: Any, meddle
         begin_warm(store, n)
     assert positions(other) == [1, 2]
     arguments: list[Any] = [[str(record(1).id)]] if verb == "delete" else ["u1", 1]
+    options = {"user_id": "u1"} if verb == "delete" else {}
     meddler.after["delete"] = kill
     with pytest.raises(Killed):
-        getattr(store, verb)(*arguments)
-    getattr(store, verb)(*arguments)
+        getattr(store, verb)(*arguments, **options)
+    getattr(store, verb)(*arguments, **options)
     assert positions(other) == [2]
 
 
@@ -329,7 +330,7 @@ def test_a_search_misses_what_is_gone(store: Any, other: Any, collection: Any) -
     for n in (1, 2):
         begin_warm(store, n)
     assert positions(other) == [1, 2]
-    collection.delete_one({"_id": record(1).id})
+    collection.delete_one({"_id.id": record(1).id})
     found = other.similarity_search("what about number 1", k=5, filter={"user_id": "u1"})
     assert [document.metadata["position"] for document in found] == [2]
     assert positions(other) == [2]
@@ -389,7 +390,7 @@ def test_every_update_names_its_shard(store: Any, meddler: Meddler) -> None:
     assert store.write("u1", "s1", warm, [record(3)], [None])
     store.touch("u1", [str(record(1).id)], AT)
     store.evict("u1", 2)
-    store.delete([str(record(3).id)])
+    store.delete([str(record(3).id)], user_id="u1")
     store.forget("u1", "s1")
     store.forget("u1")
     updates = [each for name, body in meddler.sent if name == "update" for each in body["updates"]]

@@ -118,7 +118,7 @@ def test_document_reads_well(store: Any, collection: Any) -> None:
     """A person sees user, session, text and words as plain fields."""
     save(store, record(1, "running dogs"))
     document = collection.find_one({"stamp": {"$gt": 0}})
-    assert document["_id"] == record(1).id
+    assert document["_id"] == {"id": record(1).id, "user_id": "u1"}
     assert (document["user_id"], document["session_id"], document["position"]) == ("u1", "s1", 1)
     assert document["text"] == "human: running dogs\nai: it is fine"
     assert document["said"] == [
@@ -145,7 +145,7 @@ def test_what_a_look_costs(watched: Any, listener: Commands) -> None:
     del listener.sent[:]
     assert len(watched.index("u1")) == 21
     assert [name for name, _ in listener.sent] == ["aggregate"]
-    watched.delete([record(3).id])
+    watched.delete([record(3).id], user_id="u1")
     del listener.sent[:]
     assert len(watched.index("u1")) == 20
     assert [name for name, _ in listener.sent] == ["aggregate", "find"]
@@ -162,7 +162,7 @@ def test_pinned_guarantees(standalone: Any, database: str, listener: Commands) -
         assert len(store.index("u1")) == 1
         store.sessions("u1")
         store.evict("u1", 0)
-        store.delete(["a"])
+        store.delete(["a"], user_id="u1")
         store.forget("u1", "s1")
         store.forget("u1")
     writes = [body for name, body in listener.sent if name in ("update", "delete", "findAndModify", "insert")]
@@ -261,7 +261,7 @@ UNSEEN: dict[str, dict[str, Any]] = {  # the record can be ranked, but not shown
 def test_damaged_documents(store: Any, collection: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """A damaged record is left out and reported; the others are found, and it is not deleted."""
     save(store, *[record(n) for n in range(5)])
-    collection.update_one({"_id": record(3).id}, {**DAMAGE, **UNSEEN}[name])
+    collection.update_one({"_id.id": record(3).id}, {**DAMAGE, **UNSEEN}[name])
     store.close()
     for _ in range(2):
         found = store.similarity_search("what about number 3", k=9, filter={"user_id": "u1"})
@@ -269,7 +269,7 @@ def test_damaged_documents(store: Any, collection: Any, name: str, caplog: pytes
         assert len(store.index("u1")) == (5 if name in UNSEEN else 4)
     assert "unreadable and left as" in caplog.text
     assert "number" not in caplog.text
-    assert collection.count_documents({"_id": record(3).id}) == 1
+    assert collection.count_documents({"_id.id": record(3).id}) == 1
     assert store.begin("u1", "s1").last == record(4)
     if not name.startswith("session"):
         save(store, record(3, "as good as new"))
@@ -280,7 +280,7 @@ def test_documents_of_others_are_left_alone(store: Any, collection: Any) -> None
     """Documents that are not ours are neither shown nor deleted with a user."""
     collection.insert_many([{"_id": "x", "user_id": "u1"}, {"user_id": "u2", "stamp": 5}, {"_id": 7}])
     save(store, record(1))
-    assert store.get_by_ids(["x"]) == []
+    assert store.get_by_ids(["x"], user_id="u1") == []
     assert len(store.index("u1")) == 1
     assert len(store.index("u2")) == 0
     assert collection.count_documents({"user_id": "u2"}) == 1
@@ -413,7 +413,9 @@ def test_removed_by_hand(store: Any, collection: Any) -> None:
     save(store, *[record(n) for n in range(4)])
     assert len(store.index("u1")) == 4
     collection.delete_many({"position": {"$in": [1, 3]}})
-    assert [document.id for document in store.get_by_ids([record(n).id for n in (0, 1)])] == [record(0).id]
+    assert [document.id for document in store.get_by_ids([record(n).id for n in (0, 1)], user_id="u1")] == [
+        record(0).id
+    ]
     assert [entry.position for entry in store.index("u1").entries] == [0, 2]
 
 
@@ -430,12 +432,12 @@ def test_many_records_in_a_call(store: Any) -> None:
     documents = [record(n) for n in range(1200)]
     assert save(store, *documents)
     assert len(store.index("u1")) == 1200
-    assert len(store.get_by_ids([str(d.id) for d in documents])) == 1200
+    assert len(store.get_by_ids([str(d.id) for d in documents], user_id="u1")) == 1200
     store.close()
     assert facts(store.index("u1")) == expected(documents)
     assert store.evict("u1", 100) == 1100
     assert [entry.position for entry in store.index("u1").entries] == list(range(1100, 1200))
-    store.delete([str(d.id) for d in documents])
+    store.delete([str(d.id) for d in documents], user_id="u1")
     assert len(store.index("u1")) == 0
 
 
@@ -507,7 +509,8 @@ def test_killed_after_a_purge(store: Any, collection: Any) -> None:
     store.forget("u1")
     save(store, record(3, session_id="s2"))
     collection.insert_many(kept)
-    assert store.get_by_ids([str(record(1).id), str(record(3, session_id="s2").id)]) == [record(3, session_id="s2")]
+    ids = [str(record(1).id), str(record(3, session_id="s2").id)]
+    assert store.get_by_ids(ids, user_id="u1") == [record(3, session_id="s2")]
     assert [s.session_id for s in store.sessions("u1")] == ["s2"]
     assert store.begin("u1", "s2", [], [str(record(1).id)]).records == {}
     store.forget("u1", "s1")
@@ -522,11 +525,11 @@ def test_forget_looks_twice(standalone: Any, database: str, collection: Any, who
         store = MongoDBVectorStore(None, EMBEDDING, database, client=client)
         save(store, record(1))
         store.add_documents([Document("plain", id="p", metadata={"user_id": "u2"})])
-        late = list(collection.find({"_id": record(1).id}))
+        late = list(collection.find({"_id.id": record(1).id}))
         meddler.action = lambda: collection.insert_many(late)
         store.forget("u1", *([] if whole else ["s1"]))
         assert meddler.action is None
-    assert [d["_id"] for d in collection.find({"stamp": {"$gt": 0}})] == ["p"]
+    assert [d["_id"]["id"] for d in collection.find({"stamp": {"$gt": 0}})] == ["p"]
 
 
 def test_part_of_a_call(store: Any, collection: Any) -> None:
@@ -749,7 +752,7 @@ def test_kill(standalone: Any, database: str, store: Any) -> None:
     process.stdout.close()
     entries = store.index("u1").entries
     assert len(entries) >= 3 * (told[-1] + 1)
-    documents = store.get_by_ids([entry.id for entry in entries])
+    documents = store.get_by_ids([entry.id for entry in entries], user_id="u1")
     assert {d.page_content for d in documents} == {record(1, "whole record " * 30).page_content}
 
 

@@ -102,13 +102,13 @@ def test_turns_expire_whole(path: Path) -> None:
 
 
 def test_markers_hold_nothing_and_go(path: Path) -> None:
-    """What clear leaves behind is ids and numbers, and that only for an hour."""
+    """What clear leaves behind is ids and numbers, and that only for two hours."""
     clock = FrozenClock()
     histories = SQLiteChatMessageHistory.factory(path, now=clock)
     histories("s1", "u1").add_messages(TURN)
     histories.purge("u1")
     assert {row[0] for row in execute(path, "SELECT messages FROM turns")} == {"[]"}
-    clock.tick(3601)
+    clock.tick(7201)
     histories("s2").add_user_message("anything")
     assert execute(path, "SELECT DISTINCT user_id FROM turns") == [("",)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import sqlite3
@@ -179,16 +180,12 @@ def test_copies_of_moved_rows_go_as_well(path: Path) -> None:
 
 def test_older_file_is_migrated(path: Path) -> None:
     """A file of the first version, which held turns only, keeps them and gets the other tables."""
-    history = SQLiteChatMessageHistory(path, "s1")
-    history.add_user_message("old")
-    history._store.close()
-    for table in ("key_values", "vectors", "vector_accesses", "vector_generations", "vector_meta"):
-        execute(path, f"DROP TABLE {table}")
+    for statement in database._statements(database.MIGRATIONS[0]):
+        execute(path, statement)
+    row = ("", "s1", 1, "turn:t1", "turn", 1, 7, 0, "2026-01-02T03:04:05+00:00", None, 0)
+    said = json.dumps([{"role": "human", "content": "old", "id": "m1"}])
+    execute(path, f"INSERT INTO turns VALUES ({', '.join('?' * 14)})", *row, said, "[1]", "approximate")
     execute(path, "PRAGMA user_version = 1")
-    schema = "SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
-    old = {" ".join(sql.split()) for (sql,) in execute(path, schema)}
-    assert old == {" ".join(s.split()).rstrip(";") for s in database._statements(database.MIGRATIONS[0])}
-    database._databases.clear()
     store = SQLiteKeyValueStore(path)
     store.mset([("k", {"n": 1})])
     assert store.mget(["k"]) == [{"n": 1}]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,13 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_tests.integration_tests import VectorStoreIntegrationTests
 
 from langchain_memkit import SQLiteChatMessageHistory, SQLiteVectorStore, purge_user
+from langchain_memkit.backends._vectors.rows import plain_row, record_row
 from langchain_memkit.backends.sqlite import database
+from langchain_memkit.backends.sqlite.database import MIGRATIONS
+from langchain_memkit.backends.sqlite.inspection import inspect_file
+from langchain_memkit.backends.sqlite.vector_rows import INSERT, values_of
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
+from langchain_memkit.testing._vector_cases import expected, facts
 from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, record
 
 
@@ -152,7 +158,7 @@ def test_what_a_look_costs(store: Any) -> None:
     save(store, record(21))
     assert len(seen) < 20
     del seen[:]
-    store.delete([record(3).id])
+    store.delete([record(3).id], user_id="u1")
     del seen[:]
     assert len(store.index("u1")) == 21
     assert len(seen) == 2
@@ -163,7 +169,7 @@ def test_vectors_are_read_where_they_are_used(store: Any) -> None:
     """Looking up documents by id reads no vector."""
     save(store, record(1))
     seen = statements(store)
-    assert store.get_by_ids([record(1).id]) == [record(1)]
+    assert store.get_by_ids([record(1).id], user_id="u1") == [record(1)]
     store.begin("u1", "s1", [], [record(1).id])
     assert "vector," not in " ".join(seen)
     del seen[:]
@@ -177,7 +183,7 @@ def test_plans(store: Any, path: Path) -> None:
     seen = statements(store)
     save(store, record(1), record(2))
     store.index("u1")
-    store.get_by_ids(["a"])
+    store.get_by_ids(["a"], user_id="u1")
     store.touch("u1", ["a"], AT)
     store.accesses("u1")
     store.begin("u1", "s1", ["a"], ["b"])
@@ -185,7 +191,7 @@ def test_plans(store: Any, path: Path) -> None:
     store.evict("u1", 1, ["a"])
     store.forget("u1", "s1")
     store.forget("u1")
-    store.delete(["a"])
+    store.delete(["a"], user_id="u1")
     plans = {
         statement: " | ".join(row[-1] for row in execute(path, f"EXPLAIN QUERY PLAN {statement}"))
         for statement in dict.fromkeys(seen)
@@ -223,7 +229,7 @@ def test_erased_records_are_gone_from_the_disk(store: Any, path: Path, erase: st
     assert b"parrot" in left()
     assert vector in left()
     if erase == "delete":
-        store.delete([document.id for document in documents])
+        store.delete([document.id for document in documents], user_id="u1")
     else:
         name, *more = erase.split()
         getattr(store, name)("u1", *(["s1"] if more else []))
@@ -243,7 +249,7 @@ def test_a_call_is_stored_whole_or_not_at_all(store: Any, path: Path) -> None:
     with pytest.raises(HistoryWriteError, match="Nothing was stored") as raised:
         store.write("u1", "s1", begun.generation, documents, [None] * 3, delete=[record(1).id])
     assert not raised.value.maybe_stored
-    assert store.get_by_ids([document.id for document in documents]) == [record(1)]
+    assert store.get_by_ids([document.id for document in documents], user_id="u1") == [record(1)]
     assert [entry.position for entry in store.index("u1").entries] == [1]
 
 
@@ -260,6 +266,8 @@ def test_older_file_is_migrated(path: Path, store: Any) -> None:
     SQLiteChatMessageHistory(path, "s1").add_user_message("old")
     for name in ("vectors", "vector_accesses", "vector_generations", "vector_meta"):
         execute(path, f"DROP TABLE {name}")
+    execute(path, "DROP TRIGGER turns_edited")
+    execute(path, "ALTER TABLE turns DROP COLUMN checksum")
     execute(path, "PRAGMA user_version = 2")
     store.close()
     save(store, record(1))
@@ -325,7 +333,7 @@ def test_damaged_rows(store: Any, path: Path, change: str, caplog: pytest.LogCap
         assert fresh.begin("u1", "s1").last == record(4)
         save(fresh, record(3, "as good as new"))
         assert len(fresh.index("u1")) == 5
-        assert fresh.get_by_ids([record(3).id]) == [record(3, "as good as new")]
+        assert fresh.get_by_ids([record(3).id], user_id="u1") == [record(3, "as good as new")]
 
 
 def test_damage_elsewhere(store: Any, path: Path) -> None:
@@ -437,7 +445,7 @@ def test_kill(path: Path, store: Any) -> None:
         entries = [entry for entry in store.index("u1").entries if entry.session == session]
         assert len(entries) % 3 == 0
         assert len(entries) >= 3 * (told[-1] + 1)
-        documents = store.get_by_ids([entry.id for entry in entries])
+        documents = store.get_by_ids([entry.id for entry in entries], user_id="u1")
         assert {d.page_content for d in documents} == {record(1, "whole record " * 30).page_content}
     assert execute(path, "PRAGMA integrity_check") == [("ok",)]
 
@@ -465,3 +473,32 @@ def test_importing_needs_numpy_only_where_it_is_used() -> None:
     """The package and its SQLite histories load without numpy."""
     code = "import sys; sys.modules['numpy'] = None; import langchain_memkit; langchain_memkit.SQLiteKeyValueStore"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_files_of_0_1_0(path: Path) -> None:
+    """A file in which an id was unique for all users is brought up to date by the first use, and nothing is lost."""
+    old = MIGRATIONS[:3]
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for script in old:
+            connection.executescript(script)
+        connection.execute(f"PRAGMA user_version = {len(old)}")
+        rows = [values_of(record_row(record(n), "u1", "s1")) for n in (1, 2, 3)]
+        rows.append(values_of(plain_row(Document("theirs", id="a", metadata={"user_id": "u2"}), "a")))
+        for number, row in enumerate(rows):
+            connection.execute(INSERT, [number + 1, *row[1:]])
+        connection.execute("DELETE FROM vectors WHERE seq = 3")
+        connection.execute("UPDATE sqlite_sequence SET seq = 900")  # a record with this number was deleted
+        connection.execute("INSERT INTO vector_accesses VALUES ('u1', ?, 7)", (record(1).id,))
+        connection.execute("INSERT INTO vector_generations VALUES ('u1', 's1', 'g')")
+    store = SQLiteVectorStore(path, EMBEDDING)
+    assert facts(store.index("u1")) == expected([record(1), record(2)])
+    assert list(store.accesses("u1")) == [record(1).id]
+    assert store.get_by_ids(["a"], user_id="u2")[0].page_content == "theirs"
+    store.add_documents([Document("mine", id="a", metadata={"user_id": "u1"})])
+    assert store.get_by_ids(["a"], user_id="u2")[0].page_content == "theirs"
+    assert execute(path, "SELECT min(seq) > 900 FROM vectors WHERE user_id = 'u1' AND id = 'a'") == [(1,)]
+    assert store.begin("u1", "s1").generation == "g"
+    store.delete([str(record(1).id)], user_id="u1")
+    assert store.accesses("u1") == {}
+    facts_of_file = inspect_file(path)
+    assert (facts_of_file.version, facts_of_file.problems, facts_of_file.faults) == (len(MIGRATIONS), [], [])

@@ -73,7 +73,7 @@ def test_a_file_that_is_well(memkit: Memkit, full: Path) -> None:
     parts = ("integrity", "format", "journal", "write-ahead log", "rights", "room")
     assert [checks[f"{full}: {part}"]["status"] for part in parts] == ["ok"] * 6
     assert checks[f"{full}: rights"]["found"] == "0600: its owner alone"
-    assert checks[f"{full}: format"]["found"] == "4 of 4"
+    assert checks[f"{full}: format"]["found"] == "5 of 5"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_formats(memkit: Memkit, full: Path) -> None:
             if version == 2:
                 connection.executescript("DROP TRIGGER turns_edited; ALTER TABLE turns DROP COLUMN checksum")
         found, checks = looked_at(memkit, full)
-        assert (found, checks[f"{full}: format"]["found"][:6]) == (code, f"{version} of 4")
+        assert (found, checks[f"{full}: format"]["found"][:6]) == (code, f"{version} of 5")
 
 
 def test_a_log_left_over(memkit: Memkit, full: Path) -> None:

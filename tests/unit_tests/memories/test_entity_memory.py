@@ -18,6 +18,7 @@ from langchain_memkit.base import Mention, Query, SavedTurn
 from langchain_memkit.errors import ConfigurationError, MissingExtraError
 from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.messages.notes import Record, note_message, records_of
+from langchain_memkit.preprocessors.prompt import summary_message
 from langchain_memkit.testing import FakeChatModel, FrozenClock
 
 CAPITALS = re.compile(r"\b[A-Z][a-z]+(?: [A-Z][a-z]+)*\b")
@@ -138,7 +139,7 @@ def test_the_same_turn_again_stores_nothing(call: Callable[..., Any]) -> None:
 def test_what_is_not_said_by_people_or_models_is_left_out() -> None:
     """No tools, system lines, notes and summaries."""
     memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
-    summary = HumanMessage("Nemo again", response_metadata={"memkit_status": "summary"})
+    summary = summary_message("Nemo again", "d")
     note = note_message([Record("Nemo was recalled")])
     memory.save([SystemMessage("Nemo"), ToolMessage("Nemo", tool_call_id="1"), note, summary, AIMessage("")])
     assert memory.entities() == []

@@ -47,7 +47,7 @@ def stored(store: Any, session_id: str = "s1") -> list[tuple[str, bool, bool]]:
     with index.lock:
         embedded = {entry.id: bool(flag) for entry, flag in zip(index.entries, index.embedded, strict=True)}
         entries = sorted((e for e in index.entries if e.session == session_id), key=lambda e: e.position)
-    found = {d.id: d for d in store.get_by_ids([entry.id for entry in entries])}
+    found = {d.id: d for d in store.get_by_ids([entry.id for entry in entries], user_id="u1")}
     return [(found[e.id].page_content, bool(found[e.id].metadata.get("open")), embedded[e.id]) for e in entries]
 
 
@@ -130,7 +130,7 @@ def test_a_long_round_of_which_a_part_is_gone(store: Any, lost: set[int]) -> Non
     memory_of(store, text_splitter=pieces).save(turn)
     assert stored(store) == whole
     entries = sorted(store.index("u1").entries, key=lambda entry: entry.position)[1:-1]
-    store.delete([entry.id for i, entry in enumerate(entries) if i in lost])
+    store.delete([entry.id for i, entry in enumerate(entries) if i in lost], user_id="u1")
     assert len(stored(store)) == len(whole) - len(lost)
     for again in (turn, [*turn, h(2), a(2)]):
         memory.save(again)

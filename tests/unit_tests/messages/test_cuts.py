@@ -30,9 +30,10 @@ from langchain_memkit.messages.cuts import (
     whole_tool_groups,
 )
 from langchain_memkit.messages.turns import turn_starts
+from langchain_memkit.preprocessors.prompt import summary_message
 from langchain_memkit.testing._conversations import conversations, refused
 
-SUMMARY = HumanMessage("So far: ...", response_metadata={"memkit_status": "summary"})
+SUMMARY = summary_message("So far: ...", "d")
 
 
 def calls(*ids: str | None) -> list[Any]:

@@ -247,7 +247,7 @@ def test_models_of_both_kinds(run: Styles) -> None:
         lambda _: AIMessage("Nemo."),
     ):
         view = run(create_history_preprocessor(model, **SMALL), talk(60), S1)
-        assert "\nNemo.\n" in view[0].text
+        assert "\n> Nemo.\n" in view[0].text
 
 
 def test_trace(run: Styles) -> None:

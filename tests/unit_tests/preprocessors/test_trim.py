@@ -12,6 +12,7 @@ from langchain_core.prompt_values import ChatPromptValue
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
 from langchain_memkit.messages.counting import approximate_tokens
 from langchain_memkit.preprocessors import create_trim_preprocessor
+from langchain_memkit.preprocessors.prompt import summary_message
 from langchain_memkit.testing import FakeChatModel
 
 NEMO: list[BaseMessage] = [
@@ -79,11 +80,14 @@ def test_agent_loop_of_an_earlier_turn() -> None:
 
 @pytest.mark.parametrize(
     ("include_system", "expected"),
-    [(True, ["rule", "so far", "How are you today?", "Fine thanks!"]), (False, ["How are you today?", "Fine thanks!"])],
+    [
+        (True, ["rule", summary_message("so far", "d").text, "How are you today?", "Fine thanks!"]),
+        (False, ["How are you today?", "Fine thanks!"]),
+    ],
 )
 def test_system_lines_and_summary_in_front(include_system: bool, expected: list[str]) -> None:
     """Kept if asked for, and counted then; those further on are cut unless they are within what fits."""
-    summary = HumanMessage("so far", response_metadata={"memkit_status": "summary"})
+    summary = summary_message("so far", "d")
     messages = [SystemMessage("rule"), summary, *NEMO[:2], SystemMessage("old"), *NEMO[:2], *NEMO[2:]]
     trimmer = create_trim_preprocessor(len(expected), token_counter=len, include_system=include_system)
     assert texts(trimmer.invoke(messages)) == expected

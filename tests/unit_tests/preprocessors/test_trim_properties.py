@@ -20,7 +20,7 @@ from langchain_core.messages.utils import count_tokens_approximately
 
 from langchain_memkit.errors import ContextTooLargeError
 from langchain_memkit.messages.counting import approximate_tokens
-from langchain_memkit.messages.cuts import whole_tool_groups
+from langchain_memkit.messages.cuts import is_summary, whole_tool_groups
 from langchain_memkit.preprocessors import create_trim_preprocessor
 from langchain_memkit.testing._conversations import conversations, plain_conversations, refused
 
@@ -37,7 +37,7 @@ def lead_of(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """System lines and summaries in front."""
     lead: list[BaseMessage] = []
     for message in messages:
-        if not (isinstance(message, SystemMessage) or message.response_metadata.get("memkit_status") == "summary"):
+        if not (isinstance(message, SystemMessage) or is_summary(message)):
             break
         lead.append(message)
     return lead

@@ -15,6 +15,7 @@ from langchain_core.runnables import RunnablePassthrough
 
 from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit.preprocessors import create_trim_preprocessor
+from langchain_memkit.preprocessors.prompt import summary_message
 from langchain_memkit.testing import FakeChatModel
 
 TALK: list[BaseMessage] = [m for i in range(6) for m in (HumanMessage(f"q{i}", id=f"q{i}"), AIMessage(f"a{i}"))]
@@ -161,7 +162,7 @@ def event_talk() -> list[BaseMessage]:
     calls = [{"name": "f", "args": {}, "id": i} for i in ("1", "2")]
     return [
         SystemMessage("SECRET rule", id="s"),
-        HumanMessage("SECRET past", id="sum", response_metadata={"memkit_status": "summary"}),
+        summary_message("SECRET past", "sum"),
         HumanMessage("SECRET old", id="old"),
         AIMessage("SECRET old answer", id="new"),  # the same id twice, as data of others has it
         HumanMessage("SECRET new", id="new"),
@@ -193,7 +194,7 @@ def test_event(style: str, handler: Any, counter: Any) -> None:
         "kept": 5,
         "dropped": 2,
         "summarized": 0,
-        "kept_ids": ["s", "sum", "new", "call", "result"],
+        "kept_ids": ["s", "memkit-summary-sum", "new", "call", "result"],
         "dropped_ids": ["old", "new"],
         "summarized_ids": [],
         "notes": [],

@@ -29,7 +29,7 @@ from langchain_memkit import (
     explain_turn,
 )
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, UnsupportedOutputError
-from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.notes import Record, is_note, note_message
 from langchain_memkit.retrievers import CondenseQuestionRetriever
 from langchain_memkit.runnables.rag import create_conversational_rag_chain
 from langchain_memkit.testing import FakeChatModel
@@ -416,7 +416,7 @@ def test_injected_passages_are_quoted(run: Styles, histories: Any, kind: str) ->
     chat = create_conversational_rag_chain(model, finding(*hostile), histories, prompt=prompts[kind])
     output = whole(run(chat, {"input": FIRST}, S1))
     note = next(m for m in model.calls[-1] if "<records>" in m.text)
-    framed = note if is_note(note) else note.model_copy(update={"response_metadata": {"memkit_status": "note"}})
+    framed = note if is_note(note) else note_message([Record("x")], lambda _: note.text)
     assert_framed(framed)
     heads = [line for line in note.text.splitlines()[2:-1] if not line.startswith("> ")]
     assert len(heads) == len(hostile)

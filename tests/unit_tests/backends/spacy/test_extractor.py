@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 import spacy
 from spacy.language import Language
 
-from langchain_memkit.backends.spacy import PORTION, WARM, SpacyEntityExtractor
+from langchain_memkit.backends.spacy import PORTION, WARM, SpacyEntityExtractor, _readable
 from langchain_memkit.base import Mention
 from langchain_memkit.errors import ConfigurationError, SpacyModelMissing
 
@@ -451,3 +452,75 @@ def test_runs_of_signs_are_not_read(extractor: SpacyEntityExtractor) -> None:
     found = extractor(text)
     assert {"Angela Merkel", "Berlin"} <= {m.text for m in found}
     assert all(text[m.start : m.end] == m.text for m in found)
+
+
+LONG_RUNS = [
+    "_.",
+    "'s",
+    "_",
+    "US$",
+    "a.B",
+    "a_",
+    "0-",
+    "\u65e5.",
+    "\U0001f642a",
+    "x:)",
+    "a",
+    "0km",
+    "(a[",
+    "a@b.",
+    "\u0301_",
+]
+
+
+@pytest.mark.parametrize("unit", LONG_RUNS)
+def test_no_run_is_long_for_the_tokenizer(unit: str, extractor: SpacyEntityExtractor) -> None:
+    """Whatever it is made of: its regular expressions look at a bounded number of characters for each of the text."""
+    nlp = spacy.load(model_folder())
+    tokenizer: Any = nlp.tokenizer
+    looked = 0
+
+    def counted(search: Any) -> Any:
+        def look(text: str) -> Any:
+            nonlocal looked
+            looked += len(text)
+            return search(text)
+
+        return look
+
+    for name in ("prefix_search", "suffix_search", "infix_finditer", "token_match", "url_match"):
+        if search := getattr(tokenizer, name):
+            setattr(tokenizer, name, counted(search))
+    text = "Harrison met Ann. " + "".join(random.Random(unit).choices(unit, k=2000)) + unit * 1000
+    SpacyEntityExtractor(nlp)(text)
+    assert 0 < looked <= 400 * len(text)
+
+
+@pytest.mark.parametrize("unit", LONG_RUNS)
+def test_what_is_read_has_the_length_of_the_text(unit: str, extractor: SpacyEntityExtractor) -> None:
+    """Names stand where they are, and words between signs are read."""
+    text = f"{unit * 500} Harrison {unit * 500}\nAngela Merkel lives in Berlin. {'Ann,Bob,' * 100}"
+    read = _readable(text, extractor._nlp.tokenizer)
+    assert len(read) == len(text)
+    assert max(map(len, read.split())) <= 100
+    assert "Angela Merkel lives in Berlin." in read
+    assert {"Angela Merkel", "Berlin"} <= {m.text for m in extractor(text)}
+
+
+def test_text_of_people_is_read_as_it_is(extractor: SpacyEntityExtractor) -> None:
+    """Words, signs and links of every day; of a long link its beginning, as one word."""
+    for text in [
+        *TEXTS,
+        "A well-known state-of-the-art, pre-release-candidate! See https://docs.python.org/3/library/re.html.",
+    ]:
+        assert _readable(text, extractor._nlp.tokenizer) == text
+    link = "https://example.org/a/Harrison-Ford?" + "&".join(f"name{i}=Angela+Merkel" for i in range(20))
+    read = _readable(f"See {link} now", extractor._nlp.tokenizer)
+    assert read == f"See {link[:50].ljust(len(link))} now"
+
+
+def test_other_tokenizers_read_long_runs(extractor: SpacyEntityExtractor) -> None:
+    """Chinese is written without spaces, and spaCy cuts it in another way."""
+    text = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c" * 50
+    assert _readable(text, spacy.blank("zh").tokenizer) == text
+    assert _readable(text, extractor._nlp.tokenizer) != text

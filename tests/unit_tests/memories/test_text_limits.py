@@ -1,0 +1,102 @@
+"""What memories hand to parsers and models of others is bounded, whoever wrote the text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+
+from langchain_memkit import EntityMemory, KeyValueMemory, SQLiteVectorStore, VectorMemory, WordLlamaEmbeddings
+from langchain_memkit.base import Mention
+from langchain_memkit.memories.entity.describe import read_answer
+from langchain_memkit.memories.entity.mentions import NAMED, read_mentions
+from langchain_memkit.messages.limits import MESSAGE, QUESTION, WORD, WORDS
+from langchain_memkit.testing._styles import call_async, call_sync
+
+Call = Callable[..., Any]
+LONG = [HumanMessage("Nemo swims. " + "a." * 200_000), AIMessage("_." * 200_000)]
+
+
+@pytest.fixture(params=["sync", "async"])
+def call(request: pytest.FixtureRequest) -> Iterator[Call]:
+    """`call(memory, "load", ...)` in both styles."""
+    if request.param == "sync":
+        yield call_sync
+        return
+    with asyncio.Runner() as runner:
+        yield lambda target, name, *args, **kwargs: runner.run(call_async(target, name, *args, **kwargs))
+
+
+def test_an_extractor_is_given_ten_thousand_words(call: Call) -> None:
+    """Of a question and of a message; what comes first is found."""
+    given: list[str] = []
+
+    def extract(text: str) -> list[Mention]:
+        given.append(text)
+        return [Mention("Nemo", "PERSON", i, i + 4) for i in [text.find("Nemo")] if i >= 0]
+
+    memory = EntityMemory(extract, "s1", user_id="u1")
+    call(memory, "save", LONG)
+    [note] = call(memory, "load", LONG[0].text)
+    assert "Nemo swims." in note.text
+    assert [len([*WORD.finditer(text)]) for text in given] == [WORDS] * 3
+    assert len(given[2]) <= QUESTION
+
+
+def test_an_embedder_is_given_the_beginning_of_a_question(call: Call, tmp_path: Path) -> None:
+    """And of a message no more than 100,000 characters, with the overlap of its parts."""
+    asked: list[str] = []
+    stored: list[str] = []
+
+    class Noting(WordLlamaEmbeddings):
+        def embed_query(self, text: str) -> list[float]:
+            asked.append(text)
+            return super().embed_query(text)
+
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            stored.extend(texts)
+            return super().embed_documents(texts[:1]) * len(texts)
+
+    memory = VectorMemory(SQLiteVectorStore(tmp_path / "v.db", Noting()), "s1", user_id="u1")
+    call(memory, "save", [HumanMessage("tea " * 50_000), AIMessage("I see.")])
+    assert MESSAGE < sum(map(len, stored)) < 1.3 * MESSAGE
+    asked.clear()
+    call(memory, "load", "tea " * 50_000)
+    assert [len(text) for text in asked] == [QUESTION]
+
+
+def test_titles_are_looked_for_in_the_beginning(call: Call) -> None:
+    """Of a question, and of a message of the past."""
+    memory = KeyValueMemory({"The Skeleton Songs": "Poems."})
+    before, after = "x " * 9_000 + "The Skeleton Songs", "x " * 11_000 + "The Skeleton Songs"
+    assert [len(call(memory, "load", text)) for text in (before, after)] == [1, 0]
+
+
+def test_names_without_places_are_looked_for_once() -> None:
+    """An extractor that returns the same name for each of its places is given these places once."""
+    text = "Nemo " * 1000
+    spots = read_mentions(["Nemo"] * 1000, text)
+    assert len(spots) == NAMED
+    assert len({spot.start for spot in spots}) == NAMED
+    others = read_mentions([f"name{i}" for i in range(2 * NAMED)], " ".join(f"name{i}" for i in range(2 * NAMED)))
+    assert len(others) == NAMED
+
+
+@pytest.mark.parametrize("blank", [" ", "\t", "\u3000"])
+def test_descriptions_with_long_blanks(blank: str) -> None:
+    """A line that holds nothing but a number and blanks is none, and blanks around a description are not its own."""
+    blanks = blank * 50_000
+    assert read_answer(f"1. a{blanks}b\n2.{blanks}\n{blanks}3) Likes tea.{blanks}\n9999999. no", 3) == {3: "Likes tea."}
+
+
+def test_a_title_of_twenty_thousand_characters(call: Call) -> None:
+    """It is found as it is written, and no typos are looked for in it: that takes the square of its length."""
+    title = "the skeleton songs of the sea " * 600
+    memory: Any = KeyValueMemory({title: "Poems.", "Moby-Dick": "A whale."})
+    assert [hit.kind for hit in call(memory, "match", title)] == ["exact"]
+    assert call(memory, "match", title.replace("skeleton", "skeletn", 1)) == []
+    assert [hit.kind for hit in call(memory, "match", "moby dikc")] == ["fuzzy"]

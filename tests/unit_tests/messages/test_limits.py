@@ -1,0 +1,46 @@
+"""How much of a text is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from langchain_memkit.messages import limits
+from langchain_memkit.messages.limits import WORDS, beginning, few_words
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Nothing was said before."""
+    limits._say_once.cache_clear()
+    return caplog
+
+
+def test_a_beginning_is_told_once_for_each_kind(said: pytest.LogCaptureFixture) -> None:
+    """What is short stays as it is; of what is long the log tells the kind and the limit, never the text."""
+    assert beginning("secret", 6, "a short text") == "secret"
+    for text in ("secret words", "secret thing"):
+        assert beginning(text, 6, "a long text") == "secret"
+    assert beginning("secret words", 6, "another text") == "secret"
+    assert [record.getMessage().partition(" is ")[0] for record in said.records] == ["a long text", "another text"]
+    assert "longer than 6 characters" in said.text
+    assert "secret" not in said.text
+
+
+@pytest.mark.parametrize("unit", ["a ", "Ann met Bob. ", "_.", "'s", "\u65e5\u3002", "\U0001f642", "https://a.b/c "])
+def test_words_and_signs_are_counted(unit: str, said: pytest.LogCaptureFixture) -> None:
+    """No more than 10,000 of them, so many words that are cut apart nowhere, and everything of a text with fewer."""
+    text = unit * 12_000
+    kept = few_words(text, "a text")
+    words = len([*limits.WORD.finditer(kept)])
+    assert words == WORDS
+    assert text.startswith(kept)
+    assert few_words(kept, "the same") == kept
+    assert "the same" not in said.text
+    assert "a text is longer than 10,000 words and signs" in said.text
+
+
+def test_prose_of_ten_thousand_words_is_read_whole(said: pytest.LogCaptureFixture) -> None:
+    """White space counts for nothing, and a text that ends with the last word is not cut."""
+    prose = " ".join(["word"] * WORDS) + " " * 100_000
+    assert few_words(prose, "prose") == prose
+    assert not said.records
