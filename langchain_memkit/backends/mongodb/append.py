@@ -166,7 +166,8 @@ class Append:
     def _insert(self) -> Flow[None]:
         """One try, at the position after the last one. What is known of it may be out of date: the index decides."""
         store, scope, origin = self.store, self.scope, self.origin
-        head, self.known = self.known, None
+        known = head = self.known
+        self.known = None
         if head is None or (head.seq and head.epoch != origin.epoch):
             head = (yield from store.head(scope, "local", self._look)) or EMPTY
         if not head.seq:  # a first turn: perhaps of a collection that was dropped and is new
@@ -192,6 +193,8 @@ class Append:
                 raise
             # a position is taken by others; anything else may be this turn itself
             self.look_up = taken != "seq" or self.expected_seq is not None
+            if known and not self.look_up:  # others have written since: that is no reason to wait
+                yield from self._insert()
             return
         self._stored(documents)
 
