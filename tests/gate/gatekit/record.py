@@ -61,6 +61,8 @@ TELLING = {  # which figures of a row are shown one by one; all of them stand in
     "R18": "connections|memory|lag|turns|p50|p99",
     "R19": "1000000/1000",
     "R22": "still|turn$",
+    "R23": "races$",
+    "R24": "operations|acknowledged|reads|killed",
 }
 
 
