@@ -112,7 +112,7 @@ class VectorReader(Runner):
             ids = [{"user_id": user_id, "session_id": session} for session in batch]
             query = {"user_id": {"$eq": user_id}, "_id": {"$in": ids}}
             found = yield from self._found(query, {"session_id": 1, "generation": 1}, hint=BY_ID)
-            generations.update((d["session_id"], d["generation"]) for d in found)
+            generations.update((d["session_id"], d.get("generation", "")) for d in found)
         return generations
 
     def _known(

@@ -23,7 +23,6 @@ from langchain_memkit._flow import (
     run_step,
     user_code,
 )
-from langchain_memkit.base import value_or_kind
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.nearest import nearest
 from langchain_memkit.memories.key_value.catalog import Hit
@@ -64,7 +63,7 @@ def hits_of(answer: Any, known: dict[str, Any]) -> list[Hit]:
         if title in known:
             hits.setdefault(title, Hit(title, score, "matcher"))
         else:
-            logger.warning("the matcher returned a title that is not there: %s", value_or_kind(title))
+            logger.warning("the matcher returned a title that is not there: %.80r", title)
     return list(hits.values())
 
 

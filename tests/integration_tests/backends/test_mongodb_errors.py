@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from bson.code import Code
 from bson.errors import InvalidDocument, InvalidStringData
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -22,11 +24,13 @@ from langchain_memkit import (
     MongoDBVectorStore,
     VectorMemory,
     create_runnable_with_message_history,
+    explain_turn,
 )
 from langchain_memkit.backends.mongodb.commands import codes_of, is_transient
 from langchain_memkit.backends.mongodb.failures import without_documents
 from langchain_memkit.base import Mention
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError, MemkitError
+from langchain_memkit.migrate import export_history
 from langchain_memkit.testing import FakeChatModel
 
 SAID = f"my secret is {uuid4().hex}"  # made here, so that no line of source has it
@@ -245,3 +249,36 @@ def test_classes_of_others() -> None:
         pass
 
     assert type(without_documents(Odd(SAID, 1, {"op": SAID}))) is errors.WriteError
+
+
+@pytest.mark.parametrize("field", ["messages.0.role", "messages.0.content", "messages.0.id", "op", "kind", "messages"])
+def test_code_where_text_belongs(standalone: Any, database: str, field: str) -> None:
+    """BSON's `Code` is a `str` without a hash: the damaged row is left out or read, and its session goes on."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    history = histories("s1", "u1")
+    history.add_messages([HumanMessage("a", id="m1"), AIMessage("b")])
+    history.add_messages([HumanMessage("c", id="m2"), AIMessage("d")])
+    with MongoClient[dict[str, Any]](standalone.uri) as client:
+        changed = client[database]["message_store"].update_one({"seq": 1}, {"$set": {field: Code("x")}})
+        assert changed.modified_count == 1
+        chat = create_runnable_with_message_history(FakeChatModel(), histories)
+        chat.invoke("e", CONFIG)
+        assert [m.text for m in history.messages][-4:] == ["c", "d", "e", "Noted."]
+        assert [m.text for m in asyncio.run(history.aget_messages())][-4:] == ["c", "d", "e", "Noted."]
+        assert explain_turn(chat, "f", CONFIG)
+        assert export_history(histories, io.StringIO(), progress=False).turns >= 2
+        history.clear()
+        assert history.messages == []
+        client.drop_database(database)
+
+
+@pytest.mark.parametrize("row", [{"type": Code("human"), "data": {"content": "a"}}, Code("{}")], ids=["type", "row"])
+def test_code_in_rows_of_langchain_mongodb(standalone: Any, database: str, row: Any) -> None:
+    """The same in the rows of langchain-mongodb, beside which a conversation goes on."""
+    with MongoClient[dict[str, Any]](standalone.uri) as client:
+        client[database]["message_store"].insert_one({"SessionId": "s1", "History": row})
+        histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+        chat = create_runnable_with_message_history(FakeChatModel(), histories)
+        chat.invoke("e", {"configurable": {"session_id": "s1"}})
+        assert [m.text for m in histories("s1").messages] == ["e", "Noted."]
+        client.drop_database(database)
