@@ -103,9 +103,8 @@ def worse(one: Taken, other: Taken) -> Taken:
 def told(figure: Callable[..., None], what: str, worst: dict[str, Taken]) -> None:
     """The worst of all texts, named in the output of the test."""
     for name, taken in sorted(worst.items(), key=lambda item: -item[1].still)[:5]:
-        print(
-            f"{what}: {name}: {taken.still * 1000:.0f} ms still, {taken.worked * 1000:.0f} worked, {taken.whole:.2f} s"
-        )
+        still, worked = taken.still * 1000, taken.worked * 1000
+        print(f"{what}: {name}: {still:.0f} ms still, {worked:.0f} worked, {taken.whole:.2f} s")
     figure(f"{what}: worked while it does", max(t.worked for t in worst.values()) * 1000, at_most=250, unit=" ms")
     figure(f"{what}: loop stands still", max(t.still for t in worst.values()) * 1000, at_most=STILL, unit=" ms")
     figure(f"{what}: turn", max(t.whole for t in worst.values()), at_most=WHOLE, unit=" s")
