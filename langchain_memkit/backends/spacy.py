@@ -20,7 +20,7 @@ import spacy
 from spacy import about
 from spacy.language import Language
 from spacy.pipeline import EntityRuler
-from spacy.tokenizer import Tokenizer
+from spacy.tokenizer import Tokenizer  # type: ignore[import-not-found]  # compiled, without stubs
 
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import Mention

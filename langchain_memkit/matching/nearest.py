@@ -11,6 +11,7 @@ from langchain_memkit.matching.folding import fold_text
 
 __all__ = ["nearest"]
 
+READ = 4000  # characters of a text
 SHORT = 6  # characters: a name that is shorter is like something in any text
 
 
@@ -20,7 +21,7 @@ def nearest(text: str, names: Sequence[str], most: int) -> list[str]:
     It compares every name: a hundred thousand take about a second.
 
     Args:
-        text: Any text.
+        text: Any text; its first 4,000 characters are read.
         names: Any names, each once.
         most: How many to return at most.
 
@@ -33,7 +34,7 @@ def nearest(text: str, names: Sequence[str], most: int) -> list[str]:
     """
     if len(names) <= most:
         return list(names)
-    folded = fold_text(text)
+    folded = fold_text(text[:READ])[:READ]  # one sign may fold to 18
     scored: list[tuple[float, int, int]] = []
     for number, name in enumerate(names):
         plain = fold_text(name)

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import combinations
 from string import punctuation
 
-TOGETHER = 5  # alphabets in a text
+TOGETHER = 10  # alphabets in a text
 WIDE = "\u65e5\uff0e\U0001f642"  # a letter, a full stop and a sign of two columns
 CHARACTERS = f"{punctuation}aA0 \n\u0301\u2019{WIDE}"
 
@@ -52,7 +52,7 @@ SHAPES = {
     "pieces of titles": "The Skel ",
     "what folds to 18 characters": "\ufdfa",
     "what folds to 18, in words": "\ufdfa ",
-    "marks on a letter": "a" + 30 * "\u0301",
+    "marks on a letter": "a" + 500 * "\u0301\u0323",
     "joined emoji": "\U0001f468\u200d\U0001f469\u200d",
     "flags": "\U0001f1e9\U0001f1ea",
     "from right to left": "\u202e\u05d0\u0627 ",
@@ -66,6 +66,18 @@ SHAPES = {
     "contractions": "can't won't I'd've ",
     "citations": "[1] [2, 3] ",
 }
+LONG = (  # where something was found, or is slow
+    "words of one letter",
+    "new names",
+    "unclosed records",
+    "JSON",
+    "links",
+    "titles, misspelt",
+    "what folds to 18 characters",
+    "marks on a letter",
+    "joined emoji",
+    "half pairs",
+)
 
 
 def filled(unit: str, size: int) -> str:
@@ -86,7 +98,7 @@ def shaped(name: str, size: int) -> str:
 
 
 def packs(alphabets: Sequence[str], size: int) -> dict[str, Callable[[], str]]:
-    """Texts of five alphabets each: of each its characters again and again, and then at random."""
+    """Texts of ten alphabets each: of each its characters again and again, and then at random."""
 
     def text(group: Sequence[str]) -> str:
         part = size // (2 * TOGETHER)

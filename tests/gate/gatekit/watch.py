@@ -11,22 +11,27 @@ TICK = 0.005  # seconds between two looks
 
 
 class Taken(NamedTuple):
-    """Seconds: the longest in which nothing else ran on the loop, and all of them."""
+    """Seconds: the longest in which nothing else ran on the loop, what this process worked in such a time, and all.
+
+    Where other processes take the processor, the loop waits for it; then `worked` tells what was ours.
+    """
 
     still: float
+    worked: float
     whole: float
 
 
 async def watched(work: Awaitable[Any]) -> Taken:
     """Awaits it, and looks at the loop meanwhile."""
-    longest = 0.0
+    longest = most = 0.0
 
     async def look() -> None:
-        nonlocal longest
+        nonlocal longest, most
         while True:
-            started = time.perf_counter()
+            started, worked = time.perf_counter(), time.process_time()
             await asyncio.sleep(TICK)
             longest = max(longest, time.perf_counter() - started - TICK)
+            most = max(most, time.process_time() - worked)
 
     looking = asyncio.create_task(look())
     await asyncio.sleep(2 * TICK)
@@ -38,4 +43,4 @@ async def watched(work: Awaitable[Any]) -> Taken:
         await asyncio.sleep(0)  # a last look: what stood still to the very end counts
         await asyncio.sleep(2 * TICK)
         looking.cancel()
-    return Taken(longest, whole)
+    return Taken(longest, most, whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from langchain_memkit.matching import nearest as module
 from langchain_memkit.matching.nearest import nearest
 
 BOOKS = ["Travelling at Night", "It", "The Skeleton Songs", "?", "The Locksmith's Dream"]
@@ -23,3 +24,17 @@ BOOKS = ["Travelling at Night", "It", "The Skeleton Songs", "?", "The Locksmith'
 def test_nearest(text: str, most: int, expected: list[str]) -> None:
     """The most alike, in the order in which they were given; all if there are not more than wanted."""
     assert nearest(text, BOOKS, most) == expected
+
+
+def test_the_beginning_of_a_long_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing costs the product of both lengths; a sign that folds to 18 characters makes the text no longer."""
+    read: list[int] = []
+
+    def counted(name: str, text: str) -> float:
+        read.append(len(text))
+        return 0.0
+
+    monkeypatch.setattr(module, "partial_ratio", counted)
+    for text in ("night " * 10_000, "\ufdfa" * 10_000):
+        nearest(text, ["Night", "The Skeleton Songs"], 1)
+    assert read == [4000] * 4
