@@ -107,7 +107,7 @@ gate-peer: $(DEV) ## the same tests on langchain-mongodb and LangChain's own cla
 	@$(say) "reliability gate, pointed at the peer"
 	@$(PYTEST) -q -rN --tb=no tests/gate --gate-system=peer
 
-gate-nightly: $(DEV) ## the long form of the gate: 8 x 200 turns, 500 examples more, longer loads
+gate-nightly: $(DEV) ## the long form of the gate: 8 x 200 turns, 500 examples more, all races, an hour of random operations
 	@$(PY) tools/parts.py openssl11
 	@$(say) "reliability gate, the long form"
 	@MEMKIT_GATE_PATIENCE=$${MEMKIT_GATE_PATIENCE:-10} $(PYTEST) tests/gate --gate-nightly

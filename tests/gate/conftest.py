@@ -46,13 +46,15 @@ PEER_WARNINGS = (  # of the peer and of what is asked of it; none of them is abo
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--gate-system`: what the tests are pointed at."""
     parser.addoption("--gate-system", choices=sorted(SYSTEMS), default="memkit", help="what the gate measures")
-    parser.addoption("--gate-nightly", action="store_true", help="longer rows: more turns, more examples")
+    parser.addoption("--gate-nightly", action="store_true", help="longer rows: more turns, more examples, all races")
     parser.addoption("--gate-record", action="store_true", help="writes the committed record and docs/reliability.md")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """One report per run."""
-    config.stash[REPORT] = GateReport(_system_name(config))
+    config.stash[REPORT] = GateReport(
+        _system_name(config), nightly=bool(config.getoption("gate_nightly", default=False))
+    )
 
 
 REPORT = pytest.StashKey[GateReport]()

@@ -1,11 +1,16 @@
-"""R23: a writer that is stopped at any step, or dies there, while the other side clears, purges and appends."""
+"""R23: a writer that is stopped at any step, or dies there, while the other side clears, purges and appends.
+
+A sample is run, always the same; all of them: `pytest tests/gate/test_r23_races.py --gate-nightly -s`.
+"""
 
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,6 +19,9 @@ import pytest
 from gatekit import races
 from gatekit.races import Case, Ran
 from gatekit.systems import Place
+from langchain_core.messages import AIMessage, HumanMessage
+
+from langchain_memkit.errors import StaleTurnError
 
 SAMPLE = {"standalone": 120, "replica_set": 100, "sqlite": 100}
 AT_ONCE = 4  # on a server: each waits for its journal
@@ -103,3 +111,64 @@ def test_races_in_a_file(
     every = races.all_cases(files, ["chain", "append"])
     cases = chosen(every, place, nightly)
     judge(place, cases, len(every), files(cases), figure)
+
+
+class Careless:
+    """Writers with a fault each, which the harness must see: what each of them stores is noticed in the end."""
+
+    @staticmethod
+    def forgets(history: Any, said: str) -> None:
+        """Loads, and stores whatever was erased since."""
+        history.view()
+        races.step("model")
+        history.append_turn([HumanMessage(said), AIMessage(f"re: {said}")])
+
+    @staticmethod
+    def leaves(history: Any, said: str) -> None:
+        """Stores what nobody sees."""
+        races.step("model")
+        history.delete_turn(history.append_turn([HumanMessage(said), AIMessage(f"re: {said}")]))
+
+    @staticmethod
+    def takes_back(history: Any, said: str) -> None:
+        """Shows a turn, and takes it back."""
+        races.step("model")
+        seq = history.append_turn([HumanMessage(said), AIMessage(f"re: {said}")])
+        races.step("after insert")
+        history.delete_turn(seq)
+        raise StaleTurnError("cleared")
+
+    @staticmethod
+    def clears(history: Any, said: str) -> None:
+        """Takes what others stored along."""
+        races.step("model")
+        history.clear()
+        raise StaleTurnError("cleared")
+
+
+@pytest.mark.gate("R23", memkit_only=True)
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("fault", "things", "seen"),
+    [
+        (Careless.forgets, "clear", "erased, and shown again"),
+        (Careless.leaves, "append", "content left"),
+        (Careless.takes_back, "append", "shown, and never stored"),
+        (Careless.clears, "append", "acknowledged, and lost"),
+    ],
+    ids=["forgets", "leaves", "takes back", "clears"],
+)
+def test_the_races_see_each_fault(fault: Any, things: str, seen: str, place: Place, system: Any) -> None:
+    """A writer with one fault is found out, by the name of the fault."""
+    histories = system.histories(place)
+
+    def start(case: Case, session: str, user: str | None, said: str) -> Any:
+        return races.in_thread(case.stop, lambda: fault(histories(session, user), said))
+
+    def stored(session: str) -> set[str]:
+        with closing(sqlite3.connect(place.uri)) as connection:
+            return {said.decode() for line in connection.iterdump() for said in races.SAID.findall(line.encode())}
+
+    ran = races.run(Case("chain", "going", True, 0, things, None), histories, start, stored)
+    assert ran.reached
+    assert seen in {text.partition(":")[0] for text in ran.wrong}, ran.wrong

@@ -69,12 +69,14 @@ class Worker:
         """One operation; `halt(step)` is called at each step of what it sends."""
         if kind is None:
             kind = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        if where is None:
-            generation = int(time.monotonic() / GENERATION)
-            user, session = self.chance.choice(WHERE)
-            where = (f"{user}-{generation}" if user else "", f"{session}-{generation}")
         with hooked(halt):
-            getattr(self, "_" + kind.replace(",", "").replace(" ", "_"))(where)
+            getattr(self, "_" + kind.replace(",", "").replace(" ", "_"))(where or self.somewhere())
+
+    def somewhere(self) -> tuple[str, str]:
+        """A user and a session of the present generation."""
+        generation = int(time.monotonic() / GENERATION)
+        user, session = self.chance.choice(WHERE)
+        return f"{user}-{generation}" if user else "", f"{session}-{generation}"
 
     def _open(self, where: tuple[str, str]) -> Any:
         user, session = where
@@ -219,17 +221,20 @@ def work(system: str, place: Place, folder: Path, name: str, seed: int, line: An
 def _halted(worker: Worker, line: Any) -> None:
     """An append that stops itself at one of its steps, after it has said where."""
     left = worker.chance.randrange(1, 14)
+    where = worker.somewhere()
     kind = worker.chance.choice(["append", "guarded append", "chain", "retried append"])
 
     def halt(step: str) -> None:
         nonlocal left
         left -= 1
-        if left == 0 and not step.endswith(LOCKED):  # others would wait for the lock
-            line.send(("stopped", step))
+        if left <= 0 and not stopped and not step.endswith(LOCKED):  # others would wait for the lock
+            stopped.append(step)
+            line.send(("stopped", where))
             os.kill(os.getpid(), signal.SIGSTOP)
             line.send(("going on", None))
 
-    worker.do(kind, halt)
+    stopped: list[str] = []
+    worker.do(kind, halt, where)
 
 
 class Storm:
@@ -284,16 +289,12 @@ class Storm:
 
     def _hear(self, line: Any) -> None:
         """One that has stopped in the middle of an append: its session is cleared or its user purged, then it ends."""
-        try:
-            what, _ = line.recv()
-        except (EOFError, OSError):
-            return
+        what, where = line.recv()  # one that has failed says nothing: EOFError
         if what != "stopped":
             return
         self.counts["stopped in an append"] += 1
         for kind in self.chance.choice([("clear",), ("purge",), ("clear", "append"), ("purge", "append"), ()]):
-            for _ in range(3):
-                self.own.do(kind)
+            self.own.do(kind, where=where)
         if self.chance.random() < 0.4:
             self._kill(line)
             return
@@ -327,9 +328,10 @@ class Storm:
             line.send("end")
             deadline = time.monotonic() + 60
             while process.is_alive() and time.monotonic() < deadline:
-                os.kill(process.pid, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                    os.kill(process.pid, signal.SIGCONT)
                 process.join(0.1)
-            assert not process.is_alive(), "a worker hangs"
+            assert process.exitcode == 0, f"a worker hangs, or has failed: {process.exitcode}"
             line.close()
         self._workers.clear()
 
