@@ -275,6 +275,8 @@ class Access(Enum):
 
 def make_file(path: str, mode: int) -> None:
     """Makes an empty file with these rights, unless there is one; its -wal and -shm get the same from SQLite."""
+    if Path(path).exists():
+        return
     try:
         number = os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), mode)
     except OSError as error:  # it is there, or SQLite says why it cannot be opened
