@@ -33,6 +33,10 @@ class ForkSafeLock:
         """Opens it."""
         self._lock.release()
 
+    def enter_now(self) -> bool:
+        """Takes the lock if it is open; whoever got True leaves with `__exit__`."""
+        return self._lock.acquire(blocking=False)
+
     def open_in_child(self) -> None:
         """Begins anew after a fork."""
         self._lock = Lock()

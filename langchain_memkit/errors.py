@@ -20,7 +20,8 @@ MemkitError
 ```
 
 Ids that are no strings raise `TypeError`, empty or malformed ids `ValueError`, both before any I/O.
-Where a driver failed, its error is the `__cause__`. No message of ours contains credentials.
+Where a driver failed, its error is the `__cause__`: of pymongo's a copy without documents. No message of ours, and none
+that it is caused by, holds credentials or what was said; what you handed in (a model, a store) fails in its own words.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class ContextTooLargeError(MemkitError, ValueError):
 
 
 class HistoryReadError(MemkitError):
-    """The history could not be read. The driver's error is the `__cause__`."""
+    """The history could not be read. A copy of the driver's error, without documents, is the `__cause__`."""
 
 
 class MessageDecodeError(HistoryReadError, ValueError):

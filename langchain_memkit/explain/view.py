@@ -189,8 +189,10 @@ def _origin(record: RecalledRecord) -> str:
 def unframed(message: ShownMessage) -> str:
     """A summary or records without the words around them, which would take up the line."""
     tag = {"summary": "summary", "notes": "records"}.get(message.part)
-    inner = message.text.partition(f"<{tag}>\n")[2] if tag else ""
-    return inner.removesuffix(f"\n</{tag}>") or message.text
+    inner = message.text.partition(f"<{tag}>\n")[2].removesuffix(f"\n</{tag}>") if tag else ""
+    if tag == "summary":
+        inner = "\n".join(line.removeprefix("> ") for line in inner.splitlines())
+    return inner or message.text
 
 
 def excerpt(text: str) -> str:

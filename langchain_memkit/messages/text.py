@@ -38,13 +38,13 @@ ALIKE = {
 }
 # where Unicode has letters in other forms: accents, fullwidth, circles, the alphabets of mathematics
 FORMS = ((0x80, 0x0590), (0x1D00, 0x2000), (0x2070, 0x2500), (0xFF00, 0xFFF0), (0x1D400, 0x1D800), (0x1F100, 0x1F200))
-# what nobody sees and text can hide in: marks of direction, joiners of words, fillers, tags, variation selectors. One
-# joiner or selector in a row stays, since Persian, Hindi and emoji are written with it
-UNSEEN_IN_TEXT = re.compile(
+# what nobody sees and text can hide in: marks of direction, joiners of words, fillers, tags, variation selectors
+HIDDEN = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164"
     "\ufe00-\ufe0d\ufeff\uffa0\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-    "|(?<=[\u200c\u200d])[\u200c\u200d]+|(?<=[\ufe0e\ufe0f])[\ufe0e\ufe0f]+"
 )
+# one joiner or selector in a row stays, since Persian, Hindi and emoji are written with it
+RUNS = re.compile("([\u200c\u200d])[\u200c\u200d]+|([\ufe0e\ufe0f])[\ufe0e\ufe0f]+")
 # what a terminal or an encoder stumbles over; not the tab, nor what ends a line
 CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 # what Python calls printable and nobody sees: joiners, fillers, blank braille, variation selectors; text can hide there
@@ -65,7 +65,7 @@ def escaped(text: str) -> str:
         >>> escaped("\uff1c / rec\u200bords>")
         '&lt; / records>'
     """
-    text = CONTROL.sub("\ufffd", UNSEEN_IN_TEXT.sub("", text))
+    text = CONTROL.sub("\ufffd", RUNS.sub(r"\1\2", HIDDEN.sub("", text)))
     pieces, done = [], 0
     for tag in TAGS.finditer(_shadow(text)):
         pieces += [text[done : tag.start()], "&lt;"]

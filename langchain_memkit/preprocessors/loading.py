@@ -13,6 +13,11 @@ from langchain_memkit.base import HistoryMessages, HistoryView, Preprocessor, Wi
 from langchain_memkit.messages.turns import cut_tail
 
 
+def asks_for_window(preprocessor: Preprocessor | None) -> bool:
+    """Whether it (or the first of a sequence) says itself how much of the history it needs."""
+    return hasattr(getattr(preprocessor, "first", preprocessor), "window")
+
+
 def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig, *, native: bool) -> Flow[HistoryView]:
     """Reads the history of a turn.
 
@@ -26,7 +31,7 @@ def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig
         return HistoryView(list((yield read_messages(history))))
     size: int | None = getattr(history, "history_size", None)
     first: Any = getattr(preprocessor, "first", preprocessor)
-    if not hasattr(first, "window"):
+    if not asks_for_window(preprocessor):
         return (yield Step(lambda: history.view(max_messages=size), lambda: history.aview(max_messages=size)))  # type: ignore[no-any-return]  # any history
     window: Window = yield Step(lambda: first.window(config), lambda: first.awindow(config))
     bounded = window.max_messages is not None or window.max_tokens is not None

@@ -41,6 +41,14 @@ def test_the_pythons_are_the_same_everywhere() -> None:
     assert f",{' '.join(named)})" in (ROOT / "Makefile").read_text()
 
 
+def test_actions_are_pinned() -> None:
+    """What CI runs of others is named by a commit, since a tag can be moved, with the version beside it."""
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    used = [use for file in workflows for use in re.findall(r"uses: (.+)", file.read_text())]
+    assert len(used) >= 4
+    assert [use for use in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)] == []
+
+
 def test_every_extra_is_tried_alone() -> None:
     """tools/extras.py knows a proof of each extra, and nothing besides; `all` brings all of them."""
     sys.path.insert(0, str(ROOT / "tools"))

@@ -102,7 +102,8 @@ def test_disk_full(kind: str, folder: Path, job: Any, figure: Any) -> None:
     full = sum(tight.first is not None for tight in came)
     figure(f"sqlite, {kind}: fill levels at which a turn was refused whole", full, at_least=5)
     assert came[-1].first is None, "more levels are needed until a turn fits"
-    assert {tight.cleared is None for tight in came} == {True, False}
+    # a clear makes room for itself with what the log gives back; a disk without any cannot take the log into the file
+    assert {tight.cleared is None for tight in came} == ({True} if kind == "size limit" else {True, False})
 
 
 @pytest.mark.gate("R3", memkit_only=True)
@@ -268,12 +269,16 @@ def test_read_only(style: str, of_file: int, of_folder: int, open_folder: Path, 
     path.chmod(of_file)
     open_folder.chmod(of_folder)
     _, pipe = job(files.without_rights, style, str(path))
-    for came in received(pipe):
-        if isinstance(came, list):
-            assert came == ["q0", "re: q0"]
+    read, turn, cleared, again = received(pipe)
+    for came in (read, again):
+        if of_file:
+            assert came == ["q0", "re: q0"], "what may be read is not"
         else:
             assert str(path) in came.text
             assert "may" in came.text
+    for came in (turn, cleared):
+        assert str(path) in came.text
+        assert "may" in came.text
     open_folder.chmod(0o777)
     path.chmod(0o666)
     assert texts(histories("s1")) == ["q0", "re: q0"]

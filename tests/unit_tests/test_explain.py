@@ -431,12 +431,12 @@ def test_it_reads_well_in_a_terminal() -> None:
     ]
     seen = explain_turn(preprocessor, given)
     assert str(seen) == (
-        "132 of 200 tokens (approximate); 4 messages kept, 4 summarized, 0 dropped\n"
+        "133 of 200 tokens (approximate); 4 messages kept, 4 summarized, 0 dropped\n"
         "  system █                                              7\n"
-        " summary ██████                                        32\n"
+        " summary ███████                                       33\n"
         " history ███████████████████                           93\n"
         "  system system      7  Be kind.\n"
-        " summary  human     32  Nemo lives in Sydney.\n"
+        " summary  human     33  Nemo lives in Sydney.\n"
         " history  human     54  When is high tide? In Sydney, please. Thanks. Thanks. Thanks. Thanks. Thanks. Thanks. "
         "Thanks. Tha...\n"
         ' history     ai     25  [calls tide({"port": "Sydney"})]\n'

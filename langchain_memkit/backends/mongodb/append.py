@@ -186,11 +186,12 @@ class Append:
         try:
             yield Call(lambda c: c.insert_many(documents), self._one_try)
         except BulkWriteError as error:
-            done, duplicate = _read_bulk_error(error)
+            done, taken = _read_bulk_error(error)
             self._stored(documents[:done])
-            if not duplicate:
+            if taken is None:
                 raise
-            self.look_up = True
+            # a position is taken by others; anything else may be this turn itself
+            self.look_up = taken != "seq" or self.expected_seq is not None
             return
         self._stored(documents)
 
@@ -216,7 +217,6 @@ class Append:
         try:
             yield Call(lambda c: c.update_one(query, made, upsert=True), self._one_try)
         except DuplicateKeyError:
-            self.look_up = True
             return
         self.last = marker
         self.pending.clear()
@@ -253,14 +253,19 @@ class Append:
                 self.expected_seq = self.last.seq
 
 
-def _read_bulk_error(error: BulkWriteError) -> tuple[int, bool]:
-    """How many documents went in before the first failure, and whether that was a duplicate key."""
+def _read_bulk_error(error: BulkWriteError) -> tuple[int, str | None]:
+    """How many documents went in before the first failure, and, if that was a duplicate key, which field it ends with.
+
+    The field is empty where a server does not tell, and None for any other failure.
+    """
     details = error.details or {}
     failures = details.get("writeErrors") or []
     if details.get("writeConcernErrors"):
-        return 0, False  # nothing is certain: look it up
-    duplicate = bool(failures) and failures[0].get("code") == DUPLICATE_KEY
-    return int(details.get("nInserted", 0)), duplicate
+        return 0, None  # nothing is certain: look it up
+    done = int(details.get("nInserted", 0))
+    if not failures or failures[0].get("code") != DUPLICATE_KEY:
+        return done, None
+    return done, str([*(failures[0].get("keyPattern") or [""])][-1])
 
 
 def mark(store: Reader, scope: Scope, kind: Kind) -> Flow[Head]:

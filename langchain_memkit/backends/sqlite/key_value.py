@@ -91,7 +91,7 @@ class _Rows(Transactions):
             statement = "DELETE FROM key_values WHERE key IN (SELECT value FROM json_each(?))"
             return connection.execute(statement, (json.dumps(keys),)).rowcount
 
-        if (yield from self._write(delete)):
+        if (yield from self._write(delete, deleting=True)):
             yield from self._erase()
 
     def page(self, keys: KeyRange, limit: int) -> Flow[list[str]]:
@@ -108,7 +108,7 @@ class _Rows(Transactions):
         def delete(connection: sqlite3.Connection) -> int:
             return connection.execute(f"DELETE FROM key_values WHERE {IN_RANGE}", _bounds(keys)).rowcount
 
-        count = yield from self._write(delete)
+        count = yield from self._write(delete, deleting=True)
         yield from self._erase(moved=True)
         return count
 

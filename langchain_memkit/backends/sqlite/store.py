@@ -72,11 +72,11 @@ class SQLiteTurnStore(Operations, Transactions):
 
     def clear(self, scope: Scope) -> Flow[None]:
         """Marker in, everything older out."""
-        yield from self._write(lambda connection: self._void(connection, scope))
+        yield from self._write(lambda connection: self._void(connection, scope), deleting=True)
         yield from self._erase(moved=True)
 
     def purge(self, user_id: str) -> Flow[dict[str, int]]:
         """Marker into every session of the user, everything else out."""
-        counts = yield from self._write(partial(self._purge, user_id))
+        counts = yield from self._write(partial(self._purge, user_id), deleting=True)
         yield from self._erase(moved=True)
         return counts

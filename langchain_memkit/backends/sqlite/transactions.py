@@ -7,6 +7,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from langchain_memkit._flow import Flow, drive
@@ -69,9 +70,26 @@ class Transactions:
             msg = f"cannot read {self._database.path}: {explained(error)}"
             raise HistoryReadError(msg) from error
 
-    def _write(self, work: Callable[[sqlite3.Connection], T], **context: Any) -> Flow[T]:
-        """One transaction; `context` goes into the error."""
+    def _write(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False, **context: Any) -> Flow[T]:
+        """One transaction.
+
+        Args:
+            work: What is done in it.
+            deleting: Where the disk is full, empty the write-ahead log and try again: SQLite needs room to delete, and
+                what the log gives back is often all that there is.
+            **context: Goes into the error.
+        """
         committing = False
+
+        def written(connection: sqlite3.Connection) -> T:
+            try:
+                return transaction(connection)
+            except sqlite3.OperationalError as error:
+                if not deleting or _kind_of(error) not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+                    raise
+                with suppress(sqlite3.Error):
+                    _truncated(connection)
+                return transaction(connection)
 
         def transaction(connection: sqlite3.Connection) -> T:
             nonlocal committing
@@ -88,7 +106,7 @@ class Transactions:
             return result
 
         try:
-            return (yield transaction)  # type: ignore[no-any-return]  # results of operations are untyped
+            return (yield written)  # type: ignore[no-any-return]  # results of operations are untyped
         except MessageTooLargeError as error:  # seen where the caller is not known
             raise MessageTooLargeError(str(error), **context) from None
         except (sqlite3.DataError, OverflowError) as error:
@@ -131,6 +149,10 @@ class Transactions:
         except FAILURES as error:
             msg = "deleted, but the text may stay in %s or its -wal until the next clear or purge: %s"
             logger.warning(msg, self._database.path, explained(error))
+
+
+def _kind_of(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says where in SQLite
 
 
 def _truncated(connection: sqlite3.Connection) -> bool:

@@ -220,8 +220,11 @@ class VectorRecords(Transactions):
         )
         yield from self._changed(statement, user=user_id, these=json.dumps(ids), at=at.timestamp())
 
-    def _changed(self, statement: str, **parameters: Any) -> Flow[int]:
-        count: int = yield from self._write(lambda connection: connection.execute(statement, parameters).rowcount)
+    def _changed(self, statement: str, *, deleting: bool = False, **parameters: Any) -> Flow[int]:
+        def change(connection: sqlite3.Connection) -> int:
+            return connection.execute(statement, parameters).rowcount
+
+        count: int = yield from self._write(change, deleting=deleting)
         return count
 
     # -- deleting
@@ -229,7 +232,7 @@ class VectorRecords(Transactions):
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
         """Deletes records of a user."""
         remove = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
-        if (yield from self._changed(remove, user=user_id, these=json.dumps(ids))):
+        if (yield from self._changed(remove, deleting=True, user=user_id, these=json.dumps(ids))):
             yield from self._erase()
 
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
@@ -241,7 +244,7 @@ class VectorRecords(Transactions):
             connection.execute(f"DELETE FROM vector_generations WHERE {here}", given)
             return connection.execute(f"DELETE FROM vectors WHERE {here}", given).rowcount
 
-        count = yield from self._write(delete)
+        count = yield from self._write(delete, deleting=True)
         yield from self._erase(moved=True)
         return count
 

@@ -48,8 +48,7 @@ class Describer:
 
     def describe(self, book: Book, names: Sequence[str]) -> Flow[None]:
         """Describes the entities of a turn anew. What fails is logged: the turn is stored already."""
-        with self._shelf.lock:
-            topics = self._topics(book, names)
+        topics = yield self._shelf.held(lambda: self._topics(book, names))
         if not topics:
             return
         prompt = TASK + "\n".join(_lines(i, name, rows) for i, (_, name, rows) in enumerate(topics, 1))

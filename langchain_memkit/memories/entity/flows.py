@@ -48,9 +48,10 @@ class EntityFlows(DerivedMemory):
         core = self._core
         yield core.style  # now, and not when a turn is answered and to be saved
         book = yield from self._read()
-        with core.shelf.lock:
-            self._seen = frozenset(book.generations.get(self._session, ()))
-            expired = book.expired(core.now())
+        seen, expired = yield core.shelf.held(
+            lambda: (book.generations.get(self._session, ()), book.expired(core.now()))
+        )
+        self._seen = frozenset(seen)
         if expired and not core.read_only:
             yield from self._remove(book, expired, [])
             book = yield from self._read()
@@ -81,9 +82,8 @@ class EntityFlows(DerivedMemory):
         if core.read_only or not sources:
             return
         book = yield from self._read()
-        with shelf.lock:
-            lost = self._seen and not self._seen & book.generations.get(self._session, set())
-        if lost:
+        alive = yield shelf.held(lambda: self._seen & book.generations.get(self._session, set()))
+        if self._seen and not alive:
             self._seen = frozenset()
             logger.warning("a turn was left out of the entity memory: its session was cleared after it began")
             return

@@ -8,10 +8,11 @@ one.)
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from langchain_core.stores import BaseStore
@@ -25,6 +26,8 @@ from langchain_memkit.memories.entity.rows import FactRow, Keys, Rule, read_row
 __all__ = ["Shelf"]
 
 logger = logging.getLogger("langchain_memkit")
+
+T = TypeVar("T")
 
 USERS = 64
 VERSIONS = 16  # rows: more are removed by the next change
@@ -82,25 +85,39 @@ class Shelf:
         if names := list(dict.fromkeys(keys)):
             yield Step(lambda: self.store.mdelete(names), lambda: self.store.amdelete(names))
 
+    def held(self, work: Callable[[], T]) -> Step:
+        """Work on books, under the lock. Who holds it may be reading a long text: an event loop waits in a thread."""
+
+        def sync() -> T:
+            with self.lock:
+                return work()
+
+        async def asynchronous() -> T:
+            if not self.lock.enter_now():
+                return await asyncio.to_thread(sync)
+            try:
+                return work()
+            finally:
+                self.lock.__exit__(None, None, None)
+
+        return Step(sync, asynchronous)
+
     # -- reading
 
     def read(self, user_id: str) -> Flow[Book]:
         """The book of a user as it is now."""
         keys = Keys(user_id)
         versions = frozenset((yield self.stored(keys.versions)))
-        with self.lock:
-            book = self._books.get(user_id)
-            if book is not None:
-                self._books.move_to_end(user_id)
-                if book.versions == versions:
-                    return book
+        book: Book | None
+        book, current = yield self.held(lambda: self._book(user_id, versions))
+        if book is not None and current:
+            return book
         listed = yield self.stored(keys.prefix)
         # once more: a generation is stored before its facts, so a fact that was listed before them has one or is dead
         sessions = yield self.stored(f"{keys.prefix}session/")
         parts = {key: keys.parts(key) for key in [*listed, *sessions]}
         stored = [key for key in listed if parts[key][0] in ("description", "fact", "rule")]
-        with self.lock:
-            known = _known(book) if book is not None else {}
+        known: dict[str, Any] = {} if book is None else (yield self.held(lambda: _known(book)))
         missing = [key for key in stored if key not in known]
         rows = {key: known[key] for key in stored if key in known}
         unreadable: set[str] = set(book.unreadable) if book is not None else set()
@@ -115,6 +132,14 @@ class Shelf:
         if not self.read_only:
             yield from self.delete(found[1])
         return found[0]
+
+    def _book(self, user_id: str, versions: frozenset[str]) -> tuple[Book | None, bool]:
+        """The book that was read last, and whether it is as the store is."""
+        book = self._books.get(user_id)
+        if book is None:
+            return None, False
+        self._books.move_to_end(user_id)
+        return book, book.versions == versions
 
     def _put(
         self,
@@ -162,13 +187,12 @@ class Shelf:
         It is stored by itself before anything is read from the messages, so that a clear which happens meanwhile finds
         it, and what is stored afterwards is dead.
         """
-        with self.lock:
-            if known := book.generations.get(session_id):
-                return min(known)
+        known = yield self.held(lambda: min(book.generations.get(session_id, ()), default=None))
+        if known is not None:
+            return str(known)
         drawn = uuid4().hex
         yield self.put([(book.keys.generation(session_id, drawn), {})])
-        with self.lock:
-            book.generations.setdefault(session_id, set()).add(drawn)
+        yield self.held(lambda: book.generations.setdefault(session_id, set()).add(drawn))
         return drawn
 
     def write(
@@ -228,7 +252,8 @@ class Shelf:
         """Stores pairs, and that something changed; with `rows`, the book is brought in line, else read anew later."""
         version = book.keys.version()
         yield self.put([*pairs, (version, {})])
-        with self.lock:
+
+        def bring_in_line() -> frozenset[str]:
             old = book.versions if len(book.versions) >= VERSIONS else frozenset()
             if rows is not None and all(
                 key.split("/")[-2] in book.generations.get(rows[key].session, ()) for key in rows
@@ -237,7 +262,9 @@ class Shelf:
                     book.add(key, row)
                 book.remove(removed)
                 book.versions = (book.versions - old) | {version}
-        yield from self.delete(old)
+            return old
+
+        yield from self.delete((yield self.held(bring_in_line)))
 
     def _unversion(self, user_id: str) -> Flow[None]:
         """After a purge that came in between not even the sign of a change stays."""

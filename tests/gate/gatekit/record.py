@@ -46,7 +46,7 @@ TITLES = {
     "R18": "200 sessions at once",
     "R19": "A million turns in one collection",
     "R20": "Published advisories, replayed",
-    "R21": "Memory poisoning: 100 hostile texts through every memory",
+    "R21": "Memory poisoning: 112 hostile texts through every memory",
     "R22": "Texts made to be slow, of 20 and 100 kB, through a chain with all memories",
     "R23": "A writer is stopped at each step, or dies there, while the other side clears, purges and appends",
     "R24": "Random operations of several processes that are killed and stopped: the history of each checked",

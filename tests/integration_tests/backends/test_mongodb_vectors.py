@@ -367,12 +367,15 @@ def test_what_is_stored_is_not_replaced_unseen(store: Any, other: Any) -> None:
     """Without a look before it a write only adds."""
     save(store, record(1, "as it was"))
     save(other, record(7, user_id="u2"))
-    for taken in (record(1), record(7, user_id="u2")):
-        begun = begin_warm(store)
-        with pytest.raises(HistoryConflictError):
-            store.write("u1", "s1", begun.generation, [record(3).model_copy(update={"id": taken.id})], [None])
+    begun = begin_warm(store)
+    with pytest.raises(HistoryConflictError):
+        store.write("u1", "s1", begun.generation, [record(3).model_copy(update={"id": record(1).id})], [None])
     assert facts(store.index("u1")) == expected([record(1, "as it was"), record(2)])
-    assert facts(store.index("u2")) == expected([record(7, user_id="u2")])
+    begun = begin_warm(store)
+    same_id = record(3).model_copy(update={"id": record(7, user_id="u2").id})
+    assert store.write("u1", "s1", begun.generation, [same_id], [None])
+    assert facts(store.index("u1")) == expected([record(1, "as it was"), record(2), same_id])
+    assert facts(other.index("u2")) == expected([record(7, user_id="u2")])
 
 
 def test_the_cap_is_kept_at_every_save(store: Any, collection: Any) -> None:
@@ -804,3 +807,32 @@ def test_failover(style: str, database: str) -> None:
         asyncio.run(go())
         assert sorted(entry.position for entry in store.index("u1").entries) == list(range(30))
         store.close()
+
+
+def test_collections_of_0_1_0(store: Any, collection: Any) -> None:
+    """Records under an id that was unique for all users are found, replaced where they stand, and block nobody."""
+    save(store, record(1), record(2))
+    store.add_documents([Document("theirs", id="a", metadata={"user_id": "u2"})])
+    for document in list(collection.find({"_id.id": {"$exists": True}})):
+        collection.delete_one({"_id": document["_id"]})
+        collection.insert_one({**document, "_id": document["_id"]["id"]})
+    with MongoDBVectorStore(None, EMBEDDING, collection.database.name, client=collection.database.client) as fresh:
+        assert facts(fresh.index("u1")) == expected([record(1), record(2)])
+        assert fresh.get_by_ids(["a"], user_id="u2")[0].page_content == "theirs"
+        fresh.add_documents([Document("mine", id="a", metadata={"user_id": "u1"})])
+        fresh.add_documents([Document("theirs again", id="a", metadata={"user_id": "u2"})])
+        save(fresh, record(1, "anew"))
+        assert [d.page_content for d in fresh.get_by_ids(["a"], user_id="u2")] == ["theirs again"]
+        assert [d.page_content for d in fresh.get_by_ids(["a"], user_id="u1")] == ["mine"]
+        assert fresh.get_by_ids([str(record(1).id)], user_id="u1") == [record(1, "anew")]
+        assert collection.count_documents({"_id": {"$type": "string"}}) == 3
+        for verb in (fresh.get_by_ids, fresh.delete):
+            with pytest.raises(ConfigurationError, match="user_id="):
+                verb(["a"])
+        with pytest.raises(HistoryConflictError, match="another session or user"):
+            fresh.add_documents([Document("of nobody", id="a")])
+        fresh.delete(["a", str(record(2).id)], user_id="u2")
+        assert [d.page_content for d in fresh.get_by_ids(["a"], user_id="u1")] == ["mine"]
+        assert fresh.evict("u1", 1, [str(record(1).id)]) == 2
+        assert facts(fresh.index("u1")) == expected([record(1, "anew")])
+        assert fresh.forget("u1") == 1

@@ -234,6 +234,24 @@ def test_reading_without_write_access(of_file: int, of_folder: int, open_folder:
 
 
 @FORKS
+def test_reading_an_older_format(open_folder: Path) -> None:
+    """A file of memkit 0.1.0 that cannot be brought up to date is read as it is; one of a newer memkit is refused."""
+    path = open_folder / "chat.db"
+    write_history(path)._store.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "DROP TRIGGER turns_edited; ALTER TABLE turns DROP COLUMN checksum; PRAGMA user_version = 3"
+        )
+    path.chmod(0o444)
+    open_folder.chmod(0o555)
+    assert as_nobody(lambda: [m.text for m in SQLiteChatMessageHistory(path, "s1").messages]) == ["hello"]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    newer = as_nobody(lambda: SQLiteChatMessageHistory(path, "s1").messages)
+    assert newer.startswith("ConfigurationError: ")
+
+
+@FORKS
 def test_reading_beside_a_writer(open_folder: Path) -> None:
     """While its owner has the file open, who may only read sees what is in the log as well."""
     path = open_folder / "chat.db"

@@ -100,3 +100,26 @@ def test_a_title_of_twenty_thousand_characters(call: Call) -> None:
     assert [hit.kind for hit in call(memory, "match", title)] == ["exact"]
     assert call(memory, "match", title.replace("skeleton", "skeletn", 1)) == []
     assert [hit.kind for hit in call(memory, "match", "moby dikc")] == ["fuzzy"]
+
+
+def test_a_loop_goes_on_while_a_thread_reads_a_long_text() -> None:
+    """The memories of a factory share what was read: who waits for it waits in a thread, and the loop does not."""
+    entities = EntityMemory.factory(lambda text: [Mention("Nemo", "PERSON", 0, 4)])
+    memory = entities("s1", "u1")
+    memory.save([HumanMessage("Nemo swims.")])
+    lock = memory._core.shelf.lock
+
+    async def turn() -> tuple[Any, Any]:
+        with lock:  # as the thread of another turn does
+            loading = asyncio.create_task(memory.aload("Who is Nemo?"))
+            saving = asyncio.create_task(entities("s2", "u2").asave([HumanMessage("Nemo sleeps.")]))
+            for _ in range(100):  # the loop runs, and they wait
+                await asyncio.sleep(0)
+            assert not loading.done()
+            assert not saving.done()
+        return await loading, await saving
+
+    [note], nothing = asyncio.run(turn())
+    assert "Nemo swims." in note.text
+    assert nothing is None
+    assert "Nemo sleeps." in entities("s2", "u2").load("Nemo?")[0].text
