@@ -86,7 +86,7 @@ def files(forks: Any, system: Any, tmp_path: Path) -> Any:
     lines, processes = [], []
     for _ in range(PROCESSES):
         line, end = forks.Pipe()
-        process = forks.Process(target=races.run_in_files, args=(system.name, tmp_path, end))
+        process = forks.Process(target=races.run_in_files, args=(system.name, tmp_path, end), daemon=True)
         process.start()
         end.close()
         lines.append(line)
