@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from gatekit.checker import EXPIRY, Journal, Verdict, check, read_journals
@@ -163,6 +163,22 @@ class Miscounts(Sound):
         return max(super().append_turn(messages, **options) - self.sometimes(), 1)
 
 
+class TakesBack(Sound):
+    """Says that a turn may be stored, shows it, and takes it back."""
+
+    shown: ClassVar[list[tuple[Any, int]]] = []
+
+    def append_turn(self, messages: Any, **options: Any) -> int:
+        seq = super().append_turn(messages, **options)
+        if len(self.shown) > 3:
+            history, taken = self.shown.pop(0)
+            history.delete_turn(taken)
+        if self.sometimes():
+            self.shown.append((self, seq))
+            raise HistoryWriteError("timed out", maybe_stored=True)
+        return seq
+
+
 class ClearsNothing(Sound):
     """Says that it has cleared, and has not."""
 
@@ -255,6 +271,7 @@ FAULTS = {
     ForgetsTurnIds: "doubled",
     ForgetsEpochs: "erased, and shown",
     Denies: "said that it was not stored, and shown",
+    TakesBack: "shown, and gone",
     Refuses: "refused, and nothing was erased",
     RaisesAnything: "no error of memkit's",
     Miscounts: "a position taken twice",

@@ -195,6 +195,7 @@ class _Session:
         """All that is to be said of it."""
         self._check_answers()
         positions: dict[str, int] = {}
+        seen: dict[str, Operation] = {}
         for read in self.reads:
             self.verdict.reads += 1
             self.verdict.turns_seen += len(read.seen)
@@ -207,6 +208,8 @@ class _Session:
             self._check_each(read, tokens)
             self._check_order(read, tokens)
             self._check_lost(read, set(tokens))
+            self._check_gone(read, set(tokens), seen)
+            seen.update(dict.fromkeys(tokens, read))
             self._check_positions(read, positions)
 
     def check_left(self, stored: set[str]) -> None:
@@ -269,6 +272,14 @@ class _Session:
                 if over and not (self.ttl and each.began + self.ttl - EXPIRY < (read.ended or 0)):
                     self.wrong("lost", read, token)
                     break
+
+    def _check_gone(self, read: Operation, tokens: set[str], seen: dict[str, Operation]) -> None:
+        """Whether what an earlier read showed, acknowledged or not, is there, if nothing was erased since."""
+        erased = max((e.latest for e in self.erases if e.began < (read.ended or 0)), default=-math.inf)
+        if self.ttl is None:
+            for token in seen.keys() - tokens - self.deletes.keys():
+                if seen[token].began > erased and (seen[token].ended or 0) < read.began:
+                    self.wrong("shown, and gone", read, token)
 
     def _check_positions(self, read: Operation, positions: dict[str, int]) -> None:
         """Whether positions go up without gaps, and stay what they are."""

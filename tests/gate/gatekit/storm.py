@@ -262,8 +262,16 @@ class Storm:
 
     def run(self, workers: int, enough: Callable[[], bool]) -> None:
         """Lets them work until it is enough."""
-        for _ in range(workers):
-            self._fork()
+        try:
+            for _ in range(workers):
+                self._fork()
+            self._disturb(enough)
+            self._end()
+        finally:
+            for process in self._workers.values():  # none, unless something failed
+                process.kill()
+
+    def _disturb(self, enough: Callable[[], bool]) -> None:
         step_down = time.monotonic() + 3
         while not enough():
             for line in wait(list(self._workers), self.chance.uniform(0.02, 0.2)):
@@ -276,7 +284,6 @@ class Storm:
             if self.server is not None and time.monotonic() > step_down:
                 self._step_down()
                 step_down = time.monotonic() + 7
-        self._end()
 
     def _fork(self) -> None:
         self._number += 1
