@@ -64,7 +64,7 @@ SHELL       := /bin/sh
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test bench-check strangers gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor newest clean
+.PHONY: help env demo test test-replica-set bench-check strangers gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor newest clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -83,8 +83,14 @@ demo: $(DEMO) $(if $(OPENAI_API_KEY)$(OPENAI_BASE_URL),$(OPENAI)) ## a conversat
 test: $(DEV) ## unit and integration tests (real MongoDB)
 	@$(PY) tools/parts.py openssl11
 	@$(say) "unit and integration tests, $(WORKERS) at a time"
-	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed \
+	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed -m "not replica_set" \
 	  tests/integration_tests tests/unit_tests --ignore tests/unit_tests/suites
+
+# Two at a time: each has three servers of its own.
+test-replica-set: $(DEV) ## integration tests on a replica set of three nodes
+	@$(PY) tools/parts.py openssl11
+	@$(say) "integration tests on three nodes, two at a time"
+	@$(IN_MEMORY) $(PYTEST) -n 2 --dist worksteal -o tmp_path_retention_policy=failed -m replica_set tests/integration_tests
 
 bench-check: $(DEV) ## every benchmark runs, in its quick form, and its result is complete; nothing is judged
 	@$(PY) tools/parts.py openssl11
@@ -231,7 +237,7 @@ newest: $(BASE) ## code of others and all unit tests, on the newest langchain-co
 	$(say) "removing langchain_core.chat_history and langchain_core.runnables.history"; \
 	../venv/bin/python -I -c "$$WITHOUT_RETIRED"; \
 	$(say) "unit tests with $$(paste -sd ' ' ../newest) without them, $(WORKERS) at a time"; \
-	$$pytest -n $(WORKERS) --dist worksteal -m "not needs_retired_classes" tests/unit_tests; \
+	$$pytest -n $(WORKERS) --dist worksteal -m "not needs_retired_classes" tests/unit_tests --ignore tests/unit_tests/suites; \
 	$(say) "the tests that were left out, since they need what was removed: each of them must fail"; \
 	code=0; $$pytest -q -rN --tb=no -m needs_retired_classes tests/unit_tests >left-out || code=$$?; \
 	tail -n 1 left-out; if [ $$code != 1 ] || tail -n 1 left-out | grep -q ' passed'; then exit 1; fi

@@ -14,6 +14,13 @@ from langchain_memkit.testing._mongod import Node, find_mongod, guarded
 from langchain_memkit.testing.mongod import OPTIONS
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs on three nodes: `make test-replica-set` runs these tests, `make test` the others."""
+    for item in items:
+        if "replica_set" in item.name or "replica_set" in getattr(item, "fixturenames", ()):
+            item.add_marker("replica_set")
+
+
 @pytest.fixture(scope="session")
 def standalone() -> Iterator[Any]:
     """A standalone server."""
