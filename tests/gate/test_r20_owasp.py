@@ -145,9 +145,11 @@ def test_llm08_vector_and_embedding_weaknesses(ask: Callable[..., list[BaseMessa
     """Nobody overwrites another's records by their ids, nor plants one in another's memory by what a message claims."""
     ask(SECRET, "s1", "victim")
     [theirs] = vectors.similarity_search("PIN", filter={"user_id": "victim"})
-    for known in ({}, {"user_id": "u2"}, {"user_id": "victim", "session_id": "s2"}):
-        with pytest.raises(HistoryConflictError, match="another user or session"):
-            vectors.add_documents([Document(ORDER, id=theirs.id, metadata=known)])
+    for known in ({}, {"user_id": "u2"}):  # an id belongs to its user: the same one of others is another record
+        vectors.add_documents([Document("mine", id=theirs.id, metadata=known)])
+        assert vectors.get_by_ids([theirs.id], user_id="victim") == [theirs]
+    with pytest.raises(HistoryConflictError, match="another session"):
+        vectors.add_documents([Document(ORDER, id=theirs.id, metadata={"user_id": "victim", "session_id": "s2"})])
     claims = {"user_id": "victim", "session_id": "s1", "epoch": theirs.metadata.get("epoch")}
     memory = VectorMemory(vectors, "s1", user_id="u2")
     memory.save([HumanMessage(ORDER, id=theirs.id, response_metadata=claims, additional_kwargs=claims), AIMessage("-")])

@@ -160,7 +160,8 @@ def invoke_with(path: str, parameter: str, value: Any, place: Place) -> Any:
     arguments = {
         p: needed[p] for p, spec in parameters.items() if p in needed and spec.default is spec.empty and p != parameter
     }
-    result = function(**arguments, **{parameter: value})
+    first = [arguments.pop(p) for p, spec in parameters.items() if spec.kind is spec.POSITIONAL_ONLY]
+    result = function(*first, **arguments, **{parameter: value})
     return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 

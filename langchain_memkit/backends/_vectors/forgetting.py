@@ -44,11 +44,13 @@ class Forgetting(Writing):
             >>> [document.page_content for document in store.get_by_ids(["1"], user_id="u2")]
             ['hers']
         """
-        return drive(self._delete(_wanted(ids, kwargs), whose(user_id)), run_step)
+        user = whose(user_id)
+        return drive(self._delete(_wanted(ids, kwargs), user), run_step)
 
     async def adelete(self, ids: list[str] | None = None, *, user_id: str | None = None, **kwargs: Any) -> bool:
         """Async twin of `delete`."""
-        return await adrive(self._delete(_wanted(ids, kwargs), whose(user_id)), arun_step)
+        user = whose(user_id)
+        return await adrive(self._delete(_wanted(ids, kwargs), user), arun_step)
 
     def _delete(self, ids: list[str], user_id: str) -> Flow[bool]:
         if ids and user_id == NOBODY:

@@ -105,7 +105,9 @@ def table(memkit: dict[str, Any], peer: dict[str, Any]) -> str:
     lines.append("|---|---|---|---|")
     for name, title in TITLES.items():
         theirs = "has no such thing" if name in OURS else _peer_cell(peer["rows"][name])
-        lines.append(f"| {name} | {title} | {theirs} | {_memkit_cell(memkit['rows'][name], TELLING.get(name))} |")
+        row = memkit["rows"].get(name)  # a row that is new has no record before the next `make gate-record`
+        ours = _memkit_cell(row, TELLING.get(name)) if row else "new, not recorded yet"
+        lines.append(f"| {name} | {title} | {theirs} | {ours} |")
     return "\n".join(lines)
 
 

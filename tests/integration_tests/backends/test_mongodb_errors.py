@@ -181,7 +181,8 @@ def test_no_server_and_no_rights(root_of_guarded_server: Any, database: str, fai
     for call in writes(refusing, database).values():
         failed(call)
     for uri in (*closed, down):
-        options = {} if uri == closed[0] else {"timeout": 0.2, "save_timeout": 0.2}  # what may get better is tried again
+        # what may get better is tried again
+        options = {} if uri == closed[0] else {"timeout": 0.2, "save_timeout": 0.2}
         for call in writes(uri, database, **options).values():
             failed(call)
         for how, call in reads(uri, database, **options).items():
