@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
-from langchain_memkit.errors import MemkitError
+if TYPE_CHECKING:
+    from langchain_memkit.errors import MemkitError
 
 # a busy machine is no defect
 settings.register_profile("memkit", parent=settings.default, deadline=None)
@@ -88,6 +89,9 @@ def told_by(request: pytest.FixtureRequest) -> Iterator[Callable[[BaseException]
 @pytest.fixture
 def errors_tell_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Formats each error of memkit's that a test provokes; none may say what the messages say that it carries."""
+    # here, since langchain-core, once imported, sets filters of warnings, which pytest keeps from when it collects on
+    from langchain_memkit.errors import MemkitError
+
     raised: list[MemkitError] = []
 
     def init(self: MemkitError, *args: Any, **kwargs: Any) -> None:

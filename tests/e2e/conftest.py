@@ -194,10 +194,10 @@ def histories(mongodb_uri: str, database: str, runner: asyncio.Runner) -> Iterat
 
 @pytest.fixture
 def documents(mongodb_uri: str, database: str) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
-    """`documents(session_id)`: what is stored, in order, as the driver alone reads it."""
+    """`documents(session_id)`: the turns that are stored, in order, as the driver alone reads them."""
     with MongoClient(mongodb_uri, tz_aware=True) as client:
         collection = client[database]["message_store"]
-        yield lambda session_id: list(collection.find({"session_id": session_id}).sort("seq"))
+        yield lambda session_id: list(collection.find({"session_id": session_id, "kind": "turn"}).sort("seq"))
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -31,7 +31,7 @@ NEMO = {"plain": 3, "hidden": 3, "begun again": 2, "tools": 1, "import": 3, "goi
 def sqlite_of_0_1_0(folder: Path, markers: bool) -> Any:
     """A copy of the file."""
     path = folder / "chat.db"
-    shutil.copy(DATA / "chat.db", path)
+    shutil.copy(DATA / "chat.file", path)
     with sqlite3.connect(path) as connection:
         (count,) = connection.execute("SELECT COUNT(*) FROM turns WHERE kind <> 'turn'").fetchone()
         assert count == 4
