@@ -109,7 +109,7 @@ def told(figure: Callable[..., None], what: str, worst: dict[str, Taken]) -> Non
     for name, taken in sorted(worst.items(), key=lambda item: -item[1].still)[:5]:
         still, worked = taken.still * 1000, taken.worked * 1000
         print(f"{what}: {name}: {still:.0f} ms still, {worked:.0f} worked, {taken.whole:.2f} s")
-    figure(f"{what}: worked while it does", max(t.worked for t in worst.values()) * 1000, at_most=250, unit=" ms")
+    figure(f"{what}: worked while it does", max(t.worked for t in worst.values()) * 1000, at_most=STILL, unit=" ms")
     figure(f"{what}: loop stands still", max(t.still for t in worst.values()) * 1000, at_most=STILL, unit=" ms")
     figure(f"{what}: turn", max(t.whole for t in worst.values()), at_most=WHOLE, unit=" s")
 
