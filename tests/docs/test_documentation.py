@@ -160,8 +160,8 @@ def test_costs_are_those_of_the_readme() -> None:
     assert {name for name, _, _ in rows} == {"EntityMemory", "KeyValueMemory", "VectorMemory"}
     for name, reads, writes in rows:
         assert re.search(rf"`{name}`\].*\| \+{reads} \| \+{writes} \|", PAGES[0].read_text()), name
-    assert "on MongoDB three short reads, and one write" in (ROOT / "docs" / "histories.md").read_text()
-    assert re.search(r"`MongoDBChatMessageHistory`.*\| 3 \| 1 \|", PAGES[0].read_text())
+    assert "a chain's turn is one read and one write" in (ROOT / "docs" / "histories.md").read_text()
+    assert re.search(r"`MongoDBChatMessageHistory`.*\| 1 \| 1 \|", PAGES[0].read_text())
 
 
 def test_every_error_is_explained() -> None:
