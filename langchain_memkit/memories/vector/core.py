@@ -31,9 +31,17 @@ from langchain_memkit.messages.counting import resolve_counter
 from langchain_memkit.scoring.index import Index
 from langchain_memkit.scoring.ranking import Question, Ranking
 
-__all__ = ["Core"]
+__all__ = ["Core", "TurnPlace"]
 
 logger = logging.getLogger("langchain_memkit")
+
+
+@dataclass(slots=True)
+class TurnPlace:
+    """The session of a turn, and what it was like when the turn looked."""
+
+    session_id: str
+    looked: Any = None
 
 
 @dataclass(frozen=True)
@@ -114,8 +122,14 @@ class Core:
         """Whether it matters when a record was last recalled."""
         return bool(self.ranking.recency) or self.max_records is not None
 
-    def look(self, user_id: str, text: str) -> Flow[tuple[Index, Question]]:
-        """The user's records, and the question as it is asked of them."""
+    def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> Flow[tuple[Index, Question]]:
+        """The user's records, and the question as it is asked of them.
+
+        Args:
+            user_id: Whose.
+            text: The question.
+            place: Of the turn that asks; keeps what its session was like, for the save of the same turn.
+        """
         store, now = self.store, self.now()
         accessed: Mapping[str, datetime] = {}
         if self.ranking.recency:
@@ -127,7 +141,9 @@ class Core:
             )
             index = yield Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
             return index, Question(text, None, now, similar, accessed)
-        index = yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id))
+        index, looked = yield from store.look(user_id, place.session_id if place is not None else None)
+        if place is not None:
+            place.looked = looked
         try:
             vector = yield Step(lambda: store.embed_query(text), lambda: store.aembed_query(text))
         except ConfigurationError:

@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit.errors import HistoryWriteError
 from langchain_memkit.memories.transcripts import erased_messages
-from langchain_memkit.memories.vector.core import Core
+from langchain_memkit.memories.vector.core import Core, TurnPlace
 from langchain_memkit.memories.vector.hits import HitList, hit_of, record_of
 from langchain_memkit.memories.vector.rounds import SMALL_TALK
 from langchain_memkit.messages.counting import count_tokens
@@ -49,7 +49,9 @@ def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitL
     return HitList(hits[:k])
 
 
-def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = False) -> Flow[list[BaseMessage]]:
+def recall(
+    core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = False, place: TurnPlace | None = None
+) -> Flow[list[BaseMessage]]:
     """As many of the best records as fit, in the order in which they were said, as one note."""
     text = beginning(text, QUESTION, "a question to the vector memory")
     if (yield in_thread(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT)):
@@ -58,7 +60,7 @@ def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = Fal
     seen: set[str] = set()
     room = core.max_tokens - _tokens(core, note_message([Record("")]))
     misses = 0
-    ranked = yield from _ranked(core, user_id, text, keep)
+    ranked = yield from _ranked(core, user_id, text, keep, place)
     for i in range(0, len(ranked), BATCH):
         for found, rerank, document in (yield from _fetched(core, user_id, ranked[i : i + BATCH], seen)):
             record = record_of(found, rerank, document, len(chosen))
@@ -85,9 +87,9 @@ def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = Fal
     return [note]
 
 
-def _ranked(core: Core, user_id: str, text: str, keep: Keep) -> Flow[Sequence[Found]]:
+def _ranked(core: Core, user_id: str, text: str, keep: Keep, place: TurnPlace | None = None) -> Flow[Sequence[Found]]:
     """Records, best first, with the reranker's score if there is one."""
-    index, question = yield from core.look(user_id, text)
+    index, question = yield from core.look(user_id, text, place)
     found: list[Ranked] = yield in_thread(lambda: rank(index, question, core.ranking, keep))
     if question.vector is None and question.similar is None:  # then everything is ranked, matches first
         found = [ranked for ranked in found if ranked.score > 0]
