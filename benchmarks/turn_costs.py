@@ -38,13 +38,14 @@ from langchain_memkit import (
 )
 from langchain_memkit.testing import FakeChatModel, local_mongodb
 
-WORDS = (
+TEXT = (
     "garden harbour violin recipe ladder winter mountain ticket doctor painting river camera blanket engine "
     "teacher passport lemon bicycle island concert window letter pepper theatre kitchen forest market jacket "
     "bridge sister brother holiday meeting project deadline invoice museum orchestra saddle compass lantern "
     "basket thunder pillow candle mirror puzzle rocket salad tunnel umbrella village wallet yoghurt zebra anchor "
     "balcony carpet dentist "
-).split()  # noqa: SIM905  # read more easily so
+)
+WORDS = TEXT.split()
 SIZES = (200, 2_000)
 USER = "u1"
 

@@ -122,6 +122,11 @@ class Core:
         """Whether it matters when a record was last recalled."""
         return bool(self.ranking.recency) or self.max_records is not None
 
+    @property
+    def reads_texts(self) -> bool:
+        """Whether something is read for each batch of records that may be shown."""
+        return isinstance(self.store, ForeignStore) or self.get_session_history is not None
+
     def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> Flow[tuple[Index, Question]]:
         """The user's records, and the question as it is asked of them.
 
