@@ -149,6 +149,8 @@ def without_records(text: str) -> str:
 def said(message: BaseMessage) -> str:
     """Everything a message says, as text: media by name, tool calls as calls."""
     parts = [str(message.text)] if message.text else []
+    calls: list[Any]
+    broken: list[Any]
     calls, broken = (message.tool_calls, message.invalid_tool_calls) if isinstance(message, AIMessage) else ([], [])
     if isinstance(message.content, list):
         ids = {call["id"] for call in (*calls, *broken)}  # calls may stand in the content as well

@@ -191,6 +191,11 @@ class ComposedMemory(Memory):
         return sum(await adrive(on_all(self._forgetting, "forget_messages", ids), arun_step))
 
     @property
+    def save_was_checked(self) -> bool:
+        """Whether the last save would have stored nothing if the session had been cleared since the load before it."""
+        return all(getattr(part, "save_was_checked", False) for part in self._forgetting)
+
+    @property
     def _forgetting(self) -> list[Any]:
         return [part for part in self._parts if not part.read_only and hasattr(part, "aforget_messages")]
 
