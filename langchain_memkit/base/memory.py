@@ -61,7 +61,6 @@ class SavedTurn(list[BaseMessage]):
         turn_id: The turn's id: the same one again is a retry.
         epoch: Of the session; 0 if unknown.
         expires_at: When the stored turn goes of itself; None for never.
-        guarded: Memories that would have refused the turn, had they been cleared since it was loaded.
 
     Example:
         >>> from langchain_core.messages import HumanMessage
@@ -81,7 +80,6 @@ class SavedTurn(list[BaseMessage]):
         self.turn_id = turn_id
         self.epoch = epoch
         self.expires_at = expires_at
-        self.guarded: list[Memory] = []
 
 
 class Memory(ABC):

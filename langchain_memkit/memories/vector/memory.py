@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit._flow import Flow, Step, drive, run_step
-from langchain_memkit.base import GetSessionHistory, Now, SavedTurn, TokenCounterLike, check_arguments, utc_now
+from langchain_memkit.base import GetSessionHistory, Now, TokenCounterLike, check_arguments, utc_now
 from langchain_memkit.memories.transcripts import Stretch
 from langchain_memkit.memories.vector.core import Core, TurnPlace
 from langchain_memkit.memories.vector.factory import VectorMemoryFactory
@@ -189,9 +189,8 @@ class VectorMemory(VectorVerbs):
         epoch, expires_at = getattr(messages, "epoch", 0), getattr(messages, "expires_at", None)
         stretch = Stretch(messages, self._core.now(), epoch, expires_at, native=True)
         looked, self._looked = self._looked, None  # of this turn: the next one looks again
+        self.save_was_checked = looked is not None
         yield from save(self._core, self._user, self._session, stretch, looked)
-        if looked is not None and isinstance(messages, SavedTurn):
-            messages.guarded.append(self)
 
     def _clear(self) -> Flow[None]:
         self._looked = None
