@@ -146,7 +146,7 @@ class Core:
             )
             index = yield Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
             return index, Question(text, None, now, similar, accessed)
-        index, looked = yield from store.look(user_id, place.session_id if place is not None else None)
+        index, looked = yield from store._look(user_id, place.session_id if place is not None else None)
         if place is not None:
             place.looked = looked
         try:
@@ -168,7 +168,7 @@ class Core:
         """What gives the user's records with these ids; those of a store of ours come with the index."""
         if isinstance(self.store, ForeignStore):
             return (yield from self.documents(user_id, ids)).get
-        return (yield from self.store.texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
+        return (yield from self.store._texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
 
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
         """Deletes records of the user."""

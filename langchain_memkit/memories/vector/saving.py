@@ -136,7 +136,7 @@ def _known(core: Core, looked: Any, documents: Sequence[Document]) -> Begun | No
     if looked is None:
         return None
     digests = {digest_of(document.page_content) for document in documents}
-    return core.store.begun(looked, digests, [document.id for document in documents if document.id])  # type: ignore[no-any-return]  # a store is untyped
+    return core.store._begun(looked, digests, [document.id for document in documents if document.id])  # type: ignore[no-any-return]  # a store is untyped
 
 
 def _messages(rounds: Sequence[Round]) -> list[str] | None:

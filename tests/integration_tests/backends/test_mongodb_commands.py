@@ -15,6 +15,9 @@ from pymongo import MongoClient
 from langchain_memkit import (
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
+    MongoDBVectorStore,
+    VectorMemory,
+    WordLlamaEmbeddings,
     create_runnable_with_message_history,
     create_trim_preprocessor,
 )
@@ -30,14 +33,14 @@ class Profile:
     def __init__(self, database: Any) -> None:
         self._database = database
 
-    def count(self, work: Callable[[], Any]) -> Counter[str]:
-        """The reads and writes of turns that this work sends to the server, by name."""
+    def count(self, work: Callable[[], Any], collection: str = "message_store") -> Counter[str]:
+        """The reads and writes that this work sends to the server for a collection, by name."""
         self._database.command("profile", 2)
         try:
             work()
         finally:
             self._database.command("profile", 0)
-        entries = self._database["system.profile"].find({"ns": f"{self._database.name}.message_store"})
+        entries = self._database["system.profile"].find({"ns": f"{self._database.name}.{collection}"})
         sent = [next(iter(entry["command"])) if entry["op"] == "command" else entry["op"] for entry in entries]
         self._database["system.profile"].drop()
         names = {"query": "find"}
@@ -125,6 +128,57 @@ def test_first_turns(standalone: Any, database: str, profile: Profile, run: Any)
     histories("s1", "u1").clear()
     assert profile.count(lambda: run(chain, ["hello"], CONFIG)) == {"find": 1, "update": 1, "insert": 1}
     assert profile.count(lambda: run(chain, ["hello"], CONFIG)) == {"find": 1, "insert": 1}
+
+
+def test_turns_with_a_vector_memory(standalone: Any, database: str, profile: Profile, run: Any) -> None:
+    """In a session that is going on a turn is one read and one write more, of two documents: record and session."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    store = MongoDBVectorStore(standalone.uri, WordLlamaEmbeddings(), database)
+    chain = create_runnable_with_message_history(FakeChatModel(), histories, memories=[VectorMemory.factory(store)])
+    run(chain, ["Where is the parrot?", "Who feeds the parrot?"], CONFIG)
+    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG), "vectors") == {"aggregate": 10, "update": 20}
+    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG)) == {"find": 10, "insert": 10}
+    assert len(store.index("u1")) == 22
+
+
+def test_turns_with_a_vector_memory_of_two_processes(
+    standalone: Any, database: str, profile: Profile, run: Any
+) -> None:
+    """What another process adds to other sessions of the user comes with the same read."""
+    stores = [MongoDBVectorStore(standalone.uri, WordLlamaEmbeddings(), database) for _ in range(2)]
+    models = [FakeChatModel(), FakeChatModel()]
+    chains = [
+        create_runnable_with_message_history(
+            model, MongoDBChatMessageHistory.factory(standalone.uri, database), memories=[VectorMemory.factory(store)]
+        )
+        for model, store in zip(models, stores, strict=True)
+    ]
+    configs: list[Any] = [{"configurable": {"session_id": f"s{n}", "user_id": "u1"}} for n in range(2)]
+
+    def in_turns(words: list[str]) -> None:
+        for word in words:
+            for chain, config in zip(chains, configs, strict=True):
+                run(chain, [f"The {word} of session {config['configurable']['session_id']} is here."], config)
+
+    in_turns(["parrot", "lantern"])
+    found = profile.count(lambda: in_turns(["bicycle", "saddle", "candle"]), "vectors")
+    run(chains[1], ["Where is the candle?"], configs[1])
+    shown = models[1].calls[-1][-2].text
+    assert "The candle of session s0 is here." in shown
+    assert len(stores[0].index("u1")) == len(stores[1].index("u1")) == 11
+    assert found == {"aggregate": 6, "update": 12}
+
+
+def test_first_turns_with_a_vector_memory(standalone: Any, database: str, profile: Profile, run: Any) -> None:
+    """The first turn of a session looks for it, and begins it; a greeting recalls nothing, so its save looks."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    store = MongoDBVectorStore(standalone.uri, WordLlamaEmbeddings(), database)
+    chain = create_runnable_with_message_history(FakeChatModel(), histories, memories=[VectorMemory.factory(store)])
+    run(chain, ["Where is the parrot?", "Who feeds the parrot?"], CONFIG)
+    other: Any = {"configurable": {"session_id": "s2", "user_id": "u1"}}
+    first = profile.count(lambda: run(chain, ["Who feeds the cat?"], other), "vectors")
+    assert first == {"aggregate": 1, "find": 1, "findAndModify": 1, "update": 2}
+    assert profile.count(lambda: run(chain, ["Hello!"], other), "vectors") == {"find": 1, "update": 2}
 
 
 def test_others_have_written_meanwhile(standalone: Any, database: str, profile: Profile) -> None:
