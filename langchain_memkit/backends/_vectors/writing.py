@@ -20,6 +20,8 @@ from langchain_memkit.backends._vectors.shelf import Looked
 from langchain_memkit.base import check_id
 from langchain_memkit.scoring.index import Begun
 
+SHORT = 10_000  # characters whose words are not worth a thread
+FEW = 50  # records that go into an index without one
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -204,7 +206,8 @@ class Writing(Reading):
         if len(documents) != len(vectors):
             msg = f"there are {len(documents)} documents and {len(vectors)} vectors"
             raise ValueError(msg)
-        rows: list[Row] = yield in_thread(lambda: [record_row(d, user_id, session_id) for d in documents])
+        long = sum(len(document.page_content) for document in documents) > SHORT
+        rows: list[Row] = yield in_thread(lambda: [record_row(d, user_id, session_id) for d in documents], long=long)
         return (yield from self._store(user_id, rows, vectors, delete, (session_id, generation), expected, state))
 
     def _store(
@@ -232,7 +235,7 @@ class Writing(Reading):
         )
         if written is None:
             return False
-        yield in_thread(partial(self._shelf.wrote, user_id, distinct, removed, written))
+        yield in_thread(partial(self._shelf.wrote, user_id, distinct, removed, written), long=len(rows) > FEW)
         return True
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
