@@ -373,7 +373,7 @@ def test_what_is_stored_is_not_replaced_unseen(store: Any, other: Any) -> None:
     with pytest.raises(HistoryConflictError):
         store.write("u1", "s1", begun.generation, again, [None], state=begun.state)
     assert facts(store.index("u1")) == expected([record(1, "as it was"), record(2)])
-    begun = begin_warm(store)
+    begun = store.begin("u1", "s1")
     same_id = record(3).model_copy(update={"id": record(7, user_id="u2").id})
     assert store.write("u1", "s1", begun.generation, [same_id], [None], state=begun.state)
     assert facts(store.index("u1")) == expected([record(1, "as it was"), record(2), same_id])
