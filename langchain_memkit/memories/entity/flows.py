@@ -45,10 +45,13 @@ class EntityFlows(DerivedMemory):
 
     # -- a turn
 
+    def _prefetch(self) -> Flow[Book]:
+        return self._read()
+
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
         core = self._core
         yield core.style  # now, and not when a turn is answered and to be saved
-        book = yield from self._read()
+        book: Book = self._take_fetched() or (yield from self._read())
         seen, expired = yield core.shelf.held(
             lambda: (book.generations.get(self._session, ()), book.expired(core.now()))
         )
