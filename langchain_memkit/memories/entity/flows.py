@@ -103,6 +103,7 @@ class EntityFlows(DerivedMemory):
         rows, dead = yield in_thread(lambda: self._facts(book, sources, found, epoch))
         alive = yield from shelf.write(self._user, book, (self._session, generation), rows, dead)
         if not alive:
+            self._seen = frozenset()
             logger.warning("a turn was left out of the entity memory: its session was cleared meanwhile")
         elif core.describer is not None and rows:
             yield from core.describer.describe(book, [row.key for row in rows])
