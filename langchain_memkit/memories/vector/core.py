@@ -41,6 +41,7 @@ class TurnPlace:
     """The session of a turn, and what it was like when the turn looked."""
 
     session_id: str
+    fetched: Any = None  # what `Core.fetch` read beside the history, if it did
     looked: Any = None
 
 
@@ -127,6 +128,12 @@ class Core:
         """Whether something is read for each batch of records that may be shown."""
         return isinstance(self.store, ForeignStore) or self.get_session_history is not None
 
+    def fetch(self, user_id: str, session_id: str) -> Flow[Any]:
+        """Read the user's records, and what the session is like; None if records are found by the question only."""
+        if isinstance(self.store, ForeignStore):
+            return None
+        return (yield from self.store._look(user_id, session_id))
+
     def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> Flow[tuple[Index, Question]]:
         """The user's records, and the question as it is asked of them.
 
@@ -146,7 +153,10 @@ class Core:
             )
             index = yield Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
             return index, Question(text, None, now, similar, accessed)
-        index, looked = yield from store._look(user_id, place.session_id if place is not None else None)
+        if place is not None and place.fetched is not None:
+            index, looked = place.fetched
+        else:
+            index, looked = yield from store._look(user_id, place.session_id if place is not None else None)
         if place is not None:
             place.looked = looked
         try:

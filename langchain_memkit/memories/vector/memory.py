@@ -169,6 +169,9 @@ class VectorMemory(VectorVerbs):
 
     # -- flows
 
+    def _prefetch(self) -> Flow[Any]:
+        return self._core.fetch(self._user, self._session)
+
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
         shown = frozenset(message.id for message in getattr(query, "seen", ()) if message.id)
         epoch: int = getattr(query, "epoch", 0)
@@ -179,7 +182,8 @@ class VectorMemory(VectorVerbs):
             return not (entry.messages and shown.issuperset(entry.messages))
 
         trial: bool = getattr(query, "trial", False)
-        place = TurnPlace(self._session)
+        fetched = self._take_fetched()
+        place = TurnPlace(self._session, fetched, looked=fetched and fetched[1])
         note = yield from recall(self._core, self._user, str(query), keep, trial=trial, place=place)
         if not trial:
             self._looked = place.looked
