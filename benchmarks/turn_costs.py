@@ -1,10 +1,10 @@
 """What a turn costs with and without a memory: `python -m benchmarks.turn_costs`.
 
 Method. One process, one SQLite file and one standalone mongod on this machine. A user has so many rounds in other
-sessions; then turns go on in one session, plain ones and ones with a memory in turn, so that a slow minute hits all. CPU
-is the process's own (`time.process_time`; threads of the driver included, the server not), medians of the turns. Commands
-are what the driver sends while turns go on, statements what SQLite runs, without BEGIN and COMMIT. The model is a fake
-that answers at once; the embedder is WordLlama, the product's default. Read the ratios.
+sessions; then turns go on in one session, plain ones and ones with a memory in turn, so that a slow minute hits all.
+CPU is the process's own (`time.process_time`; threads of the driver included, the server not), medians of the turns.
+Commands are what the driver sends while turns go on, statements what SQLite runs, without BEGIN and COMMIT. The model
+is a fake that answers at once; the embedder is WordLlama, the product's default. Read the ratios.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -38,12 +38,14 @@ from langchain_memkit import (
 )
 from langchain_memkit.testing import FakeChatModel, local_mongodb
 
-WORDS = (
-    "garden harbour violin recipe ladder winter mountain ticket doctor painting river camera blanket engine teacher "
-    "passport lemon bicycle island concert window letter pepper theatre kitchen forest market jacket bridge sister "
-    "brother holiday meeting project deadline invoice museum orchestra saddle compass lantern basket thunder pillow "
-    "candle mirror puzzle rocket salad tunnel umbrella village wallet yoghurt zebra anchor balcony carpet dentist"
-).split()
+TEXT = (
+    "garden harbour violin recipe ladder winter mountain ticket doctor painting river camera blanket engine "
+    "teacher passport lemon bicycle island concert window letter pepper theatre kitchen forest market jacket "
+    "bridge sister brother holiday meeting project deadline invoice museum orchestra saddle compass lantern "
+    "basket thunder pillow candle mirror puzzle rocket salad tunnel umbrella village wallet yoghurt zebra anchor "
+    "balcony carpet dentist "
+)
+WORDS = TEXT.split()
 SIZES = (200, 2_000)
 USER = "u1"
 
@@ -55,7 +57,7 @@ def sentence(chance: random.Random, length: int) -> str:
 
 def rounds(count: int, seed: int = 1) -> list[list[Any]]:
     """Turns of a user and a model."""
-    chance = random.Random(seed)  # noqa: S311  # no secret
+    chance = random.Random(seed)  # no secret
     return [[HumanMessage(sentence(chance, 12)), AIMessage(sentence(chance, 25))] for _ in range(count)]
 
 
@@ -85,7 +87,7 @@ def statements(counted: Counter[str]) -> Iterator[None]:
     connect = sqlite3.connect
 
     def watched(*args: Any, **kwargs: Any) -> sqlite3.Connection:
-        connection = connect(*args, **kwargs)
+        connection: sqlite3.Connection = connect(*args, **kwargs)
         connection.set_trace_callback(lambda said: counted.update([said.split(None, 1)[0].upper()]))
         return connection
 
@@ -105,7 +107,7 @@ def measured(
     chains: dict[str, Any], size: int, turns: int, style: str, counted: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     """Turn after turn, one of each chain, and what they cost."""
-    chance = random.Random(size)  # noqa: S311  # no secret
+    chance = random.Random(size)  # no secret
     loop = asyncio.new_event_loop()
 
     def turn(name: str, text: str) -> None:

@@ -31,9 +31,18 @@ from langchain_memkit.messages.counting import resolve_counter
 from langchain_memkit.scoring.index import Index
 from langchain_memkit.scoring.ranking import Question, Ranking
 
-__all__ = ["Core"]
+__all__ = ["Core", "TurnPlace"]
 
 logger = logging.getLogger("langchain_memkit")
+
+
+@dataclass(slots=True)
+class TurnPlace:
+    """The session of a turn, what was read for it beside the history, and what it was like when the turn looked."""
+
+    session_id: str
+    fetched: tuple[Index, Any] | None = None
+    looked: Any = None
 
 
 @dataclass(frozen=True)
@@ -114,20 +123,24 @@ class Core:
         """Whether it matters when a record was last recalled."""
         return bool(self.ranking.recency) or self.max_records is not None
 
-    def index(self, user_id: str) -> Flow[Index | None]:
-        """The user's records; None if they are found by the question only."""
-        store = self.store
-        if isinstance(store, ForeignStore):
-            return None
-        return (yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id)))  # type: ignore[no-any-return]  # results of steps are untyped
+    @property
+    def reads_texts(self) -> bool:
+        """Whether something is read for each batch of records that may be shown."""
+        return isinstance(self.store, ForeignStore) or self.get_session_history is not None
 
-    def look(self, user_id: str, text: str, index: Index | None = None) -> Flow[tuple[Index, Question]]:
+    def prefetch(self, user_id: str, session_id: str) -> Flow[tuple[Index, Any] | None]:
+        """What a recall reads whatever it is asked; None where all depends on the question."""
+        if isinstance(self.store, ForeignStore):
+            return None
+        return (yield from self.store.look(user_id, session_id))  # type: ignore[no-any-return]  # of any store
+
+    def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> Flow[tuple[Index, Question]]:
         """The user's records, and the question as it is asked of them.
 
         Args:
             user_id: Whose.
             text: The question.
-            index: The records, if they were read for this question already.
+            place: Of the turn that asks; keeps what its session was like, for the save of the same turn.
         """
         store, now = self.store, self.now()
         accessed: Mapping[str, datetime] = {}
@@ -140,8 +153,12 @@ class Core:
             )
             index = yield Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
             return index, Question(text, None, now, similar, accessed)
-        if index is None:
-            index = yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id))
+        fetched = None if place is None else place.fetched
+        if fetched is None:
+            fetched = yield from store.look(user_id, None if place is None else place.session_id)
+        index, looked = fetched
+        if place is not None:
+            place.looked = looked
         try:
             vector = yield Step(lambda: store.embed_query(text), lambda: store.aembed_query(text))
         except ConfigurationError:
