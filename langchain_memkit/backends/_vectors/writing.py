@@ -21,6 +21,7 @@ from langchain_memkit.base import check_id
 from langchain_memkit.scoring.index import Begun
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
+SHORT = 2000  # characters that are not worth a thread
 
 
 class Writing(Reading):
@@ -204,7 +205,8 @@ class Writing(Reading):
         if len(documents) != len(vectors):
             msg = f"there are {len(documents)} documents and {len(vectors)} vectors"
             raise ValueError(msg)
-        rows: list[Row] = yield in_thread(lambda: [record_row(d, user_id, session_id) for d in documents])
+        long = sum(len(document.page_content) for document in documents) > SHORT
+        rows: list[Row] = yield in_thread(lambda: [record_row(d, user_id, session_id) for d in documents], long=long)
         return (yield from self._store(user_id, rows, vectors, delete, (session_id, generation), expected, state))
 
     def _store(

@@ -31,6 +31,7 @@ __all__ = ["begin", "micros", "same", "save", "write"]
 
 logger = logging.getLogger("langchain_memkit")
 
+SHORT = 2000  # characters that are not worth a thread
 TRIES = 10  # of a turn that goes on with a round which others go on with at the same time
 
 
@@ -51,7 +52,9 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
         rounds = [r._replace(expires_at=core.expiry(r.at, r.expires_at)) for r in rounds_of([stretch], core.now())]
         return rounds, [documents_of(r, user_id, session_id, micros(r.at), core.splitter) for r in rounds]
 
-    rounds, drafts = yield in_thread(drafted)
+    contents = [message.content for message in stretch.messages]
+    long = not all(isinstance(content, str) for content in contents) or sum(map(len, contents)) > SHORT
+    rounds, drafts = yield in_thread(drafted, long=long)
     if not rounds:
         return
     since: str | None = None  # what the first try was told: a forget after that concerns the later ones as well
