@@ -38,10 +38,10 @@ logger = logging.getLogger("langchain_memkit")
 
 @dataclass(slots=True)
 class TurnPlace:
-    """The session of a turn, what was read for it beside the history, and what it was like when the turn looked."""
+    """The session of a turn, and what it was like when the turn looked."""
 
     session_id: str
-    fetched: tuple[Index, Any] | None = None
+    fetched: Any = None  # what `Core.fetch` read beside the history, if it did
     looked: Any = None
 
 
@@ -128,11 +128,11 @@ class Core:
         """Whether something is read for each batch of records that may be shown."""
         return isinstance(self.store, ForeignStore) or self.get_session_history is not None
 
-    def prefetch(self, user_id: str, session_id: str) -> Flow[tuple[Index, Any] | None]:
-        """What a recall reads whatever it is asked; None where all depends on the question."""
+    def fetch(self, user_id: str, session_id: str) -> Flow[Any]:
+        """Read the user's records, and what the session is like; None if records are found by the question only."""
         if isinstance(self.store, ForeignStore):
             return None
-        return (yield from self.store.look(user_id, session_id))  # type: ignore[no-any-return]  # of any store
+        return (yield from self.store.look(user_id, session_id))
 
     def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> Flow[tuple[Index, Question]]:
         """The user's records, and the question as it is asked of them.
@@ -153,10 +153,10 @@ class Core:
             )
             index = yield Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
             return index, Question(text, None, now, similar, accessed)
-        fetched = None if place is None else place.fetched
-        if fetched is None:
-            fetched = yield from store.look(user_id, None if place is None else place.session_id)
-        index, looked = fetched
+        if place is not None and place.fetched is not None:
+            index, looked = place.fetched
+        else:
+            index, looked = yield from store.look(user_id, place.session_id if place is not None else None)
         if place is not None:
             place.looked = looked
         try:

@@ -170,7 +170,7 @@ class VectorMemory(VectorVerbs):
     # -- flows
 
     def _prefetch(self) -> Flow[Any]:
-        return self._core.prefetch(self._user, self._session)
+        return self._core.fetch(self._user, self._session)
 
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
         shown = frozenset(message.id for message in getattr(query, "seen", ()) if message.id)
