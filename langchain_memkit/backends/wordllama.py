@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,7 +99,7 @@ class WordLlamaEmbeddings(Embeddings):
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         """Async twin of `embed_documents`: what takes a moment is done at once, else in a thread."""
-        if isinstance(texts, list) and _is_quick(texts):
+        if _is_quick(texts):
             return self.embed_documents(texts)
         return await super().aembed_documents(texts)
 
@@ -119,9 +119,9 @@ class WordLlamaEmbeddings(Embeddings):
         return vector / np.linalg.norm(vector)
 
 
-def _is_quick(texts: list[str]) -> bool:
+def _is_quick(texts: Sequence[object]) -> bool:
     """Whether handing these to a thread takes longer than their vectors: few words, and the model is there."""
-    return _load.cache_info().currsize > 0 and sum(len(text) for text in texts if isinstance(text, str)) <= SHORT
+    return _load.cache_info().currsize > 0 and sum(len(str(text)) for text in texts) <= SHORT
 
 
 def _parts(text: str) -> Iterator[str]:
