@@ -12,7 +12,7 @@ A file of texts has blocks, separated by empty lines. The first line of a block 
 - `fact NAME`: told once, by that person (A); B and C are others.
 - `both`: told by everybody, each with another value of a slot, in different sessions.
 - `again NAME N`: told in N sessions, each time with the next value of a slot.
-- `each N`: the same by everybody; all N times of one person answer the question.
+- `each N`, `often NAME N`: told N times by everybody, or by one; all these answer the question.
 - `theme NAME`: what a session is about: its beginning, and after `...` its end.
 - `mid`: a detail that is told in the sessions of several themes, in words that do not name the theme.
 - `several NAME`: told in parts, after `---` in a later session.
@@ -201,7 +201,9 @@ class _Plan:
                 self.put(session, block, speaker, block.values(number))
         for block in self.of("each"):
             for number, speaker in enumerate(self.people):
-                self.each(block, speaker, number * int(block.args[0]))
+                self.often(block, speaker, number * int(block.args[0]))
+        for block in self.of("often"):
+            self.often(block, block.args[0], 0)
         for block in self.of("both"):
             sessions: list[int] = []
             for number, speaker in enumerate(self.people):
@@ -235,9 +237,9 @@ class _Plan:
         months = self.chance.sample(list(by_month), times)
         return sorted(self.emptiest(by_month[month]) for month in months)
 
-    def each(self, block: Block, speaker: str, first: int) -> None:
+    def often(self, block: Block, speaker: str, first: int) -> None:
         """Told so often by one person, with the values from `first` on."""
-        times = int(block.args[0])
+        times = int(block.args[-1])
         told = [
             self.put(session, block, speaker, block.values(first + number), asks=False)
             for number, session in enumerate(self.apart(block, times))
@@ -276,7 +278,7 @@ def _talk(name: str) -> dict[str, object]:
                 beat.ids.append(f"D{number + 1}:{len(said)}")
             for ask in beat.asked:
                 evidence = [beat.ids[i] for i in ask.turns]
-                if ask.kind == "speaker" and beat.before:
+                if ask.kind in ("speaker", "role") and beat.before:
                     evidence = beat.ids[ask.turns[0] :: len(beat.turns)]
                 asked: dict[str, object] = {"kind": ask.kind, "text": _filled(ask.text, values), "evidence": evidence}
                 questions.append(asked | ({"quote": ask.quote} if ask.quote else {}))

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import sqlite3
 import tempfile
 import time
@@ -28,14 +29,18 @@ from langchain_core.messages import AIMessage, HumanMessage
 from pymongo import monitoring
 
 from langchain_memkit import (
+    EntityMemory,
     MongoDBChatMessageHistory,
+    MongoDBKeyValueStore,
     MongoDBVectorStore,
     SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
     SQLiteVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_runnable_with_message_history,
 )
+from langchain_memkit.base import Mention
 from langchain_memkit.testing import FakeChatModel, local_mongodb
 
 TEXT = (
@@ -46,13 +51,21 @@ TEXT = (
     "balcony carpet dentist "
 )
 WORDS = TEXT.split()
+NAMES = re.compile(r"\b(?:Nemo|Dory|Marlin|Coral|Gill|Bloat|Peach|Jacques|Bubbles|Gurgle|Pearl|Tad)\b")
+PEOPLE = "Nemo Dory Marlin Coral Gill Bloat Peach Jacques Bubbles Gurgle Pearl Tad".split()  # noqa: SIM905  # a text
 SIZES = (200, 2_000)
 USER = "u1"
 
 
+def found(text: str) -> list[Mention]:
+    """A few names: an extractor's own time is not measured here, but all that follows is."""
+    return [Mention(m.group(), "PERSON", m.start(), m.end()) for m in NAMES.finditer(text)]
+
+
 def sentence(chance: random.Random, length: int) -> str:
     """Words by chance, as long as what people write."""
-    return " ".join(chance.choice(WORDS) for _ in range(length)).capitalize() + "."
+    said = " ".join(chance.choice(WORDS) for _ in range(length))
+    return f"{said.capitalize()} with {chance.choice(PEOPLE)}."
 
 
 def rounds(count: int, seed: int = 1) -> list[list[Any]]:
@@ -151,24 +164,28 @@ def fill(memories: Any, size: int) -> None:
         memories(f"old-{i}", USER).save([message for turn in told[i : i + 20] for message in turn])
 
 
-def on_sqlite(folder: Path) -> tuple[Any, Any]:
-    """Histories and a store on a file."""
+def on_sqlite(folder: Path) -> tuple[Any, Any, Any]:
+    """Histories and the stores of memories on a file."""
     path = str(folder / f"{uuid4()}.db")
-    return SQLiteChatMessageHistory.factory(path, history_size=20), SQLiteVectorStore(path, WordLlamaEmbeddings())
+    histories = SQLiteChatMessageHistory.factory(path, history_size=20)
+    return histories, SQLiteVectorStore(path, WordLlamaEmbeddings()), SQLiteKeyValueStore(path)
 
 
-def on_mongodb(uri: str) -> tuple[Any, Any]:
+def on_mongodb(uri: str) -> tuple[Any, Any, Any]:
     """The same on a server."""
     database = f"bench_{uuid4().hex[:8]}"
     histories = MongoDBChatMessageHistory.factory(uri, database, history_size=20)
-    return histories, MongoDBVectorStore(uri, WordLlamaEmbeddings(), database)
+    return histories, MongoDBVectorStore(uri, WordLlamaEmbeddings(), database), MongoDBKeyValueStore(uri, database)
 
 
-def chains_of(histories: Any, store: Any, size: int) -> dict[str, Any]:
+def chains_of(histories: Any, store: Any, values: Any, size: int) -> dict[str, Any]:
     """A plain chain and one with each memory."""
-    vectors = VectorMemory.factory(store)
-    fill(vectors, size)
-    return {"plain": chain_of(histories, ()), "vector": chain_of(histories, [vectors])}
+    memories = {"vector": VectorMemory.factory(store), "entity": EntityMemory.factory(found, values)}
+    for memory in memories.values():
+        fill(memory, size)
+    return {"plain": chain_of(histories, ())} | {
+        name: chain_of(histories, [memory]) for name, memory in memories.items()
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,9 +20,9 @@ from langchain_memkit.backends._vectors.shelf import Looked
 from langchain_memkit.base import check_id
 from langchain_memkit.scoring.index import Begun
 
-SHORT = 10_000  # characters whose words are not worth a thread
 FEW = 50  # records that go into an index without one
 NOTHING: Mapping[str, str] = MappingProxyType({})
+SHORT = 2000  # characters that are not worth a thread
 
 
 class Writing(Reading):

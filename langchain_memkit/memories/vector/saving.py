@@ -31,7 +31,7 @@ __all__ = ["begin", "micros", "same", "save", "write"]
 
 logger = logging.getLogger("langchain_memkit")
 
-SHORT = 10_000  # characters whose splitting is not worth a thread
+SHORT = 2000  # characters that are not worth a thread
 TRIES = 10  # of a turn that goes on with a round which others go on with at the same time
 
 
@@ -52,10 +52,13 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
         rounds = [r._replace(expires_at=core.expiry(r.at, r.expires_at)) for r in rounds_of([stretch], core.now())]
         return rounds, [documents_of(r, user_id, session_id, micros(r.at), core.splitter) for r in rounds]
 
-    rounds, drafts = yield in_thread(drafted, long=sum(map(_size, stretch.messages)) > SHORT)
+    contents = [message.content for message in stretch.messages]
+    long = not all(isinstance(content, str) for content in contents) or sum(map(len, contents)) > SHORT
+    rounds, drafts = yield in_thread(drafted, long=long)
     if not rounds:
         return
-    since: str | None = None  # what the first try was told: a forget after that concerns the later ones as well
+    # what the first look was told: a forget after that concerns all that follow
+    since: str | None = None if looked is None else looked.session.generation
     for left in reversed(range(TRIES)):
         try:
             texts, messages = [d for draft in drafts for d in draft], _messages(rounds)
@@ -130,11 +133,6 @@ def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | Non
         return None
     end = max(mine, key=lambda entry: entry.position).id
     return (yield from core.documents(place[0], [end])).get(end)
-
-
-def _size(message: Any) -> int:
-    """Characters of a message; of one that is not plain text as many as are never few."""
-    return len(message.content) if isinstance(message.content, str) else SHORT
 
 
 def _known(core: Core, looked: Any, documents: Sequence[Document]) -> Begun | None:
