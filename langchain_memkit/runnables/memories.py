@@ -19,7 +19,7 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.memories.telling import LOAD_ERROR, OnLoadError, load_failure, name_of
 from langchain_memkit.messages.authors import is_user_message
-from langchain_memkit.messages.notes import named
+from langchain_memkit.messages.notes import Record, recalled
 from langchain_memkit.messages.turns import group_starts
 from langchain_memkit.runnables.session import session_history
 
@@ -78,6 +78,22 @@ class Memories:
             bound.append(memory)
         return bound
 
+    def beside(self, memories: Sequence[Memory], read: Step) -> Flow[Any]:
+        """What the read of the history returns; on an event loop the memories read what they can at the same time.
+
+        Args:
+            memories: Of the turn.
+            read: The read.
+        """
+        able: list[Any] = [memory for memory in memories if hasattr(memory, "aprefetch")]
+        if not able:
+            return (yield read)
+        all_reads = together([read, *(Step(lambda: None, memory.aprefetch) for memory in able)])
+        found = (yield Step(lambda: [read.sync()], all_reads.asynchronous))[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
     def load(
         self,
         memories: Sequence[Memory],
@@ -87,7 +103,7 @@ class Memories:
         *,
         whole: bool,
         trial: bool = False,
-    ) -> Flow[list[BaseMessage]]:
+    ) -> Flow[list[Record]]:
         """What the memories have to say to the new input.
 
         Args:
@@ -103,14 +119,14 @@ class Memories:
         past = view.messages
         query = Query(_question(asked, past), past, view.epoch, past if whole else (), trial=trial)
         results = yield together([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
-        loaded: list[BaseMessage] = []
+        loaded: list[Record] = []
         for memory, result in zip(memories, results, strict=True):
             if isinstance(result, ConfigurationError):  # it would fail in every turn
                 raise result
             if isinstance(result, Exception):
                 yield from self._failed(memory, result, config)
             else:
-                loaded += named(result, name_of(memory))
+                loaded += recalled(result, name_of(memory))
         return loaded
 
     def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> Flow[None]:

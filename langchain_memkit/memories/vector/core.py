@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -31,9 +31,18 @@ from langchain_memkit.messages.counting import resolve_counter
 from langchain_memkit.scoring.index import Index
 from langchain_memkit.scoring.ranking import Question, Ranking
 
-__all__ = ["Core"]
+__all__ = ["Core", "TurnPlace"]
 
 logger = logging.getLogger("langchain_memkit")
+
+
+@dataclass(slots=True)
+class TurnPlace:
+    """The session of a turn, and what it was like when the turn looked."""
+
+    session_id: str
+    fetched: Any = None  # what `Core.fetch` read beside the history, if it did
+    looked: Any = None
 
 
 @dataclass(frozen=True)
@@ -114,8 +123,25 @@ class Core:
         """Whether it matters when a record was last recalled."""
         return bool(self.ranking.recency) or self.max_records is not None
 
-    def look(self, user_id: str, text: str) -> Flow[tuple[Index, Question]]:
-        """The user's records, and the question as it is asked of them."""
+    @property
+    def reads_texts(self) -> bool:
+        """Whether something is read for each batch of records that may be shown."""
+        return isinstance(self.store, ForeignStore) or self.get_session_history is not None
+
+    def fetch(self, user_id: str, session_id: str) -> Flow[Any]:
+        """Read the user's records, and what the session is like; None if records are found by the question only."""
+        if isinstance(self.store, ForeignStore):
+            return None
+        return (yield from self.store.look(user_id, session_id))
+
+    def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> Flow[tuple[Index, Question]]:
+        """The user's records, and the question as it is asked of them.
+
+        Args:
+            user_id: Whose.
+            text: The question.
+            place: Of the turn that asks; keeps what its session was like, for the save of the same turn.
+        """
         store, now = self.store, self.now()
         accessed: Mapping[str, datetime] = {}
         if self.ranking.recency:
@@ -127,7 +153,12 @@ class Core:
             )
             index = yield Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
             return index, Question(text, None, now, similar, accessed)
-        index = yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id))
+        if place is not None and place.fetched is not None:
+            index, looked = place.fetched
+        else:
+            index, looked = yield from store.look(user_id, place.session_id if place is not None else None)
+        if place is not None:
+            place.looked = looked
         try:
             vector = yield Step(lambda: store.embed_query(text), lambda: store.aembed_query(text))
         except ConfigurationError:
@@ -142,6 +173,12 @@ class Core:
         get = (self.store.get_by_ids, self.store.aget_by_ids)
         found = yield Step(*(partial(call, ids, **self._owner(user_id)) for call in get))
         return {document.id: document for document in found if document.id}
+
+    def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
+        """What gives the user's records with these ids; those of a store of ours come with the index."""
+        if isinstance(self.store, ForeignStore):
+            return (yield from self.documents(user_id, ids)).get
+        return (yield from self.store.texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
 
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
         """Deletes records of the user."""

@@ -12,7 +12,7 @@ from langchain_core.vectorstores import VectorStore
 from langchain_memkit._flow import Flow, Step, drive, run_step
 from langchain_memkit.base import GetSessionHistory, Now, TokenCounterLike, check_arguments, utc_now
 from langchain_memkit.memories.transcripts import Stretch
-from langchain_memkit.memories.vector.core import Core
+from langchain_memkit.memories.vector.core import Core, TurnPlace
 from langchain_memkit.memories.vector.factory import VectorMemoryFactory
 from langchain_memkit.memories.vector.recalling import recall
 from langchain_memkit.memories.vector.saving import save
@@ -169,6 +169,9 @@ class VectorMemory(VectorVerbs):
 
     # -- flows
 
+    def _prefetch(self) -> Flow[Any]:
+        return self._core.fetch(self._user, self._session)
+
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
         shown = frozenset(message.id for message in getattr(query, "seen", ()) if message.id)
         epoch: int = getattr(query, "epoch", 0)
@@ -179,14 +182,21 @@ class VectorMemory(VectorVerbs):
             return not (entry.messages and shown.issuperset(entry.messages))
 
         trial: bool = getattr(query, "trial", False)
-        return (yield from recall(self._core, self._user, str(query), keep, trial=trial))
+        place = TurnPlace(self._session, self._take_fetched())
+        note = yield from recall(self._core, self._user, str(query), keep, trial=trial, place=place)
+        if not trial:
+            self._looked = place.looked
+        return note
 
     def _save(self, messages: Sequence[BaseMessage]) -> Flow[None]:
         epoch, expires_at = getattr(messages, "epoch", 0), getattr(messages, "expires_at", None)
         stretch = Stretch(messages, self._core.now(), epoch, expires_at, native=True)
-        yield from save(self._core, self._user, self._session, stretch)
+        looked, self._looked = self._looked, None  # of this turn: the next one looks again
+        self.save_was_checked = looked is not None
+        yield from save(self._core, self._user, self._session, stretch, looked)
 
     def _clear(self) -> Flow[None]:
+        self._looked = None
         if not self.read_only:
             store, ids = self._core.store, (self._user, self._session)
             yield Step(lambda: store.forget(*ids), lambda: store.aforget(*ids))

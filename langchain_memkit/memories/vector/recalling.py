@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
@@ -13,14 +14,14 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit.errors import HistoryWriteError
 from langchain_memkit.memories.transcripts import erased_messages
-from langchain_memkit.memories.vector.core import Core
+from langchain_memkit.memories.vector.core import Core, TurnPlace
 from langchain_memkit.memories.vector.hits import HitList, hit_of, record_of
 from langchain_memkit.memories.vector.rounds import SMALL_TALK
 from langchain_memkit.messages.counting import count_tokens
 from langchain_memkit.messages.limits import QUESTION, beginning
 from langchain_memkit.messages.notes import Record, lines_of, note_message
 from langchain_memkit.scoring.index import Entry, digest_of
-from langchain_memkit.scoring.ranking import Ranked, rank
+from langchain_memkit.scoring.ranking import Ranked, best_first
 from langchain_memkit.scoring.words import stems
 
 __all__ = ["recall", "search"]
@@ -29,6 +30,8 @@ logger = logging.getLogger("langchain_memkit")
 
 BATCH = 32  # records whose text is fetched at once
 RERANKED = 50
+FEW = 8  # the same, of texts that come with the index
+MANY = 1000  # records whose ranking is worth a thread
 SHORT = 2000  # characters whose words are not worth a thread
 MISSES = 3  # records that do not fit before the note is full
 
@@ -42,14 +45,16 @@ def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitL
     hits = HitList()
     seen: set[str] = set()
     ranked = yield from _ranked(core, user_id, text, keep)
-    for i in range(0, len(ranked), BATCH):
-        hits += [hit_of(*found) for found in (yield from _fetched(core, user_id, ranked[i : i + BATCH], seen))]
+    while some := list(islice(ranked, BATCH)):
+        hits += [hit_of(*found) for found in (yield from _fetched(core, user_id, some, seen))]
         if len(hits) >= k:
             break
     return HitList(hits[:k])
 
 
-def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = False) -> Flow[list[BaseMessage]]:
+def recall(
+    core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = False, place: TurnPlace | None = None
+) -> Flow[list[BaseMessage]]:
     """As many of the best records as fit, in the order in which they were said, as one note."""
     text = beginning(text, QUESTION, "a question to the vector memory")
     if (yield in_thread(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT)):
@@ -58,9 +63,10 @@ def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = Fal
     seen: set[str] = set()
     room = core.max_tokens - _tokens(core, note_message([Record("")]))
     misses = 0
-    ranked = yield from _ranked(core, user_id, text, keep)
-    for i in range(0, len(ranked), BATCH):
-        for found, rerank, document in (yield from _fetched(core, user_id, ranked[i : i + BATCH], seen)):
+    ranked = yield from _ranked(core, user_id, text, keep, place)
+    size = BATCH if core.reads_texts else FEW
+    while some := list(islice(ranked, size)):
+        for found, rerank, document in (yield from _fetched(core, user_id, some, seen)):
             record = record_of(found, rerank, document, len(chosen))
             cost = _tokens(core, HumanMessage(lines_of(record)))
             if cost > room:
@@ -68,6 +74,8 @@ def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = Fal
             elif misses < MISSES and len(chosen) != core.k:
                 chosen.append((found.entry, record))
                 room -= cost
+            if misses >= MISSES or len(chosen) == core.k:
+                break
         if misses >= MISSES or len(chosen) == core.k:
             break
     note = _note(chosen) if chosen else None
@@ -83,15 +91,19 @@ def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = Fal
     return [note]
 
 
-def _ranked(core: Core, user_id: str, text: str, keep: Keep) -> Flow[Sequence[Found]]:
+def _ranked(core: Core, user_id: str, text: str, keep: Keep, place: TurnPlace | None = None) -> Flow[Iterator[Found]]:
     """Records, best first, with the reranker's score if there is one."""
-    index, question = yield from core.look(user_id, text)
-    found: list[Ranked] = yield in_thread(lambda: rank(index, question, core.ranking, keep))
+    index, question = yield from core.look(user_id, text, place)
+    found: Iterator[Ranked] = yield in_thread(
+        lambda: best_first(index, question, core.ranking, keep), long=len(index) > MANY
+    )
     if question.vector is None and question.similar is None:  # then everything is ranked, matches first
-        found = [ranked for ranked in found if ranked.score > 0]
-    if core.reranker is None or not found:
-        return [(ranked, None) for ranked in found]
-    by_id = {ranked.entry.id: ranked for ranked in found[:RERANKED]}
+        found = (ranked for ranked in found if ranked.score > 0)
+    if core.reranker is None:
+        return ((ranked, None) for ranked in found)
+    by_id = {ranked.entry.id: ranked for ranked in islice(found, RERANKED)}
+    if not by_id:
+        return iter(())
     documents = yield from core.documents(user_id, list(by_id))
     given = [
         Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
@@ -102,27 +114,32 @@ def _ranked(core: Core, user_id: str, text: str, keep: Keep) -> Flow[Sequence[Fo
         lambda: reranker.compress_documents(given, text), lambda: reranker.acompress_documents(given, text)
     )
     chosen = [(d.metadata.get("memkit_id") or d.id, d.metadata.get("relevance_score")) for d in best]
-    return [(by_id[name], score) for name, score in chosen if name in by_id]
+    return ((by_id[name], score) for name, score in chosen if name in by_id)
 
 
-def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[list[Any]]:
+def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[Iterator[Any]]:
     """Texts of records, without what was said before, and without what stands in no transcript any more."""
-    documents = yield from core.documents(user_id, [found.entry.id for found, _ in ranked])
+    document_of = yield from core.texts(user_id, [found.entry.id for found, _ in ranked])
     wanted: dict[str, set[str]] = {}
     for found, _ in ranked:
         if found.entry.session and any(found.entry.messages):
             wanted.setdefault(found.entry.session, set()).update(filter(None, found.entry.messages))
     erased = yield from erased_messages(core.get_session_history, user_id, wanted)
-    kept: list[tuple[Ranked, float | None, Document]] = []
-    for found, score in ranked:
-        entry, document = found.entry, documents.get(found.entry.id)
-        if document is None or any((entry.session, message) in erased for message in entry.messages):
-            continue
-        digest = digest_of(document.page_content)
-        if digest not in seen:
-            seen.add(digest)
-            kept.append((found, score, document))
-    return kept
+
+    def kept() -> Iterator[tuple[Ranked, float | None, Document]]:
+        for found, score in ranked:
+            entry = found.entry
+            if erased and any((entry.session, message) in erased for message in entry.messages):
+                continue
+            document = document_of(entry.id)
+            if document is None:
+                continue
+            digest = digest_of(document.page_content)
+            if digest not in seen:
+                seen.add(digest)
+                yield found, score, document
+
+    return kept()  # one by one: most notes are full long before the last of them
 
 
 def _touch(core: Core, user_id: str, ids: Sequence[str]) -> Flow[None]:

@@ -43,13 +43,14 @@ TITLES = {
     "R15": "Rows of langchain-mongodb and Q/A documents, written across a failover, read and moved",
     "R16": "100,000 messages moved in and out again",
     "R17": "What memories derive, under the same faults",
-    "R18": "200 sessions at once",
+    "R18": "200 sessions at once; turns of 50 beside those of the bare driver and the peer, in one process",
     "R19": "A million turns in one collection",
     "R20": "Published advisories, replayed",
     "R21": "Memory poisoning: 112 hostile texts through every memory",
     "R22": "Texts made to be slow, of 20 and 100 kB, through a chain with all memories",
     "R23": "A writer is stopped at each step, or dies there, while the other side clears, purges and appends",
     "R24": "Random operations of several processes that are killed and stopped: the history of each checked",
+    "R25": "The first question in a new process, of a user with 1,000 and with 10,000 rounds",
 }
 
 TELLING = {  # which figures of a row are shown one by one; all of them stand in the record
@@ -58,11 +59,12 @@ TELLING = {  # which figures of a row are shown one by one; all of them stand in
     "R10": "construct|lag",
     "R11": "last 20$|add$|memory$",
     "R16": "there and back",
-    "R18": "connections|memory|lag|turns|p50|p99",
+    "R18": "connections|memory|lag|chain|peer|p50|p99",
     "R19": "1000000/1000",
     "R22": "still|turn$",
     "R23": "races$",
     "R24": "operations|acknowledged|reads|killed",
+    "R25": "first recall",
 }
 
 
