@@ -12,7 +12,7 @@ A file of texts has blocks, separated by empty lines. The first line of a block 
 - `fact NAME`: told once, by that person (A); B and C are others.
 - `both`: told by everybody, each with another value of a slot, in different sessions.
 - `again NAME N`: told in N sessions, each time with the next value of a slot.
-- `each N`: the same by everybody; all N times of one person answer the question.
+- `each N`, `often NAME N`: told N times by everybody, or by one; all these answer the question.
 - `theme NAME`: what a session is about: its beginning, and after `...` its end.
 - `mid`: a detail that is told in the sessions of several themes, in words that do not name the theme.
 - `several NAME`: told in parts, after `---` in a later session.
@@ -21,6 +21,12 @@ A file of texts has blocks, separated by empty lines. The first line of a block 
 `{slot} = a | b` gives a slot its values; `{A}`, `{B}` are the speakers' names, `{month}`, `{date}`, `{day}` when it was
 said. `? KIND 1+3 "words": question` is asked afterwards; the messages 1 and 3 of the block answer it, and only where
 they contain these words, if any are given (a long message may be found in part).
+
+Kinds of questions: `exact` has the words of what answers it, `paraphrase` others; `name` is of one of many people in
+the same role; `speaker` asks for what one person said of what all talk about, `role` for what the user said, or the
+assistant; `date` for one of many times; `neighbour` for a message beside the one that the question describes; `session`
+for a detail whose subject is named elsewhere in its session; several messages answer `multi`; `long` is answered by a
+sentence of a long message; `repeated` has words of a request that is made every week.
 """
 
 from __future__ import annotations
@@ -201,7 +207,9 @@ class _Plan:
                 self.put(session, block, speaker, block.values(number))
         for block in self.of("each"):
             for number, speaker in enumerate(self.people):
-                self.each(block, speaker, number * int(block.args[0]))
+                self.often(block, speaker, number * int(block.args[0]))
+        for block in self.of("often"):
+            self.often(block, block.args[0], 0)
         for block in self.of("both"):
             sessions: list[int] = []
             for number, speaker in enumerate(self.people):
@@ -235,9 +243,9 @@ class _Plan:
         months = self.chance.sample(list(by_month), times)
         return sorted(self.emptiest(by_month[month]) for month in months)
 
-    def each(self, block: Block, speaker: str, first: int) -> None:
+    def often(self, block: Block, speaker: str, first: int) -> None:
         """Told so often by one person, with the values from `first` on."""
-        times = int(block.args[0])
+        times = int(block.args[-1])
         told = [
             self.put(session, block, speaker, block.values(first + number), asks=False)
             for number, session in enumerate(self.apart(block, times))
@@ -276,7 +284,7 @@ def _talk(name: str) -> dict[str, object]:
                 beat.ids.append(f"D{number + 1}:{len(said)}")
             for ask in beat.asked:
                 evidence = [beat.ids[i] for i in ask.turns]
-                if ask.kind == "speaker" and beat.before:
+                if ask.kind in ("speaker", "role") and beat.before:
                     evidence = beat.ids[ask.turns[0] :: len(beat.turns)]
                 asked: dict[str, object] = {"kind": ask.kind, "text": _filled(ask.text, values), "evidence": evidence}
                 questions.append(asked | ({"quote": ask.quote} if ask.quote else {}))

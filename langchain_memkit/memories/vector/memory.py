@@ -182,7 +182,8 @@ class VectorMemory(VectorVerbs):
             return not (entry.messages and shown.issuperset(entry.messages))
 
         trial: bool = getattr(query, "trial", False)
-        place = TurnPlace(self._session, self._take_fetched())
+        fetched = self._take_fetched()
+        place = TurnPlace(self._session, fetched, looked=fetched and fetched[1])
         note = yield from recall(self._core, self._user, str(query), keep, trial=trial, place=place)
         if not trial:
             self._looked = place.looked
