@@ -195,7 +195,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="rounds that the user has")
     parser.add_argument("--stores", nargs="+", default=("sqlite", "mongodb"), choices=("sqlite", "mongodb"))
     parser.add_argument("--styles", nargs="+", default=("sync", "async"), choices=("sync", "async"))
+    parser.add_argument("--quick", action="store_true", help="few turns over few rounds, to see that it runs")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.turns, options.sizes = 5, (40,)
     listener = Sent()
     monitoring.register(listener)
     with tempfile.TemporaryDirectory() as folder:
