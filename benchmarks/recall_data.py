@@ -1,7 +1,8 @@
 """Conversations with questions whose evidence is known: from LoCoMo or REALTALK, if the user has them, or made here.
 
-Neither data set is part of this project: LoCoMo's licence is CC BY-NC 4.0. The conversation that is made here shows
-that the benchmark works, and is no evidence of quality: its questions were written beside its answers.
+Neither data set is part of this project: LoCoMo's licence is CC BY-NC 4.0. Part of it is the recall set (recall_set.py
+makes its file), which holds what the tests keep up. The conversation that is made here shows that the benchmark works,
+and is no evidence of quality: its questions were written beside its answers.
 """
 
 from __future__ import annotations
@@ -16,8 +17,18 @@ from typing import Any
 
 from benchmarks.talks import SESSION, SPEAKERS, own_talk
 
-__all__ = ["Dialogue", "Question", "Turn", "locomo_dialogues", "own_dialogue", "realtalk_dialogues"]
+__all__ = [
+    "Dialogue",
+    "Question",
+    "RecallSet",
+    "Turn",
+    "locomo_dialogues",
+    "own_dialogue",
+    "realtalk_dialogues",
+    "recall_set",
+]
 
+RECALL_SET = Path(__file__).parent / "texts" / "recall.json"
 ADVERSARIAL = 5  # LoCoMo's questions that the conversation does not answer: nothing there is to be found
 TURN_ID = re.compile(r"D:?(\d+):0*(\d+)")
 LOCOMO_DATE, REALTALK_DATE = "%I:%M %p on %d %B, %Y", "%d.%m.%Y, %H:%M:%S"
@@ -42,11 +53,17 @@ class Turn:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked after the conversation, and the ids of the turns that answer it."""
+    """What is asked after the conversation, and the ids of the turns that answer it.
+
+    With a `quote`, a part of such a turn answers it only if it holds these words. `kind` is the recall set's name for
+    what makes the question hard.
+    """
 
     text: str
     evidence: frozenset[str]
     category: int
+    quote: str = ""
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +74,7 @@ class Dialogue:
     user: str
     turns: tuple[Turn, ...]
     questions: tuple[Question, ...]
+    unanswerable: tuple[str, ...] = ()  # questions that nothing in it answers
 
     def rounds(self) -> list[list[Turn]]:
         """A message of the user and all that follows it, inside a session; who answers first begins one, too."""
@@ -73,6 +91,34 @@ class Dialogue:
         ids = {turn.id for turn in kept}
         asked = [question for question in self.questions if question.evidence <= ids]
         return replace(self, turns=kept, questions=tuple(asked[:questions]))
+
+
+@dataclass(frozen=True)
+class RecallSet:
+    """The conversations of this project's own, and prompts that none of them helps with."""
+
+    dialogues: tuple[Dialogue, ...]
+    everyday: tuple[str, ...]
+    small_talk: tuple[str, ...]
+
+
+def recall_set() -> RecallSet:
+    """The recall set, from the file that recall_set.py has made."""
+    read = json.loads(RECALL_SET.read_text(encoding="utf-8"))
+    dialogues = tuple(_own(entry) for entry in read["conversations"])
+    return RecallSet(dialogues, tuple(read["prompts"]["everyday"]), tuple(read["prompts"]["small talk"]))
+
+
+def _own(entry: Mapping[str, Any]) -> Dialogue:
+    turns = tuple(
+        Turn(id_, speaker, text, f"session-{id_[1:].partition(':')[0]}", datetime.fromisoformat(at).replace(tzinfo=UTC))
+        for id_, speaker, at, text in entry["turns"]
+    )
+    questions = tuple(
+        Question(one["text"], frozenset(one["evidence"]), 4, one.get("quote", ""), one["kind"])
+        for one in entry["questions"]
+    )
+    return Dialogue(entry["name"], entry["user"], turns, questions, tuple(entry["unanswerable"]))
 
 
 def locomo_dialogues(path: Path) -> list[Dialogue]:

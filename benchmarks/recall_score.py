@@ -48,7 +48,7 @@ def score(found: Sequence[Found], question: Question, count: Callable[[str], int
     seen: set[str] = set()
     first = 0
     for rank, record in enumerate(found, 1):
-        hit = question.evidence.intersection(record.ids)
+        hit = question.evidence.intersection(record.ids if question.quote in record.text else ())
         first = first or (rank if hit else 0)
         seen |= hit
         shares.append(len(seen) / len(question.evidence))
