@@ -15,7 +15,8 @@ from langchain_memkit.scoring.dates import closeness, windows
 from langchain_memkit.scoring.features import importance, passed_on, recency, spread
 from langchain_memkit.scoring.index import Entry, Index
 from langchain_memkit.scoring.matches import Matches, match
-from langchain_memkit.scoring.speakers import asked_of
+from langchain_memkit.scoring.relation import relation
+from langchain_memkit.scoring.speakers import Asked, asked_of
 from langchain_memkit.scoring.view import View
 from langchain_memkit.scoring.words import stems
 
@@ -124,12 +125,14 @@ class Ranked(NamedTuple):
         parts: What it is the sum of, by the names of the weights.
         shown: Which of the record's messages are worth their tokens: where the question asks about somebody, what
             others say without any word of the question is not. Numbers of `entry.said`, in order, at least one.
+        relation: How much the question has to do with it, see `relation`; comparable between questions.
     """
 
     entry: Entry
     score: float
     parts: Mapping[str, float]
     shown: tuple[int, ...] = ()
+    relation: float = 0.0
 
 
 def rank(
@@ -172,9 +175,13 @@ def rank(
         best = _best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep)
         worth = found.worth.tobytes() if asked and names else b"\1" * len(found.worth)
         table, firsts = parts[:, best].T.tolist(), view.first[best].tolist()
+        cosines = near if question.vector is not None else None
+        related = relation(index, question.text, question.now, Asked(asked, names), found, cosines)[best].tolist()
         return [
-            Ranked(entry, sum(row), dict(zip(PARTS, row, strict=True)), _shown(first, len(entry.said), worth))
-            for entry, row, first in zip(map(view.entries.__getitem__, best), table, firsts, strict=True)
+            Ranked(entry, sum(row), dict(zip(PARTS, row, strict=True)), _shown(first, len(entry.said), worth), number)
+            for entry, row, first, number in zip(
+                map(view.entries.__getitem__, best), table, firsts, related, strict=True
+            )
         ]
 
 
