@@ -116,6 +116,13 @@ class _Items:
             for key, value in values.items()
         )
 
+    def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> Flow[bool]:
+        """LangGraph has no conditional write: the key is looked for afterwards, and what came too late goes."""
+        yield from self.set(values)
+        exists = key in (yield from self.get([key]))
+        yield from self.delete(gone if exists else list(values))
+        return exists
+
     def delete(self, keys: Sequence[str]) -> Flow[None]:
         yield from self._put(PutOp(self._place(key), key, None) for key in keys)
 

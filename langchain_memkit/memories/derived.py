@@ -33,6 +33,9 @@ class DerivedMemory(Memory):
         _core: Its options, which all memories of a factory share.
     """
 
+    save_was_checked: bool = False
+    """Whether the last save would have stored nothing if the session had been cleared since the load before it."""
+
     _core: Any
     _session: str
     _user: str

@@ -88,8 +88,12 @@ def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:
 
 
 def take_back(memories: Collection[Memory], turn: SavedTurn, history: Any) -> Flow[None]:
-    """Takes a turn back that was erased while memories were told of it, where they can: one look for its ids."""
+    """Takes a turn back that was erased while memories were told of it, where they can: one look for its ids.
+
+    Memories whose save was refused in that case need no look.
+    """
     able = [memory for memory in memories if not memory.read_only and hasattr(memory, "aforget_messages")]
+    able = [memory for memory in able if not getattr(memory, "save_was_checked", False)]
     ids = [message.id for message in turn if message.id]
     if able and ids and has_native(history, "astored_ids"):
         stored = yield stored_ids(history, ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -19,9 +19,9 @@ __all__ = [
     "apart",
     "is_note",
     "lines_of",
-    "named",
     "note_message",
     "plain_lines",
+    "recalled",
     "records_of",
     "unmarked",
     "with_records",
@@ -95,8 +95,21 @@ def note_message(records: Sequence[Record], template: Template = framed) -> Huma
 
 
 def _plain_data(records: Sequence[Record]) -> list[dict[str, Any]]:
+    # written out, since `dataclasses.asdict` copies every text and took a third of what recalling costs
     return [
-        {**asdict(r), "date": r.date and r.date.isoformat(), "parts": [[*part] for part in r.parts]} for r in records
+        {
+            "text": r.text,
+            "about": r.about,
+            "role": r.role,
+            "source": r.source,
+            "date": r.date and r.date.isoformat(),
+            "id": r.id,
+            "parts": [[*part] for part in r.parts],
+            "rank": r.rank,
+            "score": r.score,
+            "memory": r.memory,
+        }
+        for r in records
     ]
 
 
@@ -228,16 +241,20 @@ def _is_sound(record: Record) -> bool:
     return sound and all(value is None or isinstance(value, kind) for value, kind in zip(others, kinds, strict=True))
 
 
-def named(messages: Iterable[BaseMessage], memory: str) -> list[BaseMessage]:
-    """What a memory returned as notes that say which memory it was, where that is not said yet.
+def recalled(messages: Iterable[BaseMessage], memory: str) -> list[Record]:
+    """Return what a memory loaded as records that say which memory it was, where that is not said yet.
+
+    Args:
+        messages: What it returned, notes and other messages, in order.
+        memory: Its kind.
 
     Example:
-        >>> [note, other] = named([note_message([Record("Tea at five.")]), HumanMessage("No shoes.")], "HouseMemory")
-        >>> records_of(note)[0].memory, records_of(other)[0].memory
-        ('HouseMemory', 'HouseMemory')
+        >>> found = recalled([note_message([Record("Tea at five.")]), HumanMessage("No shoes.")], "HouseMemory")
+        >>> [(record.text, record.memory) for record in found]
+        [('Tea at five.', 'HouseMemory'), ('No shoes.', 'HouseMemory')]
     """
-    recalled = [[replace(r, memory=r.memory or memory) for r in records_of(message)] for message in messages]
-    return [note_message(records) for records in recalled if records]
+    records = [record for message in messages for record in records_of(message)]
+    return [record if record.memory else replace(record, memory=memory) for record in records]
 
 
 def plain_lines(records: Iterable[Record]) -> str:

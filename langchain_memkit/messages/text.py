@@ -9,7 +9,7 @@ from functools import cache
 from html import escape
 from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 
 from langchain_memkit.messages.blocks import block_cost
 
@@ -65,9 +65,14 @@ def escaped(text: str) -> str:
         >>> escaped("\uff1c / rec\u200bords>")
         '&lt; / records>'
     """
-    text = CONTROL.sub("\ufffd", RUNS.sub(r"\1\2", HIDDEN.sub("", text)))
+    if not text.isascii():
+        text = RUNS.sub(r"\1\2", HIDDEN.sub("", text))
+    text = CONTROL.sub("\ufffd", text)
+    shadow = _shadow(text)
+    if "<" not in shadow:  # as in most of what people say
+        return text
     pieces, done = [], 0
-    for tag in TAGS.finditer(_shadow(text)):
+    for tag in TAGS.finditer(shadow):
         pieces += [text[done : tag.start()], "&lt;"]
         done = tag.end()
     return "".join([*pieces, text[done:]])
@@ -97,8 +102,11 @@ def one_line(text: str, most: int = 80) -> str:
         >>> one_line("Harrison\n</records>")
         'Harrison &lt;/records>'
     """
-    plain = UNSEEN.sub("\ufffd", " ".join(text[: 10 * most].split()))
-    line = "".join(c if c.isprintable() else "\ufffd" for c in plain)
+    line = " ".join(text[: 10 * most].split())
+    if not line.isascii():
+        line = UNSEEN.sub("\ufffd", line)
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else "\ufffd" for c in line)
     return escaped(line if len(line) <= most else line[: most - 3] + "...")
 
 
@@ -141,7 +149,9 @@ def without_records(text: str) -> str:
 def said(message: BaseMessage) -> str:
     """Everything a message says, as text: media by name, tool calls as calls."""
     parts = [str(message.text)] if message.text else []
-    calls, broken = getattr(message, "tool_calls", []), getattr(message, "invalid_tool_calls", [])
+    calls: list[Any]
+    broken: list[Any]
+    calls, broken = (message.tool_calls, message.invalid_tool_calls) if isinstance(message, AIMessage) else ([], [])
     if isinstance(message.content, list):
         ids = {call["id"] for call in (*calls, *broken)}  # calls may stand in the content as well
         blocks = [b for b in message.content if isinstance(b, dict) and b.get("type") not in UNSAID]

@@ -12,6 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command
 
 from langchain_memkit.base import HistoryView, Memory, TurnContext
+from langchain_memkit.messages.notes import Record
 from langchain_memkit.messages.turns import with_turn_ids
 from langchain_memkit.messages.unsaid import compose_notes
 from langchain_memkit.middleware.partial import Partial, gathering
@@ -52,7 +53,7 @@ class Run:
     memories: list[Memory]
     view: HistoryView
     known: set[str] = field(default_factory=set)
-    loaded: list[BaseMessage] | None = None
+    loaded: list[Record] | None = None
     context: TurnContext = field(default_factory=TurnContext)
     finished: bool = False
     replayed: int | None = None

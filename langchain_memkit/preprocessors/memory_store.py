@@ -28,17 +28,38 @@ class MemoryStore(InMemoryStore):
     def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
         """Stores values."""
         with self._lock:
-            for key, value in key_value_pairs:
-                if key not in self.store:
-                    insort(self._sorted, key)
-                self.store[key] = value
+            self._put(key_value_pairs)
+
+    def mset_if_exists(self, key: str, key_value_pairs: Sequence[tuple[str, Any]], delete: Sequence[str] = ()) -> bool:
+        """Store values and remove keys, if there is something under a key: whether there was."""
+        with self._lock:
+            exists = key in self.store
+            if exists:
+                self._put(key_value_pairs)
+                self._remove(delete)
+            return exists
+
+    async def amset_if_exists(
+        self, key: str, key_value_pairs: Sequence[tuple[str, Any]], delete: Sequence[str] = ()
+    ) -> bool:
+        """Async twin of `mset_if_exists`."""
+        return self.mset_if_exists(key, key_value_pairs, delete)
 
     def mdelete(self, keys: Sequence[str]) -> None:
         """Removes keys."""
         with self._lock:
-            for key in keys:
-                if self.store.pop(key, None) is not None:
-                    del self._sorted[bisect_left(self._sorted, key)]
+            self._remove(keys)
+
+    def _put(self, pairs: Sequence[tuple[str, Any]]) -> None:
+        for key, value in pairs:
+            if key not in self.store:
+                insort(self._sorted, key)
+            self.store[key] = value
+
+    def _remove(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            if self.store.pop(key, None) is not None:
+                del self._sorted[bisect_left(self._sorted, key)]
 
     def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
         """The keys as they are now, in order."""

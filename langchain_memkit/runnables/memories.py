@@ -19,7 +19,7 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.memories.telling import LOAD_ERROR, OnLoadError, load_failure, name_of
 from langchain_memkit.messages.authors import is_user_message
-from langchain_memkit.messages.notes import named
+from langchain_memkit.messages.notes import Record, recalled
 from langchain_memkit.messages.turns import group_starts
 from langchain_memkit.runnables.session import session_history
 
@@ -87,7 +87,7 @@ class Memories:
         *,
         whole: bool,
         trial: bool = False,
-    ) -> Flow[list[BaseMessage]]:
+    ) -> Flow[list[Record]]:
         """What the memories have to say to the new input.
 
         Args:
@@ -103,14 +103,14 @@ class Memories:
         past = view.messages
         query = Query(_question(asked, past), past, view.epoch, past if whole else (), trial=trial)
         results = yield together([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
-        loaded: list[BaseMessage] = []
+        loaded: list[Record] = []
         for memory, result in zip(memories, results, strict=True):
             if isinstance(result, ConfigurationError):  # it would fail in every turn
                 raise result
             if isinstance(result, Exception):
                 yield from self._failed(memory, result, config)
             else:
-                loaded += named(result, name_of(memory))
+                loaded += recalled(result, name_of(memory))
         return loaded
 
     def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> Flow[None]:

@@ -36,6 +36,7 @@ class KeyValueBackend(Protocol):
     def get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]: ...
     def set(self, values: dict[str, Any]) -> Flow[None]: ...
     def delete(self, keys: Sequence[str]) -> Flow[None]: ...
+    def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> Flow[bool]: ...
     def page(self, keys: KeyRange, limit: int) -> Flow[list[str]]: ...
     def delete_range(self, keys: KeyRange) -> Flow[int]: ...
     def close(self) -> None: ...
@@ -114,6 +115,47 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
         # in a thread, because encoding much would hold up the event loop
         if values := await asyncio.to_thread(encode_pairs, list(key_value_pairs)):
             await self._backend.arun(self._backend.set(values))
+
+    def mset_if_exists(self, key: str, key_value_pairs: Sequence[tuple[str, V]], delete: Sequence[str] = ()) -> bool:
+        """Store values and delete others in one write, only if there is something under a key, from begin to end.
+
+        For what must not be written once its owner is gone: who deletes `key` first, and then lists and deletes
+        what belongs to it, leaves nothing behind, whoever writes meanwhile.
+
+        Args:
+            key: What has to be there; it stays as it is.
+            key_value_pairs: As in `mset`.
+            delete: Keys that go, if the values were stored.
+
+        Returns:
+            Whether the key was there; if not, nothing was stored or deleted.
+
+        Raises:
+            TypeError: A key is no string.
+            ValueError: A key is empty or malformed.
+            MessageEncodeError: A value would not come back equal. Nothing was stored.
+            MessageTooLargeError: A value is larger than the store takes. Nothing was stored.
+            HistoryWriteError: The store failed; calling again is safe.
+
+        Example:
+            >>> from langchain_memkit import SQLiteKeyValueStore
+            >>> store = SQLiteKeyValueStore(":memory:")
+            >>> store.mset([("u1", {}), ("u1/old", {})])
+            >>> store.mset_if_exists("u1", [("u1/name", {"text": "Nemo"})], delete=["u1/old"])
+            True
+            >>> store.mset_if_exists("u2", [("u2/name", {"text": "Dory"})]), list(store.yield_keys())
+            (False, ['u1', 'u1/name'])
+        """
+        owner, values, gone = check_keys([key])[0], encode_pairs(key_value_pairs), check_keys(delete)
+        return self._backend.run(self._backend.set_if_exists(owner, values, gone))
+
+    async def amset_if_exists(
+        self, key: str, key_value_pairs: Sequence[tuple[str, V]], delete: Sequence[str] = ()
+    ) -> bool:
+        """Async twin of `mset_if_exists`."""
+        owner, gone = check_keys([key])[0], check_keys(delete)
+        values = await asyncio.to_thread(encode_pairs, list(key_value_pairs))
+        return await self._backend.arun(self._backend.set_if_exists(owner, values, gone))
 
     def mdelete(self, keys: Sequence[str]) -> None:
         """Deletes these keys for good; those that are not there are no error.

@@ -12,7 +12,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.backends._vectors.backend import VectorBackend
 from langchain_memkit.backends._vectors.embedding import Embedder
-from langchain_memkit.backends._vectors.rows import NOBODY, Stored, Vector, check_ids, shown_of
+from langchain_memkit.backends._vectors.rows import NOBODY, Stored, Vector, check_ids, document_of, shown_of
 from langchain_memkit.backends._vectors.shelf import Shelf
 from langchain_memkit.base import Now, SessionInfo, check_id
 from langchain_memkit.errors import ConfigurationError
@@ -134,6 +134,20 @@ class Reading(Closing):
             )
             raise ConfigurationError(msg)
         return stored
+
+    def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
+        """What gives the user's records with these ids, as the index was read last; nothing is read for those in it."""
+        held = self._shelf.texts(user_id)
+        missing = [name for name in ids if name not in held]
+        found: dict[str, Document] = {}
+        if missing:
+            found = {document.id or "": document for document in (yield from self._get_by_ids(missing, user_id))}
+
+        def document(name: str) -> Document | None:
+            stored = held.get(name)
+            return found.get(name) if stored is None else document_of(name, *stored)
+
+        return document
 
     def sessions(self, user_id: str) -> list[SessionInfo]:
         """The sessions that a user has records of.

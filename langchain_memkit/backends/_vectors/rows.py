@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,12 +33,14 @@ Mark = tuple[int, ...]
 
 
 class Cells(NamedTuple):
-    """What is read of a record to rank it: all but its text. Perhaps damaged."""
+    """What is read of a record to rank it, and to show it later. Perhaps damaged."""
 
     stamp: Any
     facts: Any  # id, session, round, position, date, importance, epoch, expiry, said, messages
     stems_version: Any
     vector: Any
+    text: Any
+    metadata: Any
     v: Any
 
 
@@ -287,6 +290,22 @@ def shown_of(stored: Iterable[Stored], now: datetime) -> list[Shown]:
         if expires is None or expires > now:
             shown.append(Shown(document, row.user_id, row.session_id, row.stamp, vector))
     return shown
+
+
+def document_of(name: str, text: Any, metadata: Any) -> Document | None:
+    """A record as it was stored; None if it is damaged, which is logged.
+
+    Args:
+        name: Its id.
+        text: Plain data, as `encode_value` gives it.
+        metadata: The same, or its JSON.
+    """
+    try:
+        plain = json.loads(metadata) if isinstance(metadata, str) else metadata
+        return Document(decode_value(text), id=name, metadata=decode_value(plain))
+    except UNREADABLE as error:
+        logger.warning("record %.200r is unreadable and left as it is (%s)", name, type(error).__name__)
+        return None
 
 
 def again(row: Cells, shown: Shown) -> Entry:

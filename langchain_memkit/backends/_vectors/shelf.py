@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from langchain_memkit._flow import Flow, Step, in_thread
@@ -35,6 +36,8 @@ __all__ = ["Shelf"]
 logger = logging.getLogger("langchain_memkit")
 
 BATCH = 1000  # rows fetched at once
+TEXT_BYTES = 2000  # of what is held of a record to show it, besides its text
+NO_TEXTS: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
 GROWTH = 1.2  # of an index before its size is estimated anew
 
 
@@ -52,6 +55,7 @@ class Held:
 
     def __init__(self) -> None:
         self.index = Index()
+        self.texts: dict[str, tuple[Any, Any]] = {}  # text and metadata by id, as `document_of` takes them
         self.left_out: set[int] = set()  # stamps of rows that are damaged or expired
         self.next_expiry: datetime | None = None
         self.nbytes = 0
@@ -64,10 +68,13 @@ class Held:
         with self.index.lock:
             return self.index.stamps() | self.left_out
 
-    def add(self, entries: Sequence[tuple[Entry, Vector | None]]) -> None:
+    def add(
+        self, entries: Sequence[tuple[Entry, Vector | None]], texts: Mapping[str, tuple[Any, Any]] = NO_TEXTS
+    ) -> None:
         """Adds entries, in place of those with the same ids."""
         with self.index.lock:
             self.changes += len(entries)
+            self.texts.update(texts)
             for entry, vector in entries:
                 self.index.add(entry, vector)
                 if entry.expires_at is not None and (self.next_expiry is None or entry.expires_at < self.next_expiry):
@@ -85,15 +92,22 @@ class Held:
             self.mark = mark if self.changes == changes else None
             if gone:
                 self.changes += 1
-                self.index.remove([entry.id for entry in self.index.entries if entry.stamp in gone])
+                self._remove([entry.id for entry in self.index.entries if entry.stamp in gone])
                 self.left_out.difference_update(gone)
 
-    def wrote(self, entries: Sequence[tuple[Entry, Vector | None]], removed: Collection[str], change: Mark) -> None:
+    def _remove(self, ids: Collection[str]) -> None:
+        self.index.remove(ids)
+        for name in ids:
+            self.texts.pop(name, None)
+
+    def wrote(self, rows: Sequence[Row], removed: Collection[str], written: Written) -> None:
         """Takes over what was written, and by how much the mark has changed."""
+        entries = [row.stamped(stamp) for row, stamp in zip(rows, written.stamps, strict=True)]
+        change = written.change
         with self.index.lock:
-            self.add(entries)
+            self.add(entries, {row.entry.id: (row.text, row.metadata) for row in rows})
             self.changes += 1
-            self.index.remove(removed)
+            self._remove(removed)
             if self.mark is not None:
                 self.mark = tuple(old + new for old, new in zip(self.mark, change, strict=True))
 
@@ -104,7 +118,7 @@ class Held:
         with self.index.lock:
             dated = [entry for entry in self.index.entries if entry.expires_at is not None]
             gone = [entry for entry in dated if entry.expires_at is not None and entry.expires_at <= now]
-            self.index.remove([entry.id for entry in gone])
+            self._remove([entry.id for entry in gone])
             self.left_out.update(entry.stamp for entry in gone)
             left = [entry.expires_at for entry in dated if entry.expires_at is not None and entry.expires_at > now]
             self.next_expiry = min(left, default=None)
@@ -114,7 +128,8 @@ class Held:
         with self.index.lock:
             if not self._estimated * 0.5 <= len(self.index) <= self._estimated * GROWTH:
                 self._estimated = len(self.index)
-                self.nbytes = self.index.nbytes + 64 * len(self.left_out)
+                shown = sum(TEXT_BYTES + len(text) for text, _ in self.texts.values() if isinstance(text, str))
+                self.nbytes = self.index.nbytes + 64 * len(self.left_out) + shown
 
 
 class Shelf:
@@ -159,7 +174,8 @@ class Shelf:
 
         def take() -> tuple[int, int, dict[int, tuple[Cells, Vector | None]]]:
             found, damaged, stale = entries_of(cells, held.index.dims)
-            held.add(found)
+            texts = {row.stamp: (row.text, row.metadata) for row in cells}
+            held.add(found, {entry.id: texts[entry.stamp] for entry, _ in found})
             held.left_out |= damaged
             return len(found), len(damaged), stale
 
@@ -214,6 +230,12 @@ class Shelf:
         if held is not None and any(name in held.index for name in ids):
             held.mark = None
 
+    def texts(self, user_id: str) -> Mapping[str, tuple[Any, Any]]:
+        """Text and metadata of the records that are held of the user, by id, as `document_of` takes them."""
+        with self._lock:
+            held = self._users.get(user_id)
+        return held.texts if held is not None else NO_TEXTS
+
     def forget(self, user_id: str) -> None:
         """Lets go of a user."""
         with self._lock:
@@ -229,6 +251,5 @@ class Shelf:
         held = self._find(user_id)
         if held is None:
             return
-        entries = [row.stamped(stamp) for row, stamp in zip(rows, written.stamps, strict=True)]
-        held.wrote(entries, removed, written.change)
+        held.wrote(rows, removed, written)
         self._keep(user_id, held)

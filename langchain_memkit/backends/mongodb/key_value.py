@@ -7,7 +7,8 @@ from typing import Any
 
 from bson import encode
 from bson.raw_bson import RawBSONDocument
-from pymongo import AsyncMongoClient, MongoClient, ReplaceOne
+from pymongo import AsyncMongoClient, DeleteMany, MongoClient, ReplaceOne, UpdateOne
+from pymongo.errors import BulkWriteError
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._key_value.data import KeyRange, Stored
@@ -15,10 +16,11 @@ from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Call, Place
 from langchain_memkit.backends.mongodb.repeating import RepeatingRunner, batches
-from langchain_memkit.errors import MessageTooLargeError
+from langchain_memkit.errors import HistoryWriteError, MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 
 MAX_DOCUMENT = 16 * 2**20
+IMMUTABLE = 66  # the server's code for a write that would change an `_id`
 
 
 class MongoDBKeyValueStore(KeyValueStore[V]):
@@ -107,6 +109,23 @@ class _Documents(RepeatingRunner):
         for i, batch in enumerate(batches(operations)):
             yield from self._sent(lambda c, batch=batch: c.bulk_write(batch), begun=i > 0)  # type: ignore[misc]  # bound now
 
+    def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> Flow[bool]:
+        operations: list[Any] = [_replacement(name, value) for name, value in values.items()]
+        look = _failing_without(key)
+        removals: list[Any] = [DeleteMany({"_id": {"$in": batch}}) for batch in batches(gone)]
+        # looked for at the end as well: who deletes the key between finds there what was written before, or it is here
+        writes = [[look, *batch, look] for batch in batches(operations)] or [[look]]
+        writes[-1] += removals
+        for i, batch in enumerate(writes):
+            try:
+                yield from self._sent(lambda c, batch=batch: c.bulk_write(batch), begun=i > 0)  # type: ignore[misc]  # bound now
+            except HistoryWriteError as error:
+                if not _is_missing(error.__cause__):
+                    raise
+                yield from self.delete(list(values))
+                return False
+        return True
+
     def delete(self, keys: Sequence[str]) -> Flow[None]:
         for i, batch in enumerate(batches(keys)):
             query = {"_id": {"$in": batch}}
@@ -121,6 +140,20 @@ class _Documents(RepeatingRunner):
 def _between(keys: KeyRange) -> dict[str, Any]:
     """A range of the index on `_id`; keys of other types are in no range of texts."""
     return {"_id": {"$gte": keys.begin} if keys.end is None else {"$gte": keys.begin, "$lt": keys.end}}
+
+
+def _failing_without(key: str) -> UpdateOne:
+    """What changes nothing where the key is, and fails where it is not, so that an ordered write ends there.
+
+    It would have to be inserted then, under another `_id` than the one that was looked for, which no server does.
+    """
+    return UpdateOne({"_id": {"$eq": key}}, {"$setOnInsert": {"_id": None}}, upsert=True)
+
+
+def _is_missing(error: BaseException | None) -> bool:
+    """Whether a write ended there."""
+    errors = (error.details or {}).get("writeErrors", ()) if isinstance(error, BulkWriteError) else ()
+    return any(found.get("code") == IMMUTABLE for found in errors)
 
 
 def _replacement(key: str, value: Any) -> ReplaceOne[Any]:

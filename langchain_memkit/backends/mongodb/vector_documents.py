@@ -46,7 +46,7 @@ PROBE_ID = {"probe": 1}
 ON_CELLS = dict.fromkeys(
     (
         "_id", "session_id", "round_id", "position", "created_at", "importance", "epoch", "expires_at", "said",
-        "messages", "stems_version", "vector", "v", "stamp", "generation",
+        "messages", "stems_version", "vector", "text", "metadata", "v", "stamp", "generation",
     ),
     1,
 )  # fmt: skip
@@ -299,8 +299,9 @@ def cells_of(document: Mapping[str, Any]) -> Cells:
         ]
     except (KeyError, TypeError):
         facts = None
-    version = document.get("stems_version")
-    return Cells(int(document["stamp"]), facts, version, vector_of(document), document.get("v"))
+    get = document.get
+    text = get("text"), get("metadata")
+    return Cells(int(document["stamp"]), facts, get("stems_version"), vector_of(document), *text, get("v"))
 
 
 def stored_of(document: Mapping[str, Any]) -> Stored:

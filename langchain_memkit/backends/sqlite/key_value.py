@@ -17,6 +17,10 @@ from langchain_memkit.backends.sqlite.transactions import Transactions
 from langchain_memkit.messages.codec import FORMAT_VERSION
 
 IN_RANGE = "key >= :begin AND key < :end"
+UPSERT = (
+    "INSERT INTO key_values VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value, v = excluded.v"
+)
+DELETE = "DELETE FROM key_values WHERE key IN (SELECT value FROM json_each(?))"
 
 
 class SQLiteKeyValueStore(KeyValueStore[V]):
@@ -75,21 +79,30 @@ class _Rows(Transactions):
         return {row["key"]: Stored(loaded(row["value"]), row["v"]) for row in rows}
 
     def set(self, values: dict[str, Any]) -> Flow[None]:
-        rows = [(key, json.dumps(value, ensure_ascii=False), FORMAT_VERSION) for key, value in values.items()]
+        rows = _rows_of(values)
 
         def upsert(connection: sqlite3.Connection) -> None:
-            connection.executemany(
-                "INSERT INTO key_values VALUES (?, ?, ?)"
-                " ON CONFLICT (key) DO UPDATE SET value = excluded.value, v = excluded.v",
-                rows,
-            )
+            connection.executemany(UPSERT, rows)
 
         yield from self._write(upsert)
 
+    def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> Flow[bool]:
+        rows = _rows_of(values)
+
+        def write(connection: sqlite3.Connection) -> tuple[bool, int]:
+            if connection.execute("SELECT 1 FROM key_values WHERE key = ?", (key,)).fetchone() is None:
+                return False, 0
+            connection.executemany(UPSERT, rows)
+            return True, connection.execute(DELETE, (json.dumps(gone),)).rowcount if gone else 0
+
+        exists, deleted = yield from self._write(write, deleting=bool(gone))
+        if deleted:
+            yield from self._erase()
+        return exists
+
     def delete(self, keys: Sequence[str]) -> Flow[None]:
         def delete(connection: sqlite3.Connection) -> int:
-            statement = "DELETE FROM key_values WHERE key IN (SELECT value FROM json_each(?))"
-            return connection.execute(statement, (json.dumps(keys),)).rowcount
+            return connection.execute(DELETE, (json.dumps(keys),)).rowcount
 
         if (yield from self._write(delete, deleting=True)):
             yield from self._erase()
@@ -111,6 +124,10 @@ class _Rows(Transactions):
         count = yield from self._write(delete, deleting=True)
         yield from self._erase(moved=True)
         return count
+
+
+def _rows_of(values: dict[str, Any]) -> list[tuple[str, str, int]]:
+    return [(key, json.dumps(value, ensure_ascii=False), FORMAT_VERSION) for key, value in values.items()]
 
 
 def _bounds(keys: KeyRange) -> dict[str, Any]:

@@ -52,7 +52,10 @@ def cells_of(rows: Sequence[Sequence[Any]]) -> list[Cells]:
             raise ValueError
     except (TypeError, ValueError, RecursionError):
         facts = [loaded(row[1]) for row in rows]
-    return [Cells(row[0], fact, row[2], row[3], row[4]) for row, fact in zip(rows, facts, strict=True)]
+    return [
+        Cells(row[0], fact, row[2], row[3], loaded(row[4]) if isinstance(row[4], bytes) else row[4], row[5], row[6])
+        for row, fact in zip(rows, facts, strict=True)
+    ]
 
 
 def stored_of(row: Sequence[Any]) -> Stored:

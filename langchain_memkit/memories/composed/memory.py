@@ -17,7 +17,7 @@ from langchain_memkit.memories.composed.factory import ComposedMemoryFactory
 from langchain_memkit.memories.composed.sources import Source, checked_policy, load_all, source_of
 from langchain_memkit.memories.telling import OnLoadError, name_of, on_all, save_all, take_back
 from langchain_memkit.messages.counting import approximate_tokens
-from langchain_memkit.messages.notes import Template, apart, framed, named, records_of
+from langchain_memkit.messages.notes import Template, apart, framed, recalled
 
 __all__ = ["ComposedMemory"]
 
@@ -191,6 +191,11 @@ class ComposedMemory(Memory):
         return sum(await adrive(on_all(self._forgetting, "forget_messages", ids), arun_step))
 
     @property
+    def save_was_checked(self) -> bool:
+        """Whether the last save would have stored nothing if the session had been cleared since the load before it."""
+        return all(getattr(part, "save_was_checked", False) for part in self._forgetting)
+
+    @property
     def _forgetting(self) -> list[Any]:
         return [part for part in self._parts if not part.read_only and hasattr(part, "aforget_messages")]
 
@@ -198,15 +203,14 @@ class ComposedMemory(Memory):
         composer, past, seen = self._composer, getattr(query, "past", ()), getattr(query, "seen", ())
         loaded = yield Step(partial(self.primary.load, query), partial(self.primary.aload, query))
         theirs = {message.id for message in past if message.id}  # the chain shows these, or has cut them
-        dialogue, recalled = apart(message for message in loaded if message.id not in theirs)
+        dialogue, records = apart(message for message in loaded if message.id not in theirs)
         sure = [*composer.kept(dialogue), *seen]
         trial: bool = getattr(query, "trial", False)
         asked = Query(str(query), [*dialogue, *past], getattr(query, "epoch", 0), sure, trial=trial)
         results = yield from load_all(self._sources, asked, self._on_load_error)
-        found = [Found(recalled)]
+        found = [Found(records)]
         for source, messages in zip(self._sources, results, strict=True):
-            told = named(messages, name_of(source.memory))
-            found.append(Found([record for message in told for record in records_of(message)], source.max_tokens))
+            found.append(Found(recalled(messages, name_of(source.memory)), source.max_tokens))
         compose = partial(composer.compose, dialogue, found)
         if composer.counter is approximate_tokens and composer.template is framed:
             return compose()

@@ -155,15 +155,16 @@ class Book:
 
     def surplus(self, limits: Limits, now: datetime) -> list[str]:
         """Facts that have to go: expired ones, and the oldest of what is too many."""
+        # a twentieth more than is too much, or every further turn would look for what is oldest
         gone = set(self.expired(now))
         if len(self.facts) - len(gone) <= min(limits):
             return sorted(gone)
         for parts in self.groups.parts.values():
             if sum(len(self.names[name][session]) for name, session in parts) > limits.facts:
                 found = [key for name, session in parts for key in self.names[name][session] if key not in gone]
-                gone.update(self._oldest(found, len(found) - limits.facts))
+                gone.update(self._oldest(found, len(found) - limits.facts + limits.facts // 20))
         if len(self.facts) - len(gone) > limits.total:
-            fewer = limits.total - limits.total // 20  # or every further turn would look for what is oldest
+            fewer = limits.total - limits.total // 20
             gone.update(self._oldest(self.facts.keys() - gone, len(self.facts) - len(gone) - fewer))
         return sorted(gone)
 

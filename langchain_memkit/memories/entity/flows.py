@@ -34,10 +34,11 @@ class EntityFlows(DerivedMemory):
 
     _core: Core
     _seen: frozenset[str] = frozenset()
+    _book: Book | None = None  # as it was read in the turn that is under way
 
     def _bind(self, session_id: str, user_id: str | None) -> None:
         super()._bind(session_id, user_id)
-        self._seen = frozenset()
+        self._seen, self._book = frozenset(), None
 
     def _read(self) -> Flow[Book]:
         return (yield from self._core.shelf.read(self._user))
@@ -55,6 +56,7 @@ class EntityFlows(DerivedMemory):
         if expired and not core.read_only:
             yield from self._remove(book, expired, [])
             book = yield from self._read()
+        self._book = book
         if not query.strip() or not book.facts:
             return []
         asked = few_words(beginning(str(query), QUESTION, ASKED), ASKED)
@@ -79,15 +81,21 @@ class EntityFlows(DerivedMemory):
         core, shelf = self._core, self._core.shelf
         epoch: int = getattr(messages, "epoch", 0)
         sources = sources_of(messages, core.now(), epoch, getattr(messages, "expires_at", None))
+        self.save_was_checked = True
         if core.read_only or not sources:
             return
-        book = yield from self._read()
-        alive = yield shelf.held(lambda: self._seen & book.generations.get(self._session, set()))
+        book, self._book = self._book, None
+        # a session that the load found is looked for in the write itself: nothing need be read before
+        self.save_was_checked = shelf.checks_writes and book is not None and bool(self._seen)
+        if book is None or not self.save_was_checked:
+            book = yield from self._read()
+        known = book
+        alive = yield shelf.held(lambda: self._seen & known.generations.get(self._session, set()))
         if self._seen and not alive:
             self._seen = frozenset()
             logger.warning("a turn was left out of the entity memory: its session was cleared after it began")
             return
-        generation = yield from shelf.generation(book, self._session)
+        generation = min(alive) if alive else (yield from shelf.generation(book, self._session))
         found = yield from core.extract([source.text for source in sources])
         rows, dead = yield in_thread(lambda: self._facts(book, sources, found, epoch))
         alive = yield from shelf.write(self._user, book, (self._session, generation), rows, dead)

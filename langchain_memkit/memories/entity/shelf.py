@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -30,7 +31,7 @@ logger = logging.getLogger("langchain_memkit")
 T = TypeVar("T")
 
 USERS = 64
-VERSIONS = 16  # rows: more are removed by the next change
+VERSIONS = 32  # rows: more are removed by the next change
 BATCH = 1000
 
 
@@ -59,6 +60,7 @@ class Shelf:
         self.limits = limits
         self.now = now
         self.read_only = read_only
+        self.checks_writes = hasattr(store, "mset_if_exists")
         self._books: OrderedDict[str, Book] = OrderedDict()
         self.lock = ForkSafeLock(self._books.clear)  # held for work on a book, never while waiting for the store
 
@@ -79,6 +81,17 @@ class Shelf:
     def put(self, pairs: Sequence[tuple[str, dict[str, Any]]]) -> Step:
         """Stores pairs, in this order."""
         return Step(lambda: self.store.mset(pairs), lambda: self.store.amset(pairs))
+
+    def put_if_exists(self, key: str, pairs: Sequence[tuple[str, dict[str, Any]]], gone: Sequence[str]) -> Flow[bool]:
+        """Stores pairs and removes keys, if there is something under `key` from begin to end: whether there was."""
+        store: Any = self.store
+        if self.checks_writes:
+            write = store.mset_if_exists, store.amset_if_exists
+            return bool((yield Step(*(partial(verb, key, pairs, gone) for verb in write))))
+        yield self.put(pairs)
+        exists = (yield self.fetch([key]))[0] is not None
+        yield from self.delete(gone if exists else [name for name, _ in pairs])
+        return exists
 
     def delete(self, keys: Iterable[str]) -> Flow[None]:
         """Removes keys."""
@@ -213,7 +226,7 @@ class Shelf:
         pairs = {book.keys.fact(*place, row): row for row in added}
         gone = list(removed)
 
-        def plan() -> tuple[list[str], dict[str, FactRow]]:
+        def plan() -> tuple[list[str], dict[str, FactRow], frozenset[str]]:
             """The rows stand in the book while it is seen what is too much; they are put there again once stored."""
             with self.lock:
                 for key, row in pairs.items():
@@ -223,17 +236,23 @@ class Shelf:
                 mine = {key: row for key, row in pairs.items() if key not in surplus}
                 out = sorted(surplus - pairs.keys())
                 book.remove(surplus)
-                return gone + out + book.drop_descriptions(), mine
+                return gone + out + book.drop_descriptions(), mine, _old_versions(book)
 
-        out, rows = yield in_thread(plan)
+        out, rows, old = yield in_thread(plan)
         if not out and not rows:
             return True
+        version = book.keys.version()
+        pairs_of_rows = [(key, row.to_dict()) for key, row in rows.items()]
         try:
-            yield from self.delete(out)
-            yield from self.change(book, [(key, row.to_dict()) for key, row in rows.items()], rows, out)
-            alive = not rows or (yield self.fetch([book.keys.generation(*place)]))[0] is not None
-            if not alive:
-                yield from self.delete(rows)
+            if rows:
+                owner = book.keys.generation(*place)
+                alive = yield from self.put_if_exists(owner, [*pairs_of_rows, (version, {})], [*out, *old])
+                if alive:
+                    yield self.held(lambda: _bring_in_line(book, version, old, rows, out))
+            else:
+                yield from self.delete(out)
+                yield from self.change(book, [], {}, out)
+                alive = True
         except BaseException:  # the book holds what may not be stored
             self.forget(user_id)
             raise
@@ -252,19 +271,10 @@ class Shelf:
         """Stores pairs, and that something changed; with `rows`, the book is brought in line, else read anew later."""
         version = book.keys.version()
         yield self.put([*pairs, (version, {})])
-
-        def bring_in_line() -> frozenset[str]:
-            old = book.versions if len(book.versions) >= VERSIONS else frozenset()
-            if rows is not None and all(
-                key.split("/")[-2] in book.generations.get(rows[key].session, ()) for key in rows
-            ):
-                for key, row in rows.items():
-                    book.add(key, row)
-                book.remove(removed)
-                book.versions = (book.versions - old) | {version}
-            return old
-
-        yield from self.delete((yield self.held(bring_in_line)))
+        old = yield self.held(lambda: _old_versions(book))
+        if rows is not None:
+            yield self.held(lambda: _bring_in_line(book, version, old, rows, removed))
+        yield from self.delete(old)
 
     def _unversion(self, user_id: str) -> Flow[None]:
         """After a purge that came in between not even the sign of a change stays."""
@@ -272,6 +282,22 @@ class Shelf:
         left = yield self.stored(keys.prefix)
         if all(keys.parts(key)[0] == "version" for key in left):
             yield from self.delete(left)
+
+
+def _old_versions(book: Book) -> frozenset[str]:
+    """The signs of changes that go with the next one."""
+    return book.versions if len(book.versions) >= VERSIONS else frozenset()
+
+
+def _bring_in_line(
+    book: Book, version: str, old: frozenset[str], rows: Mapping[str, FactRow], removed: Iterable[str]
+) -> None:
+    """Makes a change in the book that is stored under a version, unless the book has learnt of a clear meanwhile."""
+    if all(key.split("/")[-2] in book.generations.get(rows[key].session, ()) for key in rows):
+        for key, row in rows.items():
+            book.add(key, row)
+        book.remove(removed)
+        book.versions = (book.versions - old) | {version}
 
 
 def _known(book: Book) -> dict[str, Any]:

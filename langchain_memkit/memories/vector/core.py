@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -142,6 +142,12 @@ class Core:
         get = (self.store.get_by_ids, self.store.aget_by_ids)
         found = yield Step(*(partial(call, ids, **self._owner(user_id)) for call in get))
         return {document.id: document for document in found if document.id}
+
+    def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
+        """What gives the user's records with these ids; those of a store of ours come with the index."""
+        if isinstance(self.store, ForeignStore):
+            return (yield from self.documents(user_id, ids)).get
+        return (yield from self.store.texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
 
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
         """Deletes records of the user."""

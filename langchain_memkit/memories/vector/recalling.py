@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -68,6 +68,8 @@ def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = Fal
             elif misses < MISSES and len(chosen) != core.k:
                 chosen.append((found.entry, record))
                 room -= cost
+            if misses >= MISSES or len(chosen) == core.k:
+                break
         if misses >= MISSES or len(chosen) == core.k:
             break
     note = _note(chosen) if chosen else None
@@ -105,24 +107,29 @@ def _ranked(core: Core, user_id: str, text: str, keep: Keep) -> Flow[Sequence[Fo
     return [(by_id[name], score) for name, score in chosen if name in by_id]
 
 
-def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[list[Any]]:
+def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[Iterator[Any]]:
     """Texts of records, without what was said before, and without what stands in no transcript any more."""
-    documents = yield from core.documents(user_id, [found.entry.id for found, _ in ranked])
+    document_of = yield from core.texts(user_id, [found.entry.id for found, _ in ranked])
     wanted: dict[str, set[str]] = {}
     for found, _ in ranked:
         if found.entry.session and any(found.entry.messages):
             wanted.setdefault(found.entry.session, set()).update(filter(None, found.entry.messages))
     erased = yield from erased_messages(core.get_session_history, user_id, wanted)
-    kept: list[tuple[Ranked, float | None, Document]] = []
-    for found, score in ranked:
-        entry, document = found.entry, documents.get(found.entry.id)
-        if document is None or any((entry.session, message) in erased for message in entry.messages):
-            continue
-        digest = digest_of(document.page_content)
-        if digest not in seen:
-            seen.add(digest)
-            kept.append((found, score, document))
-    return kept
+
+    def kept() -> Iterator[tuple[Ranked, float | None, Document]]:
+        for found, score in ranked:
+            entry = found.entry
+            if erased and any((entry.session, message) in erased for message in entry.messages):
+                continue
+            document = document_of(entry.id)
+            if document is None:
+                continue
+            digest = digest_of(document.page_content)
+            if digest not in seen:
+                seen.add(digest)
+                yield found, score, document
+
+    return kept()  # one by one: most notes are full long before the last of them
 
 
 def _touch(core: Core, user_id: str, ids: Sequence[str]) -> Flow[None]:

@@ -16,6 +16,7 @@ from langchain_memkit.messages.notes import (
     is_note,
     note_message,
     plain_lines,
+    recalled,
     records_of,
     with_records,
 )
@@ -100,26 +101,26 @@ def test_composing() -> None:
         HumanMessage("tea at five.", id="m3"),
         HumanMessage("Knock.", id="m4"),
     ]
-    note = compose_notes(loaded, [HumanMessage("No shoes.", id="m2")])
+    note = compose_notes(recalled(loaded, ""), [HumanMessage("No shoes.", id="m2")])
     assert note is not None
     assert [record.text for record in records_of(note)] == ["Tea  at five.", "Knock."]
     assert compose_notes([]) is None
-    assert compose_notes([loaded[2]], [loaded[2]]) is None
+    assert compose_notes(recalled([loaded[2]], ""), [loaded[2]]) is None
 
 
 def test_what_is_twice() -> None:
     """One sentence that names two is told once; two documents with one text are two; ids alone decide nothing."""
     sentence = [Record("A met B.", about=name, id="m1") for name in "AB"]
     documents = [Record("Out of print.", about=name) for name in ("Alpha", "Beta")]
-    note = compose_notes([note_message([*sentence, *documents])], [HumanMessage("something else", id="m1")])
+    note = compose_notes([*sentence, *documents], [HumanMessage("something else", id="m1")])
     assert note is not None
     assert [(r.about, r.text) for r in records_of(note)] == [
         ("A", "A met B."),
         ("Alpha", "Out of print."),
         ("Beta", "Out of print."),
     ]
-    assert compose_notes([note_message(sentence)], [HumanMessage("So A met  B. Yes", id="m1")]) is None
-    assert compose_notes([note_message(sentence)], [HumanMessage("So A met  B. Yes")]) is None
+    assert compose_notes(sentence, [HumanMessage("So A met  B. Yes", id="m1")]) is None
+    assert compose_notes(sentence, [HumanMessage("So A met  B. Yes")]) is None
 
 
 ROUND = Record("human: I live in Oslo.\nai: Nice.", parts=(("m1", "I live in Oslo."), ("m2", "Nice.")))
@@ -136,9 +137,9 @@ ROUND = Record("human: I live in Oslo.\nai: Nice.", parts=(("m1", "I live in Osl
 )
 def test_a_round_that_is_shown_is_not_told(shown: list[HumanMessage | AIMessage]) -> None:
     """All of its messages are there, by id or by words; if one of them is missing, it is told whole."""
-    assert compose_notes([note_message([ROUND])], shown) is None
+    assert compose_notes([ROUND], shown) is None
     for left in ([shown[0]], [shown[1]], [HumanMessage("Not in Oslo.", id="m1"), shown[1]]):
-        note = compose_notes([note_message([ROUND])], left)
+        note = compose_notes([ROUND], left)
         assert note is not None
         assert records_of(note) == [ROUND]
 
@@ -202,7 +203,7 @@ def test_a_long_history_is_not_read_for_nothing() -> None:
     with patch("langchain_memkit.messages.unsaid.said", wraps=lambda m: str(m.content)) as looked_at:
         assert compose_notes([], shown) is None
         assert looked_at.call_count == 0
-        assert compose_notes([note_message([Record("remark 7", id="m7")])], shown) is None
+        assert compose_notes([Record("remark 7", id="m7")], shown) is None
         assert looked_at.call_count == 1
 
 

@@ -1,0 +1,206 @@
+"""What a turn costs with and without a memory: `python -m benchmarks.turn_costs`.
+
+Method. One process, one SQLite file and one standalone mongod on this machine. A user has so many rounds in other
+sessions; then turns go on in one session, plain ones and ones with a memory in turn, so that a slow minute hits all. CPU
+is the process's own (`time.process_time`; threads of the driver included, the server not), medians of the turns. Commands
+are what the driver sends while turns go on, statements what SQLite runs, without BEGIN and COMMIT. The model is a fake
+that answers at once; the embedder is WordLlama, the product's default. Read the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sqlite3
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.messages import AIMessage, HumanMessage
+from pymongo import monitoring
+
+from langchain_memkit import (
+    MongoDBChatMessageHistory,
+    MongoDBVectorStore,
+    SQLiteChatMessageHistory,
+    SQLiteVectorStore,
+    VectorMemory,
+    WordLlamaEmbeddings,
+    create_runnable_with_message_history,
+)
+from langchain_memkit.testing import FakeChatModel, local_mongodb
+
+WORDS = (
+    "garden harbour violin recipe ladder winter mountain ticket doctor painting river camera blanket engine teacher "
+    "passport lemon bicycle island concert window letter pepper theatre kitchen forest market jacket bridge sister "
+    "brother holiday meeting project deadline invoice museum orchestra saddle compass lantern basket thunder pillow "
+    "candle mirror puzzle rocket salad tunnel umbrella village wallet yoghurt zebra anchor balcony carpet dentist"
+).split()
+SIZES = (200, 2_000)
+USER = "u1"
+
+
+def sentence(chance: random.Random, length: int) -> str:
+    """Words by chance, as long as what people write."""
+    return " ".join(chance.choice(WORDS) for _ in range(length)).capitalize() + "."
+
+
+def rounds(count: int, seed: int = 1) -> list[list[Any]]:
+    """Turns of a user and a model."""
+    chance = random.Random(seed)  # noqa: S311  # no secret
+    return [[HumanMessage(sentence(chance, 12)), AIMessage(sentence(chance, 25))] for _ in range(count)]
+
+
+class Sent(monitoring.CommandListener):
+    """Counts the commands of the clients of this process, but for those that no turn waits for."""
+
+    IGNORED = frozenset({"hello", "ismaster", "isMaster", "endSessions", "listIndexes", "ping"})
+
+    def __init__(self) -> None:
+        self.names: Counter[str] = Counter()
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        """Count one."""
+        if event.command_name not in self.IGNORED:
+            self.names[event.command_name] += 1
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        """Do nothing."""
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def statements(counted: Counter[str]) -> Iterator[None]:
+    """Count the statements of every SQLite connection that is opened meanwhile."""
+    connect = sqlite3.connect
+
+    def watched(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connection = connect(*args, **kwargs)
+        connection.set_trace_callback(lambda said: counted.update([said.split(None, 1)[0].upper()]))
+        return connection
+
+    sqlite3.connect = watched  # type: ignore[assignment]  # for the time of the measurement
+    try:
+        yield
+    finally:
+        sqlite3.connect = connect
+
+
+def chain_of(histories: Any, memories: Sequence[Any]) -> Any:
+    """A chain with a window of 20 messages."""
+    return create_runnable_with_message_history(FakeChatModel(), histories, memories=memories)
+
+
+def measured(
+    chains: dict[str, Any], size: int, turns: int, style: str, counted: Counter[str]
+) -> Iterator[dict[str, Any]]:
+    """Turn after turn, one of each chain, and what they cost."""
+    chance = random.Random(size)  # noqa: S311  # no secret
+    loop = asyncio.new_event_loop()
+
+    def turn(name: str, text: str) -> None:
+        config: Any = {"configurable": {"session_id": f"{name}-{style}", "user_id": USER}}
+        if style == "sync":
+            chains[name].invoke(text, config)
+        else:
+            loop.run_until_complete(chains[name].ainvoke(text, config))
+
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in chains}
+    sent: dict[str, Counter[str]] = {name: Counter() for name in chains}
+    for i in range(turns + 5):
+        for name in chains:
+            text = sentence(chance, 12)
+            counted.clear()
+            cpu, wall = time.process_time(), time.perf_counter()
+            turn(name, text)
+            if i >= 5:  # the first ones open connections and sessions
+                spent[name].append((time.process_time() - cpu, time.perf_counter() - wall))
+                sent[name].update(counted)
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    plain = median(cpu for cpu, _ in spent["plain"])
+    for name, times in spent.items():
+        cpu, wall = (median(column) for column in zip(*times, strict=True))
+        commands = {command: round(count / turns, 2) for command, count in sorted(sent[name].items())}
+        for quiet in ("BEGIN", "COMMIT"):
+            commands.pop(quiet, None)
+        yield {
+            "style": style,
+            "rounds": size,
+            "memory": name,
+            "cpu_ms": round(1000 * cpu, 2),
+            "wall_ms": round(1000 * wall, 2),
+            "times_plain": round(cpu / plain, 2),
+            "commands": commands,
+        }
+
+
+def fill(memories: Any, size: int) -> None:
+    """Other sessions of the user, 20 rounds each."""
+    told = rounds(size)
+    for i in range(0, size, 20):
+        memories(f"old-{i}", USER).save([message for turn in told[i : i + 20] for message in turn])
+
+
+def on_sqlite(folder: Path, size: int, counted: Counter[str], stack: ExitStack) -> dict[str, Any]:
+    """Chains on files."""
+    stack.enter_context(statements(counted))
+    path = str(folder / f"{uuid4()}.db")
+    histories = stack.enter_context(SQLiteChatMessageHistory.factory(path, history_size=20))
+    store = stack.enter_context(SQLiteVectorStore(path, WordLlamaEmbeddings()))
+    return chains_of(histories, store, size)
+
+
+def on_mongodb(uri: str, size: int, counted: Sent, stack: ExitStack) -> dict[str, Any]:
+    """Chains on a server."""
+    database = f"bench_{uuid4().hex[:8]}"
+    histories = stack.enter_context(MongoDBChatMessageHistory.factory(uri, database, history_size=20))
+    store = stack.enter_context(MongoDBVectorStore(uri, WordLlamaEmbeddings(), database))
+    return chains_of(histories, store, size)
+
+
+def chains_of(histories: Any, store: Any, size: int) -> dict[str, Any]:
+    """A plain chain and one with each memory."""
+    vectors = VectorMemory.factory(store)
+    fill(vectors, size)
+    return {"plain": chain_of(histories, ()), "vector": chain_of(histories, [vectors])}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--turns", type=int, default=40, help="turns of each chain that are measured")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="rounds that the user has")
+    parser.add_argument("--stores", nargs="+", default=("sqlite", "mongodb"), choices=("sqlite", "mongodb"))
+    parser.add_argument("--styles", nargs="+", default=("sync", "async"), choices=("sync", "async"))
+    options = parser.parse_args(arguments)
+    listener = Sent()
+    monitoring.register(listener)
+    with tempfile.TemporaryDirectory() as folder:
+        for store in options.stores:
+            for size in options.sizes:
+                with ExitStack() as stack:
+                    counted: Counter[str] = Counter()
+                    if store == "sqlite":
+                        chains = on_sqlite(Path(folder), size, counted, stack)
+                    else:
+                        server = stack.enter_context(local_mongodb())
+                        counted = listener.names
+                        chains = on_mongodb(server.uri, size, listener, stack)
+                    for style in options.styles:
+                        for row in measured(chains, size, options.turns, style, counted):
+                            print(json.dumps({"store": store, **row}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
