@@ -37,6 +37,7 @@ class DerivedMemory(Memory):
     """Whether the last save would have stored nothing if the session had been cleared since the load before it."""
 
     _core: Any
+    _fetched: Any = None
     _session: str
     _user: str
 
@@ -54,12 +55,37 @@ class DerivedMemory(Memory):
     def _for_session(self, session_id: str, user_id: str | None) -> Self:
         """The same for another session: what a factory hands out."""
         other = copy.copy(self)
+        other._fetched = None
         other._bind(session_id, user_id)
         return other
 
     def __repr__(self) -> str:
         """Names the session, never what is remembered."""
         return f"{type(self).__name__}(session_id={self.session_id!r}, user_id={self.user_id!r})"
+
+    def prefetch(self) -> None:
+        """Read what the next `load` needs whatever it is asked: an async turn does it while the history is read.
+
+        What fails is raised by that `load`.
+        """
+        drive(self._prefetched(), run_step)
+
+    async def aprefetch(self) -> None:
+        """Async twin of `prefetch`."""
+        await adrive(self._prefetched(), arun_step)
+
+    def _prefetched(self) -> Flow[None]:
+        try:
+            self._fetched = yield from self._prefetch()
+        except Exception as error:  # noqa: BLE001  # whatever a store raises
+            self._fetched = error
+
+    def _take_fetched(self) -> Any:
+        """What was read for this load; None if nothing was."""
+        fetched, self._fetched = self._fetched, None
+        if isinstance(fetched, Exception):
+            raise fetched
+        return fetched
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
         """Async twin of `load`."""
@@ -87,6 +113,9 @@ class DerivedMemory(Memory):
             msg = "ids must be a list of str, not a str"
             raise TypeError(msg)
         return (yield from self._delete_messages(ids))
+
+    @abstractmethod
+    def _prefetch(self) -> Flow[Any]: ...
 
     @abstractmethod
     def _load(self, query: str) -> Flow[list[BaseMessage]]: ...

@@ -202,16 +202,17 @@ class TurnStart:
         self, bound: Bound, ids: Sequence[str], asked: Sequence[BaseMessage], config: RunnableConfig
     ) -> Flow[tuple[set[str], HistoryView]]:
         """Read which of these messages are stored (one indexed query), and the past; on an event loop both at once."""
-        view = self._view(bound, asked, config)
+        view, memories = self._view(bound, asked, config), self.policy.memories
         if not bound.native:
-            found: HistoryView = yield view
+            found: HistoryView = yield from memories.beside(bound.memories, view)
             return {m.id for m in found.messages if m.id}, found
         stored = stored_ids(bound.history, ids)
 
         async def at_once() -> Any:
             return await asyncio.gather(stored.asynchronous(), view.asynchronous())
 
-        known, found = yield Step(lambda: (stored.sync(), view.sync()), at_once)
+        both = Step(lambda: (stored.sync(), view.sync()), at_once)
+        known, found = yield from memories.beside(bound.memories, both)
         return known, found
 
     def _view(self, bound: Bound, asked: Sequence[BaseMessage], config: RunnableConfig) -> Step:

@@ -78,6 +78,22 @@ class Memories:
             bound.append(memory)
         return bound
 
+    def beside(self, memories: Sequence[Memory], read: Step) -> Flow[Any]:
+        """What the read of the history returns; on an event loop the memories read what they can at the same time.
+
+        Args:
+            memories: Of the turn.
+            read: The read.
+        """
+        able: list[Any] = [memory for memory in memories if hasattr(memory, "aprefetch")]
+        if not able:
+            return (yield read)
+        all_reads = together([read, *(Step(lambda: None, memory.aprefetch) for memory in able)])
+        found = (yield Step(lambda: [read.sync()], all_reads.asynchronous))[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
     def load(
         self,
         memories: Sequence[Memory],

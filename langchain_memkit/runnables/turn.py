@@ -21,7 +21,7 @@ from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._events import event
 from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, shielded, together
 from langchain_memkit._histories import is_native, stored_ids
-from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, TurnContext, check_id
+from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, TurnContext, check_id
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.unsaid import compose_notes
@@ -275,12 +275,14 @@ class HistoryTurn(Runnable[Any, Any]):
         known: set[str] = set()
         read: HistoryView | None = None
         if native and ids:
-            known, read = yield from self._look_up(history, ids, config)
+            known, read = yield from self._look_up(history, memories, ids, config)
             given, known = _new_or_whole(given, known)
         # the next runnable finds the history where LangChain's class puts it
         context = TurnContext(self._asked(given, known), scale=scale)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
-        view = read or (yield from load(history, self._policy.preprocessor, config, native=native))
+        if read is None:
+            read = yield from self._policy.memories.beside(memories, self._past(history, config, native=native))
+        view = read
         known |= {m.id for m in view.messages if m.id} & {m.id for m in given}
         given, known = _new_or_whole(given, known)
         new = [m for m in given if not m.id or m.id not in known]
@@ -311,22 +313,25 @@ class HistoryTurn(Runnable[Any, Any]):
         return replace(opened, begun=begun, head=view.head, watch=watch)
 
     def _look_up(
-        self, history: Any, ids: list[str], config: RunnableConfig
+        self, history: Any, memories: list[Memory], ids: list[str], config: RunnableConfig
     ) -> Flow[tuple[set[str], HistoryView | None]]:
         """Which messages are stored; on an event loop the past is read at once, where that does not depend on it."""
         chain, stored = self._policy.preprocessor, stored_ids(history, ids)
         if asks_for_window(chain):  # how much it asks for depends on what of the input is new
             return (yield stored), None
 
-        def flow() -> Flow[HistoryView]:
-            return load(history, chain, config, native=True)
-
-        past = Step(lambda: drive(flow(), run_step), lambda: adrive(flow(), arun_step))
-        results = yield together([stored, past])
+        both = together([stored, self._past(history, config, native=True)])
+        results = yield from self._policy.memories.beside(memories, both)
         for result in results:
             if isinstance(result, Exception):
                 raise result
         return results[0], results[1]
+
+    def _past(self, history: Any, config: RunnableConfig, *, native: bool) -> Step:
+        def flow() -> Flow[HistoryView]:
+            return load(history, self._policy.preprocessor, config, native=native)
+
+        return Step(lambda: drive(flow(), run_step), lambda: adrive(flow(), arun_step))
 
     def _finished(self, turn: OpenTurn, output: Any) -> Flow[None]:
         """Store the turn, and say it if no model was given any of its past."""

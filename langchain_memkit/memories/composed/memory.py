@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
@@ -198,6 +199,10 @@ class ComposedMemory(Memory):
     @property
     def _forgetting(self) -> list[Any]:
         return [part for part in self._parts if not part.read_only and hasattr(part, "aforget_messages")]
+
+    async def aprefetch(self) -> None:
+        """Read what the memories need whatever they are asked, all at once."""
+        await asyncio.gather(*(part.aprefetch() for part in self._parts if hasattr(part, "aprefetch")))
 
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
         composer, past, seen = self._composer, getattr(query, "past", ()), getattr(query, "seen", ())

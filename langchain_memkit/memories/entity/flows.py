@@ -45,10 +45,13 @@ class EntityFlows(DerivedMemory):
 
     # -- a turn
 
+    def _prefetch(self) -> Flow[Book]:
+        return self._read()
+
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
         core = self._core
         yield core.style  # now, and not when a turn is answered and to be saved
-        book = yield from self._read()
+        book: Book = self._take_fetched() or (yield from self._read())
         seen, expired = yield core.shelf.held(
             lambda: (book.generations.get(self._session, ()), book.expired(core.now()))
         )
@@ -100,6 +103,7 @@ class EntityFlows(DerivedMemory):
         rows, dead = yield in_thread(lambda: self._facts(book, sources, found, epoch))
         alive = yield from shelf.write(self._user, book, (self._session, generation), rows, dead)
         if not alive:
+            self._seen = frozenset()
             logger.warning("a turn was left out of the entity memory: its session was cleared meanwhile")
         elif core.describer is not None and rows:
             yield from core.describer.describe(book, [row.key for row in rows])

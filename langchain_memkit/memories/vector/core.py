@@ -114,8 +114,21 @@ class Core:
         """Whether it matters when a record was last recalled."""
         return bool(self.ranking.recency) or self.max_records is not None
 
-    def look(self, user_id: str, text: str) -> Flow[tuple[Index, Question]]:
-        """The user's records, and the question as it is asked of them."""
+    def index(self, user_id: str) -> Flow[Index | None]:
+        """The user's records; None if they are found by the question only."""
+        store = self.store
+        if isinstance(store, ForeignStore):
+            return None
+        return (yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id)))  # type: ignore[no-any-return]  # results of steps are untyped
+
+    def look(self, user_id: str, text: str, index: Index | None = None) -> Flow[tuple[Index, Question]]:
+        """The user's records, and the question as it is asked of them.
+
+        Args:
+            user_id: Whose.
+            text: The question.
+            index: The records, if they were read for this question already.
+        """
         store, now = self.store, self.now()
         accessed: Mapping[str, datetime] = {}
         if self.ranking.recency:
@@ -127,7 +140,8 @@ class Core:
             )
             index = yield Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
             return index, Question(text, None, now, similar, accessed)
-        index = yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id))
+        if index is None:
+            index = yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id))
         try:
             vector = yield Step(lambda: store.embed_query(text), lambda: store.aembed_query(text))
         except ConfigurationError:

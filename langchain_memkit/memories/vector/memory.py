@@ -17,7 +17,7 @@ from langchain_memkit.memories.vector.factory import VectorMemoryFactory
 from langchain_memkit.memories.vector.recalling import recall
 from langchain_memkit.memories.vector.saving import save
 from langchain_memkit.memories.vector.verbs import VectorVerbs
-from langchain_memkit.scoring.index import Entry
+from langchain_memkit.scoring.index import Entry, Index
 from langchain_memkit.scoring.ranking import Ranking
 
 __all__ = ["VectorMemory"]
@@ -169,6 +169,9 @@ class VectorMemory(VectorVerbs):
 
     # -- flows
 
+    def _prefetch(self) -> Flow[Index | None]:
+        return self._core.index(self._user)
+
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
         shown = frozenset(message.id for message in getattr(query, "seen", ()) if message.id)
         epoch: int = getattr(query, "epoch", 0)
@@ -179,7 +182,7 @@ class VectorMemory(VectorVerbs):
             return not (entry.messages and shown.issuperset(entry.messages))
 
         trial: bool = getattr(query, "trial", False)
-        return (yield from recall(self._core, self._user, str(query), keep, trial=trial))
+        return (yield from recall(self._core, self._user, str(query), keep, self._take_fetched(), trial=trial))
 
     def _save(self, messages: Sequence[BaseMessage]) -> Flow[None]:
         epoch, expires_at = getattr(messages, "epoch", 0), getattr(messages, "expires_at", None)

@@ -19,7 +19,7 @@ from langchain_memkit.memories.vector.rounds import SMALL_TALK
 from langchain_memkit.messages.counting import count_tokens
 from langchain_memkit.messages.limits import QUESTION, beginning
 from langchain_memkit.messages.notes import Record, lines_of, note_message
-from langchain_memkit.scoring.index import Entry, digest_of
+from langchain_memkit.scoring.index import Entry, Index, digest_of
 from langchain_memkit.scoring.ranking import Ranked, rank
 from langchain_memkit.scoring.words import stems
 
@@ -49,7 +49,9 @@ def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitL
     return HitList(hits[:k])
 
 
-def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = False) -> Flow[list[BaseMessage]]:
+def recall(
+    core: Core, user_id: str, text: str, keep: Keep, index: Index | None = None, *, trial: bool = False
+) -> Flow[list[BaseMessage]]:
     """As many of the best records as fit, in the order in which they were said, as one note."""
     text = beginning(text, QUESTION, "a question to the vector memory")
     if (yield in_thread(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT)):
@@ -58,7 +60,7 @@ def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = Fal
     seen: set[str] = set()
     room = core.max_tokens - _tokens(core, note_message([Record("")]))
     misses = 0
-    ranked = yield from _ranked(core, user_id, text, keep)
+    ranked = yield from _ranked(core, user_id, text, keep, index)
     for i in range(0, len(ranked), BATCH):
         for found, rerank, document in (yield from _fetched(core, user_id, ranked[i : i + BATCH], seen)):
             record = record_of(found, rerank, document, len(chosen))
@@ -85,9 +87,9 @@ def recall(core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = Fal
     return [note]
 
 
-def _ranked(core: Core, user_id: str, text: str, keep: Keep) -> Flow[Sequence[Found]]:
+def _ranked(core: Core, user_id: str, text: str, keep: Keep, index: Index | None = None) -> Flow[Sequence[Found]]:
     """Records, best first, with the reranker's score if there is one."""
-    index, question = yield from core.look(user_id, text)
+    index, question = yield from core.look(user_id, text, index)
     found: list[Ranked] = yield in_thread(lambda: rank(index, question, core.ranking, keep))
     if question.vector is None and question.similar is None:  # then everything is ranked, matches first
         found = [ranked for ranked in found if ranked.score > 0]

@@ -7,8 +7,8 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage
@@ -22,23 +22,32 @@ LAST = 10  # turns, of two messages each
 Turn = Callable[[str, int], Awaitable[None]]  # session, number
 
 
-async def bare_turns(place: Place, tasks: int, seconds: float) -> list[float]:
-    """How long each turn took: the last ten read, the model called without any memory, one inserted durably."""
+@asynccontextmanager
+async def bare_turn(place: Place) -> AsyncIterator[Turn]:
+    """A turn of the driver alone: the last ten read, the model called without any memory, one inserted durably."""
     if place.kind == "sqlite":
         with closing(sqlite3.connect(f"{place.uri}.floor", isolation_level=None, check_same_thread=False)) as file:
-            return await _rounds(_on_file(file), tasks, seconds)
+            yield _on_file(file)
+        return
     async with AsyncMongoClient(place.uri, appname="floor") as client:
         concern = WriteConcern("majority", j=True)
         turns = client.get_database(place.database).get_collection("floor", write_concern=concern)
         await turns.create_index([("session", 1), ("seq", 1)])
-        return await _rounds(_on_server(turns), tasks, seconds)
+        yield _on_server(turns)
 
 
-async def _rounds(turn: Turn, tasks: int, seconds: float) -> list[float]:
+async def bare_turns(place: Place, tasks: int, seconds: float) -> list[float]:
+    """How long each of them took."""
+    async with bare_turn(place) as turn:
+        return await turns_for(turn, [f"s{k}" for k in range(tasks)], seconds)
+
+
+async def turns_for(turn: Turn, sessions: list[str], seconds: float) -> list[float]:
+    """How long each turn took, with all sessions at once for so long."""
     times: list[float] = []
     until = time.monotonic() + seconds
 
-    async def session(name: str) -> None:
+    async def hold(name: str) -> None:
         number = 0
         while time.monotonic() < until:
             started = time.perf_counter()
@@ -46,7 +55,7 @@ async def _rounds(turn: Turn, tasks: int, seconds: float) -> list[float]:
             times.append(time.perf_counter() - started)
             number += 1
 
-    await asyncio.gather(*(session(f"s{k}") for k in range(tasks)))
+    await asyncio.gather(*map(hold, sessions))
     return times
 
 

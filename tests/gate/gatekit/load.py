@@ -157,11 +157,11 @@ def percentile(seconds: list[float], percent: int) -> float:
 def hold_conversations(place: Place, warm: float, seconds: float, out: Any) -> None:
     """Runs the load between two runs of the floor; sends the figures."""
     warnings.simplefilter("ignore")  # what fails counts, what libraries say does not
-    threading.Thread(target=_end_with_the_reader, args=(out.fileno(),), daemon=True).start()
+    threading.Thread(target=end_with_the_reader, args=(out.fileno(),), daemon=True).start()
     out.send(asyncio.run(_measured(place, warm, seconds)))
 
 
-def _end_with_the_reader(pipe: int) -> None:
+def end_with_the_reader(pipe: int) -> None:
     """Ends this process when nobody is left to read what it sends: the parent was killed."""
     poll = select.poll()
     poll.register(pipe, 0)  # an error is reported in any case
@@ -173,9 +173,9 @@ async def _measured(place: Place, warm: float, seconds: float) -> dict[str, Any]
     load = Load(place)
     bare = await bare_turns(place, SESSIONS, FLOOR)
     await load.run(warm)
-    before, started = resident(), time.monotonic()
+    before = resident()
     await load.run(seconds)
-    took, grown = time.monotonic() - started, resident() - before
+    grown = resident() - before
     bare += await bare_turns(place, SESSIONS, FLOOR)
     turns = load.seconds["ainvoke"] + load.seconds["astream"]
     lost, split = await load.read_back()
@@ -187,12 +187,10 @@ async def _measured(place: Place, warm: float, seconds: float) -> dict[str, Any]
         "lost": lost,
         "split": split,
         "steps": {kind: len(times) for kind, times in load.seconds.items()},
-        "turns": len(turns) / took,
         "p50": percentile(turns, 50),
         "p99": percentile(turns, 99),
         "lag": percentile(load.lags, 99),
         "grown": grown,
-        "bare turns": len(bare) / (2 * FLOOR),
         "bare p50": percentile(bare, 50),
         "bare p99": percentile(bare, 99),
     }

@@ -43,7 +43,7 @@ TITLES = {
     "R15": "Rows of langchain-mongodb and Q/A documents, written across a failover, read and moved",
     "R16": "100,000 messages moved in and out again",
     "R17": "What memories derive, under the same faults",
-    "R18": "200 sessions at once",
+    "R18": "200 sessions at once; turns of 50 beside those of the bare driver and the peer, in one process",
     "R19": "A million turns in one collection",
     "R20": "Published advisories, replayed",
     "R21": "Memory poisoning: 112 hostile texts through every memory",

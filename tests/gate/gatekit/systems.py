@@ -68,9 +68,9 @@ class Memkit:
         """The runnable with a conversation around it."""
         return create_runnable_with_message_history(runnable, histories, **options)
 
-    def sharing(self, place: Place) -> GetSessionHistory:
+    def sharing(self, place: Place, *, size: int | None = None) -> GetSessionHistory:
         """Histories over one client, where a test makes very many."""
-        return self.histories(place)
+        return self.histories(place, size=size)
 
     def leave(self, *hosts: str) -> None:
         """Closes this process's clients to a server that is about to end: the exit would wait for it otherwise."""
@@ -105,13 +105,13 @@ class Peer:
         known = {k: v for k, v in options.items() if k in ("create_index", "history_size")}
         return PeerHistory(place.uri, _joined(session_id, user_id), place.database, **known)
 
-    def sharing(self, place: Place) -> GetSessionHistory:
+    def sharing(self, place: Place, *, size: int | None = None) -> GetSessionHistory:
         """Histories over one client, where a test makes very many."""
         from langchain_mongodb.chat_message_histories import MongoDBChatMessageHistory as PeerHistory
 
         client = self.history(place, "warm").client
         return lambda session_id, user_id=None: PeerHistory(
-            None, _joined(session_id, user_id), place.database, client=client, create_index=False
+            None, _joined(session_id, user_id), place.database, client=client, create_index=False, history_size=size
         )
 
     def leave(self, *hosts: str) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
-from pymongo import MongoClient
+from pymongo import MongoClient, monitoring
 
 from langchain_memkit import (
+    EntityMemory,
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
+    MongoDBKeyValueStore,
     create_runnable_with_message_history,
     create_trim_preprocessor,
 )
@@ -30,18 +32,41 @@ class Profile:
     def __init__(self, database: Any) -> None:
         self._database = database
 
-    def count(self, work: Callable[[], Any]) -> Counter[str]:
-        """The reads and writes of turns that this work sends to the server, by name."""
+    def count(self, work: Callable[[], Any], collection: str = "message_store") -> Counter[str]:
+        """The reads and writes that this work sends to a collection, by name."""
         self._database.command("profile", 2)
         try:
             work()
         finally:
             self._database.command("profile", 0)
-        entries = self._database["system.profile"].find({"ns": f"{self._database.name}.message_store"})
+        entries = self._database["system.profile"].find({"ns": f"{self._database.name}.{collection}"})
         sent = [next(iter(entry["command"])) if entry["op"] == "command" else entry["op"] for entry in entries]
         self._database["system.profile"].drop()
         names = {"query": "find"}
         return Counter(names.get(name, name) for name in sent if name != "listIndexes")
+
+
+class Listener(monitoring.CommandListener):
+    """Hears the commands of one client."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        """Note one, but for those that no turn waits for."""
+        if event.command_name not in ("hello", "ping", "endSessions", "listIndexes"):
+            self.sent.append(event.command_name)
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        """Do nothing."""
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        """Do nothing."""
+
+
+def no_names(text: str) -> list[Any]:
+    """An extractor that finds nothing: the app's own names are found without one."""
+    return []
 
 
 @pytest.fixture
@@ -139,3 +164,32 @@ def test_others_have_written_meanwhile(standalone: Any, database: str, profile: 
     assert [message.text for message in history.messages] == ["first", "in between", "late", "noted"]
     assert sent["insert"] == 2
     assert sent["find"] <= 3  # whether it is stored already, and where the session stands
+
+
+def test_turns_with_entities(standalone: Any, database: str, run: Any) -> None:
+    """In a session that is going on, entity memory adds one find before the answer and one update after it."""
+    listener = Listener()
+    with (
+        MongoClient(standalone.uri, event_listeners=[listener]) as client,
+        MongoDBChatMessageHistory.factory(standalone.uri, database) as histories,
+    ):
+        entities = EntityMemory.factory(no_names, MongoDBKeyValueStore(None, database, client=client), names=["Bob"])
+        chain = create_runnable_with_message_history(FakeChatModel(), histories, memories=[entities])
+        run(chain, ["Bob sings."], CONFIG)
+        listener.sent.clear()
+        run(chain, [f"Bob sings song {n}." for n in range(20)], CONFIG)
+        assert listener.sent == ["find", "update"] * 20
+        assert len(entities("s1", "u1").entities()[0].facts) == 21
+        listener.sent.clear()
+        run(chain, [f"Bob sings song {n} again." for n in range(40)], CONFIG)
+        # and once in 32 turns a deletion of what they left to tell each other's processes
+        assert Counter(listener.sent) == {"find": 40, "update": 40, "delete": 1}
+
+
+def test_entities_look_into_no_history(standalone: Any, database: str, profile: Profile, run: Any) -> None:
+    """The history is read and written as without a memory: a refused write needs no look whether the turn is there."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    entities = EntityMemory.factory(no_names, MongoDBKeyValueStore(standalone.uri, database), names=["Bob"])
+    chain = create_runnable_with_message_history(FakeChatModel(), histories, memories=[entities])
+    run(chain, ["Bob sings."], CONFIG)
+    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG)) == {"find": 10, "insert": 10}

@@ -399,3 +399,41 @@ def test_failover(database: str) -> None:
         wanted = [pair for style in ("sync", "async") for i in range(30) for pair in pairs(style, i)]
         assert store.mget([key for key, _ in wanted]) == [value for _, value in wanted]
         store.close()
+
+
+def test_written_only_where_the_owner_is(server: Any, database: str) -> None:
+    """In both styles; what is refused has stored and deleted nothing, a large one neither."""
+    with MongoDBKeyValueStore(server.uri, database) as store:
+        store.mset([("u1", {"own": 1}), ("u1/a", {"n": 1}), ("u1/old", {}), ("u12/old", {})])
+        assert store.mset_if_exists("u1", [("u1/a", {"n": 2}), ("u1/b", {})], delete=["u1/old", "never there"])
+        assert store.mget(["u1", "u1/a", "u1/b", "u1/old"]) == [{"own": 1}, {"n": 2}, {}, None]
+        assert not store.mset_if_exists("u2", [(f"u2/{n}", {}) for n in range(1200)], delete=["u12/old"])
+        assert not asyncio.run(store.amset_if_exists("u2", [("u2/a", {})], delete=["u12/old"]))
+        assert asyncio.run(store.amset_if_exists("u1", [(f"u1/{n:04}", {}) for n in range(1200)], delete=["u1/a"]))
+        assert list(store.yield_keys(prefix="u2")) == []
+        assert list(store.yield_keys()) == ["u1", *(f"u1/{n:04}" for n in range(1200)), "u1/b", "u12/old"]
+        with pytest.raises(MessageTooLargeError):
+            store.mset_if_exists("u1", [("u1/c", {}), ("u1/d", {"text": "x" * 17_000_000})])
+        assert store.mget(["u1/c"]) == [None]
+
+
+def test_nothing_stays_behind_who_deletes_the_owner(server: Any, database: str) -> None:
+    """Writers while the owner goes, and then what belongs to it: whoever was late has stored nothing."""
+    with MongoDBKeyValueStore(server.uri, database) as store:
+
+        def go_on(writer: int) -> int:
+            number = 0
+            while store.mset_if_exists("owner", [(f"fact/{writer}/{number}/{part}", {}) for part in range(5)]):
+                number += 1
+            return number
+
+        for _ in range(10):
+            store.mset([("owner", {})])
+            with ThreadPoolExecutor(4) as pool:
+                counts = [pool.submit(go_on, n) for n in range(4)]
+                while len(list(store.yield_keys(prefix="fact/"))) < 50:
+                    pass
+                store.mdelete(["owner"])
+                store.mdelete(list(store.yield_keys(prefix="fact/")))
+                assert sum(count.result() for count in counts) >= 10
+            assert list(store.yield_keys()) == []

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
+from langchain_core.stores import InMemoryStore
 
 from langchain_memkit import SQLiteKeyValueStore, purge_user
 from langchain_memkit.base import Mention, user_prefix
@@ -83,9 +84,9 @@ def test_writers_that_meet_are_both_seen() -> None:
 
 
 def test_a_turn_costs_few_reads() -> None:
-    """A load after a save reads the few keys that tell of changes, and no rows."""
+    """A load reads the few keys that tell of changes, and no rows; a save over any store does so and looks once."""
 
-    class Counting(MemoryStore):
+    class Counting(InMemoryStore):
         calls: list[str] = []  # noqa: RUF012  # of the test
 
         def mget(self, keys: Sequence[str]) -> list[Any]:
@@ -103,6 +104,81 @@ def test_a_turn_costs_few_reads() -> None:
     assert Counting.calls == ["list version"]
     memory.save([HumanMessage("Nemo sleeps")])
     assert Counting.calls == ["list version", "list version", "get 1"]
+
+
+def test_a_turn_is_one_read_and_one_write() -> None:
+    """Over a store that checks its writes: of a session that goes on nothing is read after the answer."""
+    calls: list[str] = []
+
+    class Counting(MemoryStore):
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("mget", "mset", "mset_if_exists", "mdelete", "yield_keys"):
+                calls.append(name)
+            return super().__getattribute__(name)
+
+    entities = EntityMemory.factory(extract, Counting())
+    entities("s1", "u1").save([HumanMessage("Nemo swims")])
+    for i in range(20):
+        memory = entities("s1", "u1")
+        calls.clear()
+        assert "Nemo swims" in texts(memory)
+        memory.save([HumanMessage(f"Nemo sleeps {i} times")])
+        assert calls == ["yield_keys", "mset_if_exists"]
+        assert memory.save_was_checked
+    memory.save([HumanMessage("Nemo wakes")])  # a turn that did not load
+    assert calls[2:] == ["yield_keys", "mset_if_exists"]
+    assert not memory.save_was_checked
+
+
+@pytest.mark.parametrize("checked", [True, False])
+async def test_a_save_that_was_overtaken_by_a_clear(checked: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Another process clears between load and save, and begins anew: the turn is left out, what is new stays."""
+    store = MemoryStore() if checked else InMemoryStore()
+    memory, other = (EntityMemory.factory(extract, store)("s1", "u1") for _ in range(2))
+    await memory.asave([HumanMessage("Nemo swims")])
+    assert len(await memory.aload("Who is Nemo?")) == 1
+    await other.aclear()
+    await other.asave([HumanMessage("Dory swims")])
+    await memory.asave([HumanMessage("Nemo sleeps")])
+    assert "cleared" in caplog.text
+    assert [entity.name for entity in await memory.aentities()] == ["Dory"]
+    assert len(facts(store)) == 1
+    await memory.asave([HumanMessage("Nemo eats")])
+    assert [entity.name for entity in await other.aentities()] == ["Nemo", "Dory"]
+
+
+async def test_what_was_read_beside_the_history() -> None:
+    """It is used by one load, and what failed there is raised by that load."""
+    calls: list[str] = []
+
+    class Failing(MemoryStore):
+        down = False
+
+        def yield_keys(self, *, prefix: str | None = None) -> Any:
+            calls.append("list")
+            if self.down:
+                raise OSError("gone")
+            return super().yield_keys(prefix=prefix)
+
+    store = Failing()
+    entities = EntityMemory.factory(extract, store)
+    entities("s1", "u1").save([HumanMessage("Nemo swims")])
+    memory = entities("s1", "u1")
+    for prefetch in (memory.aprefetch, lambda: asyncio.to_thread(memory.prefetch)):
+        calls.clear()
+        await prefetch()
+        assert len(await memory.aload("Who is Nemo?")) == 1
+        assert calls == ["list"]
+        assert len(await memory.aload("Who is Nemo?")) == 1
+        assert calls == ["list"] * 2
+    store.down = True
+    await memory.aprefetch()
+    store.down = False
+    with pytest.raises(OSError, match="gone"):
+        await memory.aload("Who is Nemo?")
+    assert len(memory.load("Who is Nemo?")) == 1
+    await memory.aprefetch()
+    assert entities("s2", "u1")._fetched is None
 
 
 def test_eight_threads_lose_nothing(stores: Callable[[], Any]) -> None:
@@ -161,7 +237,7 @@ def test_a_save_under_way_during_clear(stores: Callable[[], Any], verb: str, kno
 def test_a_clear_between_the_write_and_its_check() -> None:
     """A clear that comes when the facts are stored already finds them, or the save takes them back."""
 
-    class Slow(MemoryStore):
+    class Slow(InMemoryStore):
         armed = False
 
         def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
@@ -260,18 +336,34 @@ def test_damaged_rows_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     assert store.mget([name for name, _ in stored if "version" not in name]).count(None) == 0
 
 
-def test_a_failed_write_leaves_no_trace() -> None:
+class Failing(InMemoryStore):
+    """A store whose disk is full."""
+
+    down = False
+
+    def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
+        """Fails."""
+        if self.down:
+            raise OSError("no space")
+        super().mset(key_value_pairs)
+
+
+class FailingChecked(MemoryStore):
+    """The same for one that checks its writes."""
+
+    down = False
+
+    def mset_if_exists(self, key: str, key_value_pairs: Any, delete: Any = ()) -> bool:
+        """Fails."""
+        if self.down:
+            raise OSError("no space")
+        return super().mset_if_exists(key, key_value_pairs, delete)
+
+
+@pytest.mark.parametrize("kind", [Failing, FailingChecked])
+def test_a_failed_write_leaves_no_trace(kind: type[Any]) -> None:
     """What could not be stored is not shown, and the next save stores it."""
-
-    class Failing(MemoryStore):
-        down = False
-
-        def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
-            if self.down:
-                raise OSError("no space")
-            super().mset(key_value_pairs)
-
-    store = Failing()
+    store = kind()
     memory = EntityMemory(extract, "s1", user_id="u1", store=store)
     memory.save([HumanMessage("Nemo swims")])
     store.down = True
