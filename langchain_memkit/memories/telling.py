@@ -13,12 +13,15 @@ from langchain_memkit.base import Memory, SavedTurn, describe_error, utc_now
 from langchain_memkit.errors import HistoryReadError, MemoryReadError, MemoryWriteError
 from langchain_memkit.memories.retriever import RetrieverMemory
 
-__all__ = ["LOAD_ERROR", "OnLoadError", "load_failure", "name_of", "on_all", "save_all", "take_back", "tell"]
+__all__ = ["LOAD_ERROR", "REMARK", "OnLoadError", "load_failure", "name_of", "on_all", "save_all", "take_back", "tell"]
 
 logger = logging.getLogger("langchain_memkit")
 
 LOAD_ERROR = "memkit_load_error"
 """What callback handlers hear of a memory that could not be loaded."""
+
+REMARK = "memkit_remark"
+"""What callback handlers hear, on trial only, of what a memory left out."""
 
 OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError], None]
 """What is done about one."""

@@ -32,9 +32,7 @@ WITHIN = re.compile(r"(?<=[\w,;:]) [\"'(]?([^\W\d_][\w']*)")  # a word that does
 NO_NAMES = frozenset(stems(f"{CALENDAR} {' '.join(MONTHS)} i'm i've i'd i'll ok"))
 
 
-def relation(
-    index: Index, question: str, now: datetime, asked: Asked, found: Matches, near: Doubles | None
-) -> Doubles:
+def relation(index: Index, question: str, now: datetime, asked: Asked, found: Matches, near: Doubles | None) -> Doubles:
     """Return how much a question has to do with each record: the number that `floor` is compared with.
 
     The scores of a ranking are relative: something always comes first. This is not. Its unit is a rare word: 1 is what

@@ -31,6 +31,7 @@ BATCH = 32  # records whose text is fetched at once
 RERANKED = 50
 SHORT = 2000  # characters whose words are not worth a thread
 MISSES = 3  # records that do not fit before the note is full
+LEAST, SURE = 0.3, 0.5  # the share of `max_tokens` that is filled at the floor; how far above it all of it is
 
 Keep: TypeAlias = Callable[[Entry], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
@@ -50,9 +51,29 @@ def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitL
 
 
 def recall(
-    core: Core, user_id: str, text: str, keep: Keep, index: Index | None = None, *, trial: bool = False
+    core: Core,
+    user_id: str,
+    text: str,
+    keep: Keep,
+    index: Index | None = None,
+    *,
+    trial: bool = False,
+    remarks: list[str] | None = None,
 ) -> Flow[list[BaseMessage]]:
-    """As many of the best records as fit, in the order in which they were said, as one note."""
+    """As many of the best records as fit, in the order in which they were said, as one note.
+
+    Args:
+        core: The memory.
+        user_id: Whose.
+        text: The question.
+        keep: Whether a record may be shown.
+        index: The records, if they were read for this question already.
+        trial: Whether somebody only wants to see it.
+        remarks: Where it is said what was left out, and why; None if nobody asks.
+
+    Returns:
+        One note, or nothing.
+    """
     text = beginning(text, QUESTION, "a question to the vector memory")
     if (yield in_thread(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT)):
         return []  # a greeting, a thank-you: nothing to look for
@@ -60,12 +81,19 @@ def recall(
     seen: set[str] = set()
     room = core.max_tokens - _tokens(core, note_message([Record("")]))
     misses = 0
-    ranked = yield from _ranked(core, user_id, text, keep, index)
+    ranked = yield from _ranked(core, user_id, text, keep, index, core.floor)
+    best = max((found.relation for found, _ in ranked), default=0.0)
+    share = _share(core.floor, best)
+    if remarks is not None and ranked and share < 1:
+        remarks.append(_remark(core.floor, best, len(ranked), share))
+    if not share:
+        return []
+    spare = core.max_tokens - int(share * core.max_tokens)  # which the first record may take all the same
     for i in range(0, len(ranked), BATCH):
         for found, rerank, document in (yield from _fetched(core, user_id, ranked[i : i + BATCH], seen)):
             record = record_of(found, rerank, document, len(chosen))
             cost = _tokens(core, HumanMessage(lines_of(record)))
-            if cost > room:
+            if cost > room - (spare if chosen else 0):
                 misses += 1
             elif misses < MISSES and len(chosen) != core.k:
                 chosen.append((found.entry, record))
@@ -87,13 +115,30 @@ def recall(
     return [note]
 
 
-def _ranked(core: Core, user_id: str, text: str, keep: Keep, index: Index | None = None) -> Flow[Sequence[Found]]:
-    """Records, best first, with the reranker's score if there is one."""
+def _share(floor: float | None, best: float) -> float:
+    """How much of `max_tokens` may be filled: nothing below the floor, little at it, all half above it."""
+    if floor is None:
+        return 1.0
+    return 0.0 if best < floor else min(1.0, LEAST + (1 - LEAST) * (best - floor) / SURE)
+
+
+def _remark(floor: float | None, best: float, records: int, share: float) -> str:
+    told = f"the best of {records:,} records has {best:.2f} to do with the question, and the floor is {floor:g}"
+    return (
+        f"VectorMemory filled {share:.0%} of its tokens: {told}" if share else f"VectorMemory recalled nothing: {told}"
+    )
+
+
+def _ranked(
+    core: Core, user_id: str, text: str, keep: Keep, index: Index | None = None, floor: float | None = None
+) -> Flow[Sequence[Found]]:
+    """Records, best first, with the reranker's score if there is one: it is not asked where all are below the floor."""
     index, question = yield from core.look(user_id, text, index)
     found: list[Ranked] = yield in_thread(lambda: rank(index, question, core.ranking, keep))
     if question.vector is None and question.similar is None:  # then everything is ranked, matches first
         found = [ranked for ranked in found if ranked.score > 0]
-    if core.reranker is None or not found:
+    below = floor is not None and max((ranked.relation for ranked in found), default=0.0) < floor
+    if core.reranker is None or not found or below:
         return [(ranked, None) for ranked in found]
     by_id = {ranked.entry.id: ranked for ranked in found[:RERANKED]}
     documents = yield from core.documents(user_id, list(by_id))
