@@ -28,7 +28,8 @@ FAR = 2**62  # positions beyond count as this
 FEW = 16  # records: of fewer nobody can say how alike they usually are
 SAMPLE = 256  # records that are compared with each other to know it
 GROWTH = 1.25  # how much an index grows before that is looked at anew
-LEAST = 1e-4  # a standard deviation of cosines below that says nothing
+ALIKE = 0.75  # a mean cosine of records over that says nothing: of one topic, or vectors that are near anything
+LEAST = 0.01  # nor does a standard deviation below that
 NEARLY = 1e-6  # how far the square of a vector's length may be from 1
 
 
@@ -62,6 +63,7 @@ class Index:
         self.lock = RLock()
         self.dims: int | None = None
         self._view: View | None = None
+        self._seen: tuple[int, Usual | None] | None = None
         self._begin()
 
     def __len__(self) -> int:
@@ -161,7 +163,7 @@ class Index:
     def usual(self) -> Usual | None:
         """How alike two records of different sessions usually are; of one session, if there is no other.
 
-        None for fewer than 16 records with vectors, and where all are equally alike. Looked at for up to 256 records
+        None for fewer than 16 records with vectors, and where all are much alike. Looked at for up to 256 records
         from first to last, and again when the index has grown by a quarter, shrunk by a fifth or been built anew.
         """
         seen = self._seen
@@ -181,8 +183,8 @@ class Index:
         if np.count_nonzero(apart) < FEW:
             apart = np.triu(np.ones_like(apart), 1)
         found = cosines[apart].astype(np.float64)
-        deviation = float(found.std())
-        return Usual(float(found.mean()), deviation) if deviation > LEAST else None
+        usual = Usual(float(found.mean()), float(found.std()))
+        return usual if usual.mean < ALIKE and usual.deviation > LEAST else None
 
     @property
     def postings(self) -> Postings:
@@ -202,7 +204,7 @@ class Index:
         self._vectors: Floats = np.zeros((0, self.dims or 0), np.float32)
         self._postings = Postings()
         self._view = None
-        self._seen: tuple[int, Usual | None] | None = None
+        self._seen = None
 
     def _compact(self) -> None:
         """Builds the index anew, so that nothing of what was removed stays behind."""

@@ -31,8 +31,8 @@ class Matches(NamedTuple):
         told: BM25 of each record, counting what the asked speakers say in it.
         session: BM25 of each record's session as one text.
         worth: For each message, whether it holds a word of the question or is by an asked speaker.
-        mass: How much the question says: the sum of its words, each once, by how rare it is; 1 is a word that one
-            record has.
+        held: How much of the question each record holds: the sum of its words, by how rare they are; 1 is a word that
+            no other record holds.
     """
 
     whole: Doubles
@@ -40,7 +40,7 @@ class Matches(NamedTuple):
     told: Doubles
     session: Doubles
     worth: Flags
-    mass: float
+    held: Doubles
 
 
 def match(view: View, postings: Postings, stems: Sequence[str], asked: Collection[int] = ()) -> Matches:
@@ -57,7 +57,8 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
     """
     count, groups = len(view.entries), len(view.session_lengths)
     whole, share, told = np.zeros(count), np.zeros(count), np.zeros(count)
-    sessions, hit, everything, mass = np.zeros(groups), np.zeros(len(view.row), bool), 0.0, 0.0
+    sessions, hit, everything = np.zeros(groups), np.zeros(len(view.row), bool), 0.0
+    held, most = np.zeros(count), max(count, FEWEST)
     theirs = _of(asked, view.spoken)
     mean_session = float(view.session_lengths.sum()) / max(view.session_count, 1) or 1.0
     for times, messages in _found(postings, stems):
@@ -68,13 +69,13 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
         found = np.flatnonzero(within)
         rare = idf(len(found), count)
         everything += rare
-        mass += idf(len(found), max(count, FEWEST))
         if not len(found):
             continue
         hit[messages] = True
         lengths = view.lengths[found]
         whole[found] += times * rare * saturated(within[found], lengths, view.mean_length)
         share[found] += rare
+        held[found] += idf(len(found), most) / idf(1, most)
         if asked:
             within = np.bincount(rows[theirs[messages]], minlength=count)[found]
             told[found] += times * rare * saturated(within, lengths, view.mean_length)
@@ -85,8 +86,7 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
             rare = idf(len(found), view.session_count)
             sessions[found] += times * rare * saturated(within[found], view.session_lengths[found], mean_session)
     spread = np.append(sessions, 0.0)[view.session]  # the last one is that of records without a session
-    mass /= idf(1, max(count, FEWEST))
-    return Matches(whole, share / everything if everything else share, told, spread, hit | theirs, mass)
+    return Matches(whole, share / everything if everything else share, told, spread, hit | theirs, held)
 
 
 def _of(asked: Collection[int], spoken: Numbers) -> Flags:

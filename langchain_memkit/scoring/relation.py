@@ -21,8 +21,9 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 
 FLOOR = 1.0
 NEARNESS, USUAL = 0.6, 0.5  # what a standard deviation of cosine counts, and how many of them count nothing
+LOWEST = -1.5  # of them: a memory of one topic must not hide what is asked about it in other words
 UNKNOWN = -0.25  # without a vector: then the words have to say a little more
-SPEAKER, ONESELF, DAY, STRANGER = 1.5, 1.0, 1.0, -0.75
+SPEAKER, ONESELF, DAY, ACQUAINTANCE, STRANGER = 1.5, 1.0, 1.0, 1.25, -0.75
 READ = 2000  # characters of a question
 SECONDS = 86_400  # of a day
 
@@ -40,11 +41,12 @@ def relation(index: Index, question: str, now: datetime, asked: Asked, found: Ma
 
     - the words of the question that the record has, each by how rare it is (`idf`, at least as in 50 records);
     - 0.6 for each standard deviation by which the cosine of their vectors is above what is usual between this user's
-      own records of different sessions, less 0.3 (see `Index.usual`). So each embedder has its own scale, and a name
-      or topic that all records share counts nothing. 0 while there are fewer than 16 records, -0.25 without vectors;
+      own records of different sessions, less 0.3, but never under -0.9 (see `Index.usual`). So each embedder has its
+      own scale, and a name or topic that all records share counts nothing. 0 while there are fewer than 16 records,
+      and where their vectors do not tell them apart; -0.25 without vectors;
     - what the question says of itself: 1.5 if it names a speaker, 1 if it is about the user or what the model said
-      ("my", "did we", "you told me"; not "how do I ..."), 1 if it names a past day on which something was said, and
-      -0.75 if it names somebody or something (a capital within a sentence) that no record does.
+      ("my", "did we", "you told me"; not "how do I ..."), 1 if it names a past day on which something was said; of the
+      names in it (a capital within a sentence), 1.25 if records hold one, -0.75 if there is one that no record holds.
 
     The weights are those of a logistic regression, made round. With the floor at 1, LoCoMo's four conversations lose
     at most 1% of their evidence with any embedder or none, the recall set 2%; see the docs for all figures.
@@ -61,12 +63,12 @@ def relation(index: Index, question: str, now: datetime, asked: Asked, found: Ma
         One number for each record.
     """
     question = question[:READ].replace("\u2019", "'")
-    numbers: Doubles = found.share * found.mass
+    numbers = found.held
     usual = index.usual
     if near is not None and usual is not None:
-        apart = np.where(index.embedded, (near - usual.mean) / usual.deviation - USUAL, -1.0)
-        numbers = numbers + NEARNESS * apart
-    elif len(index) >= FEW:
+        apart = np.maximum((near - usual.mean) / usual.deviation - USUAL, LOWEST)
+        numbers = numbers + NEARNESS * np.where(index.embedded, apart, LOWEST)
+    elif near is None and len(index) >= FEW:
         numbers = numbers + UNKNOWN
     if asked.names:
         numbers = numbers + SPEAKER
@@ -74,7 +76,10 @@ def relation(index: Index, question: str, now: datetime, asked: Asked, found: Ma
         numbers = numbers + ONESELF
     if _told_then(index, question, now):
         numbers = numbers + DAY
-    if _names_a_stranger(index, question, asked):
+    told = _names(question, asked)
+    if any(len(index.postings.messages(name)) for name in told):
+        numbers = numbers + ACQUAINTANCE
+    if not all(len(index.postings.messages(name)) for name in told):
         numbers = numbers + STRANGER
     return numbers
 
@@ -86,10 +91,7 @@ def _told_then(index: Index, question: str, now: datetime) -> bool:
     return bool(past) and bool(closeness(past, np.floor(index.view.times / SECONDS)).any())
 
 
-def _names_a_stranger(index: Index, question: str, asked: Asked) -> bool:
-    """Whether a word with a capital within a sentence stands in no record."""
-    for word in WITHIN.findall(question):
-        for stem in stems(word) if word[0].isupper() else ():
-            if not (stem in NO_NAMES or stem in asked.names or len(index.postings.messages(stem))):
-                return True
-    return False
+def _names(question: str, asked: Asked) -> list[str]:
+    """The words with a capital within a sentence, as stems, without speakers, months and days of the week."""
+    capitals = [word for word in WITHIN.findall(question) if word[0].isupper()]
+    return [stem for word in capitals for stem in stems(word) if stem not in NO_NAMES and stem not in asked.names]
