@@ -64,7 +64,7 @@ SHELL       := /bin/sh
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test test-replica-set bench-check strangers gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor newest clean
+.PHONY: help env demo test test-replica-set bench-check recall strangers gate gate-peer gate-nightly gate-record audit lint types e2e e2e-content notebooks docs bench wheel extras pythons floor newest clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -96,6 +96,10 @@ bench-check: $(DEV) ## every benchmark runs, in its quick form, and its result i
 	@$(PY) tools/parts.py openssl11
 	@$(say) "benchmarks in their quick form, two at a time"
 	@$(IN_MEMORY) $(PYTEST) -n 2 --dist worksteal -o tmp_path_retention_policy=failed tests/benchmarks
+
+recall: $(DEV) ## what vector memory finds of the recall set (benchmarks/texts/recall.json), above its floors, and what each part of the ranking is for
+	@$(say) "the recall set"
+	@$(IN_MEMORY) $(PYTEST) -s tests/recall
 
 strangers: $(DEV) ## code that others wrote for LangChain, run with LangChain's classes and with ours, and LangChain's own tests
 	@$(PY) tools/parts.py suites openssl11

@@ -12,6 +12,7 @@ A file of texts has blocks, separated by empty lines. The first line of a block 
 - `fact NAME`: told once, by that person (A); B and C are others.
 - `both`: told by everybody, each with another value of a slot, in different sessions.
 - `again NAME N`: told in N sessions, each time with the next value of a slot.
+- `each N`, `often NAME N`: told N times by everybody, or by one; all these answer the question.
 - `theme NAME`: what a session is about: its beginning, and after `...` its end.
 - `mid`: a detail that is told in the sessions of several themes, in words that do not name the theme.
 - `several NAME`: told in parts, after `---` in a later session.
@@ -198,6 +199,11 @@ class _Plan:
             speaker, times = block.args
             for number, session in enumerate(self.apart(block, int(times))):
                 self.put(session, block, speaker, block.values(number))
+        for block in self.of("each"):
+            for number, speaker in enumerate(self.people):
+                self.often(block, speaker, number * int(block.args[0]))
+        for block in self.of("often"):
+            self.often(block, block.args[0], 0)
         for block in self.of("both"):
             sessions: list[int] = []
             for number, speaker in enumerate(self.people):
@@ -231,6 +237,17 @@ class _Plan:
         months = self.chance.sample(list(by_month), times)
         return sorted(self.emptiest(by_month[month]) for month in months)
 
+    def often(self, block: Block, speaker: str, first: int) -> None:
+        """Told so often by one person, with the values from `first` on."""
+        times = int(block.args[-1])
+        told = [
+            self.put(session, block, speaker, block.values(first + number), asks=False)
+            for number, session in enumerate(self.apart(block, times))
+        ]
+        told[-1].asked = block.asks
+        for one, before in zip(told[1:], told, strict=False):
+            one.before = before
+
     def several(self, block: Block) -> None:
         sessions = sorted(self.chance.sample(range(len(self.starts)), len(block.parts)))
         before: Beat | None = None
@@ -261,7 +278,9 @@ def _talk(name: str) -> dict[str, object]:
                 beat.ids.append(f"D{number + 1}:{len(said)}")
             for ask in beat.asked:
                 evidence = [beat.ids[i] for i in ask.turns]
-                asked = {"kind": ask.kind, "text": _filled(ask.text, values), "evidence": evidence}
+                if ask.kind in ("speaker", "role") and beat.before:
+                    evidence = beat.ids[ask.turns[0] :: len(beat.turns)]
+                asked: dict[str, object] = {"kind": ask.kind, "text": _filled(ask.text, values), "evidence": evidence}
                 questions.append(asked | ({"quote": ask.quote} if ask.quote else {}))
         for i, (speaker, text) in enumerate(said, 1):
             minutes += chance.randint(1, 3)

@@ -1,10 +1,10 @@
 """What a turn costs with and without a memory: `python -m benchmarks.turn_costs`.
 
 Method. One process, one SQLite file and one standalone mongod on this machine. A user has so many rounds in other
-sessions; then turns go on in one session, plain ones and ones with a memory in turn, so that a slow minute hits all. CPU
-is the process's own (`time.process_time`; threads of the driver included, the server not), medians of the turns. Commands
-are what the driver sends while turns go on, statements what SQLite runs, without BEGIN and COMMIT. The model is a fake
-that answers at once; the embedder is WordLlama, the product's default. Read the ratios.
+sessions; then turns go on in one session, plain ones and ones with a memory in turn, so that a slow minute hits all.
+CPU is the process's own (`time.process_time`; threads of the driver included, the server not), medians of the turns.
+Commands are what the driver sends while turns go on, statements what SQLite runs, without BEGIN and COMMIT. The model
+is a fake that answers at once; the embedder is WordLlama, the product's default. Read the ratios.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -28,34 +29,48 @@ from langchain_core.messages import AIMessage, HumanMessage
 from pymongo import monitoring
 
 from langchain_memkit import (
+    EntityMemory,
     MongoDBChatMessageHistory,
+    MongoDBKeyValueStore,
     MongoDBVectorStore,
     SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
     SQLiteVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_runnable_with_message_history,
 )
+from langchain_memkit.base import Mention
 from langchain_memkit.testing import FakeChatModel, local_mongodb
 
-WORDS = (
-    "garden harbour violin recipe ladder winter mountain ticket doctor painting river camera blanket engine teacher "
-    "passport lemon bicycle island concert window letter pepper theatre kitchen forest market jacket bridge sister "
-    "brother holiday meeting project deadline invoice museum orchestra saddle compass lantern basket thunder pillow "
-    "candle mirror puzzle rocket salad tunnel umbrella village wallet yoghurt zebra anchor balcony carpet dentist"
-).split()
+TEXT = (
+    "garden harbour violin recipe ladder winter mountain ticket doctor painting river camera blanket engine "
+    "teacher passport lemon bicycle island concert window letter pepper theatre kitchen forest market jacket "
+    "bridge sister brother holiday meeting project deadline invoice museum orchestra saddle compass lantern "
+    "basket thunder pillow candle mirror puzzle rocket salad tunnel umbrella village wallet yoghurt zebra anchor "
+    "balcony carpet dentist "
+)
+WORDS = TEXT.split()
+NAMES = re.compile(r"\b(?:Nemo|Dory|Marlin|Coral|Gill|Bloat|Peach|Jacques|Bubbles|Gurgle|Pearl|Tad)\b")
+PEOPLE = "Nemo Dory Marlin Coral Gill Bloat Peach Jacques Bubbles Gurgle Pearl Tad".split()  # noqa: SIM905  # a text
 SIZES = (200, 2_000)
 USER = "u1"
 
 
+def found(text: str) -> list[Mention]:
+    """A few names: an extractor's own time is not measured here, but all that follows is."""
+    return [Mention(m.group(), "PERSON", m.start(), m.end()) for m in NAMES.finditer(text)]
+
+
 def sentence(chance: random.Random, length: int) -> str:
     """Words by chance, as long as what people write."""
-    return " ".join(chance.choice(WORDS) for _ in range(length)).capitalize() + "."
+    said = " ".join(chance.choice(WORDS) for _ in range(length))
+    return f"{said.capitalize()} with {chance.choice(PEOPLE)}."
 
 
 def rounds(count: int, seed: int = 1) -> list[list[Any]]:
     """Turns of a user and a model."""
-    chance = random.Random(seed)  # noqa: S311  # no secret
+    chance = random.Random(seed)  # no secret
     return [[HumanMessage(sentence(chance, 12)), AIMessage(sentence(chance, 25))] for _ in range(count)]
 
 
@@ -85,7 +100,7 @@ def statements(counted: Counter[str]) -> Iterator[None]:
     connect = sqlite3.connect
 
     def watched(*args: Any, **kwargs: Any) -> sqlite3.Connection:
-        connection = connect(*args, **kwargs)
+        connection: sqlite3.Connection = connect(*args, **kwargs)
         connection.set_trace_callback(lambda said: counted.update([said.split(None, 1)[0].upper()]))
         return connection
 
@@ -105,7 +120,7 @@ def measured(
     chains: dict[str, Any], size: int, turns: int, style: str, counted: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     """Turn after turn, one of each chain, and what they cost."""
-    chance = random.Random(size)  # noqa: S311  # no secret
+    chance = random.Random(size)  # no secret
     loop = asyncio.new_event_loop()
 
     def turn(name: str, text: str) -> None:
@@ -158,7 +173,7 @@ def on_sqlite(folder: Path, size: int, counted: Counter[str], stack: ExitStack) 
     path = str(folder / f"{uuid4()}.db")
     histories = stack.enter_context(SQLiteChatMessageHistory.factory(path, history_size=20))
     store = stack.enter_context(SQLiteVectorStore(path, WordLlamaEmbeddings()))
-    return chains_of(histories, store, size)
+    return chains_of(histories, store, stack.enter_context(SQLiteKeyValueStore(path)), size)
 
 
 def on_mongodb(uri: str, size: int, counted: Sent, stack: ExitStack) -> dict[str, Any]:
@@ -166,14 +181,18 @@ def on_mongodb(uri: str, size: int, counted: Sent, stack: ExitStack) -> dict[str
     database = f"bench_{uuid4().hex[:8]}"
     histories = stack.enter_context(MongoDBChatMessageHistory.factory(uri, database, history_size=20))
     store = stack.enter_context(MongoDBVectorStore(uri, WordLlamaEmbeddings(), database))
-    return chains_of(histories, store, size)
+    values = stack.enter_context(MongoDBKeyValueStore(uri, database))
+    return chains_of(histories, store, values, size)
 
 
-def chains_of(histories: Any, store: Any, size: int) -> dict[str, Any]:
+def chains_of(histories: Any, store: Any, values: Any, size: int) -> dict[str, Any]:
     """A plain chain and one with each memory."""
-    vectors = VectorMemory.factory(store)
-    fill(vectors, size)
-    return {"plain": chain_of(histories, ()), "vector": chain_of(histories, [vectors])}
+    memories = {"vector": VectorMemory.factory(store), "entity": EntityMemory.factory(found, values)}
+    for memory in memories.values():
+        fill(memory, size)
+    return {"plain": chain_of(histories, ())} | {
+        name: chain_of(histories, [memory]) for name, memory in memories.items()
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -140,6 +140,9 @@ class DerivedMemoryFactory(Closing, Generic[M]):
         memory: Of any session and user: what is handed out is the same for others.
     """
 
+    does_no_io = True
+    """Its call need not be made in a thread."""
+
     def __init__(self, memory: M) -> None:
         self._memory = memory
         self._core = memory._core

@@ -60,6 +60,11 @@ def session_history(
     async def acall() -> Any:
         return checked(await function(*args, **kwargs))
 
+    async def call_now() -> Any:
+        return call()
+
+    if getattr(function, "does_no_io", False):  # a factory of ours, which a thread would only make slower
+        return Step(call, call_now)
     return user_code(acall if inspect.iscoroutinefunction(function) else call, name=name)
 
 

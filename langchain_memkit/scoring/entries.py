@@ -69,6 +69,7 @@ class Begun(NamedTuple):
         vectors: The vectors that are already stored, by the digest of their text.
         records: The session's records that were asked for, by id.
         position: Of the session's last record; what follows stands behind it. 0 if there is none.
+        state: What the session was like, where nothing was read for it: a write says that it goes out from this.
     """
 
     generation: str
@@ -76,6 +77,7 @@ class Begun(NamedTuple):
     vectors: Mapping[str, Any]
     records: Mapping[str, Document] = {}  # never changed
     position: int = 0
+    state: int | None = None
 
 
 def entry_of(document: Document, *, stamp: int = 0, stems: Sequence[Sequence[str]] | None = None) -> Entry:

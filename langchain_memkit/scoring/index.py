@@ -143,6 +143,27 @@ class Index:
         if len(self._entries) > 2 * self.count + FIRST:
             self._compact()
 
+    def get(self, record_id: str) -> Entry | None:
+        """The record with this id."""
+        slot = self._slots.get(record_id)
+        return None if slot is None else self._entries[slot]
+
+    def vector_of(self, record_id: str) -> Floats | None:
+        """The vector of a record, of length 1; `None` if it has none."""
+        slot = self._slots.get(record_id)
+        return None if slot is None or not self._embedded[slot] else self._vectors[slot]
+
+    def last(self, session: str) -> Entry | None:
+        """The record of a session with the highest position."""
+        number = self._numbers.get(session)
+        if number is None:
+            return None
+        slots = np.flatnonzero((np.array(self._sessions) == number) & np.array(self._alive, bool))
+        if not len(slots):
+            return None
+        positions = np.array(self._positions)[slots]
+        return self._entries[int(slots[np.flatnonzero(positions == positions.max())[-1]])]
+
     def lexical(self, stems: Sequence[str]) -> Doubles:
         """BM25 of each record for the words of a question, in the order of `entries`."""
         return match(self.view, self._postings, stems).whole

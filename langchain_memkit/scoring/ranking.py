@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
@@ -20,7 +20,7 @@ from langchain_memkit.scoring.speakers import Asked, asked_of
 from langchain_memkit.scoring.view import View
 from langchain_memkit.scoring.words import stems
 
-__all__ = ["PARTS", "Question", "Ranked", "Ranking", "rank"]
+__all__ = ["PARTS", "Question", "Ranked", "Ranking", "best_first", "rank"]
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -135,6 +135,20 @@ class Ranked(NamedTuple):
     relation: float = 0.0
 
 
+class Best(NamedTuple):
+    """The records that answer a question best.
+
+    Attributes:
+        records: Best first; each is made when it is looked at.
+        total: How many there are.
+        relation: The highest `relation` of any of them.
+    """
+
+    records: Iterator[Ranked]
+    total: int
+    relation: float
+
+
 def rank(
     index: Index,
     question: Question,
@@ -160,10 +174,15 @@ def rank(
     Raises:
         ConfigurationError: The question's vector has other dimensions than those in the index.
     """
+    return list(best_first(index, question, ranking, keep).records)
+
+
+def best_first(index: Index, question: Question, ranking: Ranking, keep: Callable[[Entry], bool] | None = None) -> Best:
+    """As `rank`, one by one: most who ask look at the first few only. The index may change meanwhile."""
     with index.lock:
         view = index.view
         if not view.entries:
-            return []
+            return Best(iter(()), 0, 0.0)
         words = stems(question.text)
         asked, names = asked_of(question.text, words, view.speakers)
         content = [word for word in words if word not in names]  # people call the others by name, not themselves
@@ -172,17 +191,22 @@ def rank(
         parts = _parts(view, question, ranking, found, near, known)
         scores = parts.sum(axis=0)
         likely = known | (found.share > 0) if question.vector is not None or question.similar is not None else ~known
-        best = _best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep)
-        worth = found.worth.tobytes() if asked and names else b"\1" * len(found.worth)
-        table, firsts = parts[:, best].T.tolist(), view.first[best].tolist()
         cosines = near if question.vector is not None else None
-        related = relation(index, question.text, question.now, Asked(asked, names), found, cosines)[best].tolist()
-        return [
-            Ranked(entry, sum(row), dict(zip(PARTS, row, strict=True)), _shown(first, len(entry.said), worth), number)
-            for entry, row, first, number in zip(
-                map(view.entries.__getitem__, best), table, firsts, related, strict=True
-            )
-        ]
+        related = relation(index, question.text, question.now, Asked(asked, names), found, cosines)
+    worth = found.worth.tobytes() if asked and names else b"\1" * len(found.worth)
+
+    def ranked(i: int) -> Ranked:
+        entry, row = view.entries[i], parts[:, i].tolist()
+        return Ranked(
+            entry,
+            sum(row),
+            dict(zip(PARTS, row, strict=True)),
+            _shown(int(view.first[i]), len(entry.said), worth),
+            float(related[i]),
+        )
+
+    best = list(_best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep))
+    return Best(map(ranked, best), len(best), float(related[best].max()) if best else 0.0)
 
 
 def _similarity(index: Index, view: View, question: Question) -> tuple[Doubles, Flags]:
@@ -218,21 +242,21 @@ def _parts(view: View, question: Question, ranking: Ranking, found: Matches, nea
     return parts
 
 
-def _best(view: View, scores: Doubles, now: datetime, most: int, keep: Callable[[Entry], bool] | None) -> list[int]:
+def _best(view: View, scores: Doubles, now: datetime, most: int, keep: Callable[[Entry], bool] | None) -> Iterator[int]:
     """The records with the highest scores of those that may be returned."""
-    kept: list[int] = []
+    kept = 0
     order: Sequence[int] = ()
     for tried in (2 * most, len(scores)):
         done, order = len(order), _top(scores, tried)
         for i in order[done:]:
             if scores[i] == -np.inf:
-                return kept
+                return
             entry = view.entries[i]
             if (entry.expires_at is None or entry.expires_at > now) and (keep is None or keep(entry)):
-                kept.append(i)
-            if len(kept) == most:
-                return kept
-    return kept
+                kept += 1
+                yield i
+            if kept == most:
+                return
 
 
 def _top(scores: Doubles, most: int) -> list[int]:

@@ -61,6 +61,11 @@ class HistoryFactory(Closing, Generic[H]):
         """Names the file, or hosts and collection; no credentials."""
         return f"{type(self).__name__}({self._store!r})"
 
+    @property
+    def does_no_io(self) -> bool:
+        """Whether its call need not be made in a thread: it runs no constructor of somebody else's."""
+        return self._make is None
+
     def __call__(self, session_id: str, user_id: str | None = None) -> H:
         """The history of one session; no I/O.
 

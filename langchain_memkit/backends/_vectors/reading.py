@@ -13,7 +13,7 @@ from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive
 from langchain_memkit.backends._vectors.backend import VectorBackend
 from langchain_memkit.backends._vectors.embedding import Embedder
 from langchain_memkit.backends._vectors.rows import NOBODY, Stored, Vector, check_ids, document_of, shown_of
-from langchain_memkit.backends._vectors.shelf import Shelf
+from langchain_memkit.backends._vectors.shelf import Looked, Shelf
 from langchain_memkit.base import Now, SessionInfo, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.scoring.index import Index
@@ -76,11 +76,11 @@ class Reading(Closing):
             >>> [entry.said[0].stems for entry in store.index("u1").entries], len(store.index("u2"))
             ([('parrot', 'call', 'kiwi')], 0)
         """
-        return drive(self._shelf.read(check_id(user_id, "user_id")), run_step)
+        return drive(self._shelf.read(check_id(user_id, "user_id")), run_step)[0]
 
     async def aindex(self, user_id: str) -> Index:
         """Async twin of `index`."""
-        return await adrive(self._shelf.read(check_id(user_id, "user_id")), arun_step)
+        return (await adrive(self._shelf.read(check_id(user_id, "user_id")), arun_step))[0]
 
     def get_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
         """Documents by id, of one user or of nobody: an id is unique for its user only.
@@ -134,6 +134,10 @@ class Reading(Closing):
             )
             raise ConfigurationError(msg)
         return stored
+
+    def look(self, user_id: str, session_id: str) -> Flow[tuple[Index, Looked | None]]:
+        """The index, and the session, if what is held of it is enough to go on from; one read, as a rule."""
+        return self._shelf.read(user_id, session_id)
 
     def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
         """What gives the user's records with these ids, as the index was read last; nothing is read for those in it."""

@@ -41,7 +41,9 @@ class Cells(NamedTuple):
     vector: Any
     text: Any
     metadata: Any
+    digest: Any
     v: Any
+    step: Any = None  # by how much the write of it changed the user's mark, where that tells it from other writes
 
 
 class Stored(NamedTuple):

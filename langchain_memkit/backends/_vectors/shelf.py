@@ -1,18 +1,19 @@
 """The records of the last users in process, brought in line with the store at each use.
 
-A store tells with one cheap query the mark of a user: numbers that change with each write, whoever writes. While it is
-the one at which the records were read, nothing is read. Else all stamps are listed and the missing rows fetched.
+A store tells with one query the mark of a user, numbers that change with each write, whoever writes; the session in
+which the user talks; and the records that were added since the last time. If the mark is the one at which the records
+were read, or these explain how it changed, that is all. Else all stamps are listed and the missing rows fetched.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._locks import ForkSafeLock
@@ -36,15 +37,51 @@ __all__ = ["Shelf"]
 logger = logging.getLogger("langchain_memkit")
 
 BATCH = 1000  # rows fetched at once
+MANY = 1000  # digests of texts that are gone
 TEXT_BYTES = 2000  # of what is held of a record to show it, besides its text
 NO_TEXTS: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
 GROWTH = 1.2  # of an index before its size is estimated anew
 
 
+class Since(NamedTuple):
+    """What is held of a user: the mark, the highest stamp that was read, and higher ones of our own writes."""
+
+    mark: Mark
+    stamp: int
+    own: tuple[int, ...]
+
+
+class Session(NamedTuple):
+    """A session as it is stored.
+
+    Attributes:
+        generation: Drawn when it began.
+        state: A number that changes when records of it are stored; None: the stamp of its last record.
+    """
+
+    generation: str
+    state: int | None = None
+
+
+class News(NamedTuple):
+    """What a store tells of a user, read in this order.
+
+    Attributes:
+        session: The one that was asked for; None if there is none, or its last record has to be read.
+        mark: The user's; None where there is nothing that could tell.
+        cells: Records with higher stamps than were known.
+    """
+
+    session: Session | None
+    mark: Mark | None
+    cells: Sequence[Cells] = ()
+
+
 class Source(Protocol):
     """What is read; all return flows."""
 
-    def mark(self, user_id: str) -> Flow[Mark | None]: ...  # None: nothing that could tell
+    def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]: ...
+    def change(self, cells: Sequence[Cells], replaced: Sequence[int]) -> Mark: ...  # of the mark, by adding records
     def stamps(self, user_id: str) -> Flow[list[int]]: ...
     def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]: ...
     def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]: ...
@@ -56,6 +93,9 @@ class Held:
     def __init__(self) -> None:
         self.index = Index()
         self.texts: dict[str, tuple[Any, Any]] = {}  # text and metadata by id, as `document_of` takes them
+        self.digests: dict[str, str] = {}  # ids of records by the digest of their text
+        self.stamp = 0  # the highest one when the mark was read
+        self.own: list[int] = []  # stamps of our own writes since
         self.left_out: set[int] = set()  # stamps of rows that are damaged or expired
         self.next_expiry: datetime | None = None
         self.nbytes = 0
@@ -68,13 +108,21 @@ class Held:
         with self.index.lock:
             return self.index.stamps() | self.left_out
 
-    def add(
-        self, entries: Sequence[tuple[Entry, Vector | None]], texts: Mapping[str, tuple[Any, Any]] = NO_TEXTS
-    ) -> None:
-        """Adds entries, in place of those with the same ids."""
+    def add(self, entries: Sequence[tuple[Entry, Vector | None]], rows: Iterable[Cells] = ()) -> None:
+        """Adds entries, in place of those with the same ids.
+
+        Args:
+            entries: With their vectors.
+            rows: What they were made of, by which they are shown; others are read when they are.
+        """
         with self.index.lock:
             self.changes += len(entries)
-            self.texts.update(texts)
+            shown = {row.stamp: row for row in rows}
+            for entry, _ in entries:
+                self.texts.pop(entry.id, None)
+                if row := shown.get(entry.stamp):
+                    self.texts[entry.id] = (row.text, row.metadata)
+                    self.digests[row.digest] = entry.id
             for entry, vector in entries:
                 self.index.add(entry, vector)
                 if entry.expires_at is not None and (self.next_expiry is None or entry.expires_at < self.next_expiry):
@@ -90,22 +138,60 @@ class Held:
         """
         with self.index.lock:
             self.mark = mark if self.changes == changes else None
+            self.stamp, self.own = max(self.known() - set(gone), default=0), []
             if gone:
                 self.changes += 1
                 self._remove([entry.id for entry in self.index.entries if entry.stamp in gone])
                 self.left_out.difference_update(gone)
 
+    def since(self) -> Since | None:
+        """What is held; None if it has to be listed anew."""
+        with self.index.lock:
+            return None if self.mark is None else Since(self.mark, self.stamp, tuple(self.own))
+
+    def catch_up(self, since: Since, news: News, change: Callable[[Sequence[Cells], Sequence[int]], Mark]) -> bool:
+        """Takes in what is new, if that is all that has changed; whether nothing has to be listed.
+
+        Args:
+            since: What was held when it was asked for.
+            news: What the store said.
+            change: Of the source.
+        """
+        with self.index.lock:
+            if self.mark != since.mark:  # somebody else was as quick
+                return self.mark == news.mark
+            if self.mark != news.mark:
+                found, damaged, stale = entries_of(news.cells, self.index.dims)
+                replaced = [old.stamp for entry, _ in found if (old := self.index.get(entry.id)) is not None]
+                moved = change(news.cells, replaced)
+                if stale or news.mark != tuple(old + new for old, new in zip(since.mark, moved, strict=True)):
+                    return False
+                self.add(found, news.cells)
+                self.left_out |= damaged
+                self.mark = news.mark
+                self.own += [row.stamp for row in news.cells]
+            self.stamp = max([self.stamp, *self.own])
+            self.own = []
+            return True
+
     def _remove(self, ids: Collection[str]) -> None:
         self.index.remove(ids)
         for name in ids:
             self.texts.pop(name, None)
+        if len(self.digests) > 2 * len(self.index) + MANY:
+            self.digests = {digest: name for digest, name in self.digests.items() if name in self.index}
 
     def wrote(self, rows: Sequence[Row], removed: Collection[str], written: Written) -> None:
         """Takes over what was written, and by how much the mark has changed."""
         entries = [row.stamped(stamp) for row, stamp in zip(rows, written.stamps, strict=True)]
+        cells = [
+            Cells(stamp, None, None, None, row.text, row.metadata, row.digest, None)
+            for row, stamp in zip(rows, written.stamps, strict=True)
+        ]
         change = written.change
         with self.index.lock:
-            self.add(entries, {row.entry.id: (row.text, row.metadata) for row in rows})
+            self.add(entries, cells)
+            self.own += written.stamps
             self.changes += 1
             self._remove(removed)
             if self.mark is not None:
@@ -132,6 +218,14 @@ class Held:
                 self.nbytes = self.index.nbytes + 64 * len(self.left_out) + shown
 
 
+class Looked(NamedTuple):
+    """A session as a turn of it found it, with what is held of its user."""
+
+    held: Held
+    session: Session
+    last: Entry | None
+
+
 class Shelf:
     """What is held of the users, the last used ones first to stay.
 
@@ -152,12 +246,13 @@ class Shelf:
         self._users: OrderedDict[str, Held] = OrderedDict()
         self._lock = ForkSafeLock(self._users.clear)  # also because a thread that is not in the child may hold an index
 
-    def read(self, user_id: str) -> Flow[Index]:
-        """The user's records as they are now."""
-        source = self._source
-        mark: Mark | None = yield self._step(lambda: source.mark(user_id))
-        held = self._find(user_id)
-        if held is None or held.mark is None or held.mark != mark:
+    def read(self, user_id: str, session_id: str | None = None) -> Flow[tuple[Index, Looked | None]]:
+        """The user's records as they are now, and a session of the user, where a turn can go out from what is held."""
+        source, held = self._source, self._find(user_id)
+        since = held.since() if held is not None else None
+        news: News = yield self._step(lambda: source.news(user_id, session_id, since))
+        mark = news.mark
+        if held is None or since is None or not held.catch_up(since, news, source.change):
             held = held or Held()
             changes, known = held.changes, held.known()
             listed: list[int] = yield self._step(lambda: source.stamps(user_id))
@@ -166,7 +261,11 @@ class Shelf:
                 changes += yield from self._fetch(held, user_id, missing[i : i + BATCH])
             yield in_thread(partial(self._settle, user_id, held, mark, known.difference(listed), changes))
         held.expire(self._now())
-        return held.index
+        if news.session is None or session_id is None:
+            return held.index, None
+        with held.index.lock:
+            last = held.index.last(session_id)
+        return held.index, Looked(held, news.session, last) if last is None or last.id in held.texts else None
 
     def _fetch(self, held: Held, user_id: str, stamps: Sequence[int]) -> Flow[int]:
         """Reads records; returns how many were added."""
@@ -174,8 +273,7 @@ class Shelf:
 
         def take() -> tuple[int, int, dict[int, tuple[Cells, Vector | None]]]:
             found, damaged, stale = entries_of(cells, held.index.dims)
-            texts = {row.stamp: (row.text, row.metadata) for row in cells}
-            held.add(found, {entry.id: texts[entry.stamp] for entry, _ in found})
+            held.add(found, cells)
             held.left_out |= damaged
             return len(found), len(damaged), stale
 

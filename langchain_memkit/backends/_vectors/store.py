@@ -328,7 +328,7 @@ class RecordVectorStore(Forgetting, VectorStore):
 
     def _nearest(self, vector: Vector, k: int, scope: Scope) -> Flow[list[tuple[Shown, float]]]:
         """Every vector of the user is compared."""
-        index = yield from self._shelf.read(scope.user_id)
+        index, _ = yield from self._shelf.read(scope.user_id)
 
         def ranked() -> list[tuple[str, float]]:
             with index.lock:

@@ -15,11 +15,13 @@ from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, ru
 from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.embedding import checked
 from langchain_memkit.backends._vectors.reading import Reading
-from langchain_memkit.backends._vectors.rows import Row, Written, check_ids, record_row, shown_of
+from langchain_memkit.backends._vectors.rows import Row, Written, check_ids, document_of, record_row, shown_of
+from langchain_memkit.backends._vectors.shelf import Looked
 from langchain_memkit.base import check_id
 from langchain_memkit.scoring.index import Begun
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
+SHORT = 2000  # characters that are not worth a thread
 
 
 class Writing(Reading):
@@ -43,8 +45,8 @@ class Writing(Reading):
             ids: Of records of this session that are to be written.
             messages: Ids of the messages that are to be written, if they begin a new round: then the last record may be
                 left out where it waits for nothing and says none of this. None: it is always read.
-            since: The generation that the first try of the same turn was told, where this is another one: if the
-                session was forgotten since, this generation is returned, and `write` refuses it.
+            since: The generation that the first try of the same turn was told, where this is another one: it is
+                returned, and if the session was forgotten since, `write` refuses it.
 
         Returns:
             The session's generation (drawn now if it has none), its last record, the vectors of texts of this user
@@ -84,9 +86,7 @@ class Writing(Reading):
         backend = self._backend
         found: Beginning = yield self._step(lambda: backend.begin(user_id, session_id, digests, ids, messages))
         if since is not None:
-            here = (user_id, session_id, since, found.generation)
-            if (yield self._step(lambda: backend.forgotten(*here))):
-                found = found._replace(generation=since)
+            found = found._replace(generation=since)
         now = self._now()
         last = [shown.document for shown in shown_of(found.last, now)]
         records = {shown.document.id or "": shown.document for shown in shown_of(found.records, now)}
@@ -98,6 +98,27 @@ class Writing(Reading):
         position = found.position if isinstance(found.position, int) else 0  # it may be damaged
         return Begun(found.generation, last[0] if last else None, vectors, records, position)
 
+    def begun(self, looked: Looked, digests: Collection[str], ids: Collection[str]) -> Begun | None:
+        """As `begin`, from what is held since a turn looked; None if that is not enough any more. Nothing is read."""
+        held, (generation, state), last = looked
+        with held.index.lock:
+            texts, known = held.texts, [name for name in ids if name in held.index]
+            wanted = known if last is None else [*known, last.id]
+            vectors = {digest: held.index.vector_of(held.digests.get(digest, "")) for digest in digests}
+            if any(name not in texts for name in wanted):
+                return None
+            shown = {name: document_of(name, *texts[name]) for name in wanted}
+        records = {name: document for name in known if (document := shown[name]) is not None}
+        here = last.stamp if last is not None else 0
+        return Begun(
+            generation,
+            None if last is None else shown[last.id],
+            {digest: vector for digest, vector in vectors.items() if vector is not None},
+            records,
+            0 if last is None else last.position,
+            here if state is None else state,
+        )
+
     def write(
         self,
         user_id: str,
@@ -107,6 +128,7 @@ class Writing(Reading):
         vectors: Sequence[Any],
         delete: Collection[str] = (),
         expected: Mapping[str, str] = NOTHING,
+        state: int | None = None,
     ) -> bool:
         """Stores records of a session, in place of those with the same ids, and deletes others.
 
@@ -119,6 +141,7 @@ class Writing(Reading):
             delete: Ids of records of this user.
             expected: Digests by id of records of this session that must be stored with that text, as `digest_of` makes
                 them: so that nobody's answer is lost where two go on from the same record.
+            state: As `begun` told it: records are added only if nobody else added any since. None: in any case.
 
         Returns:
             Whether the session is still the one that began; if it was forgotten meanwhile, nothing is stored.
@@ -128,8 +151,8 @@ class Writing(Reading):
             ValueError: An id is malformed, or a document is of another session.
             ConfigurationError: A vector is none, or of another model.
             MessageEncodeError: A value in the metadata would not come back equal. Nothing was stored.
-            HistoryConflictError: A record that was expected is gone or has another text, or an id belongs to another
-                session. Nothing was stored.
+            HistoryConflictError: A record that was expected is gone or has another text, somebody else added records
+                since, or an id belongs to another session. Nothing was stored.
             HistoryWriteError: The store failed; `maybe_stored` says whether the outcome is unknown. Calling again is
                 safe.
 
@@ -148,7 +171,7 @@ class Writing(Reading):
             False
         """
         place = _place(user_id, session_id)
-        work = self._write(*place, generation, documents, vectors, check_ids(delete), _digests(expected))
+        work = self._write(*place, generation, documents, vectors, check_ids(delete), _digests(expected), state)
         return drive(work, run_step)
 
     async def awrite(
@@ -160,10 +183,11 @@ class Writing(Reading):
         vectors: Sequence[Any],
         delete: Collection[str] = (),
         expected: Mapping[str, str] = NOTHING,
+        state: int | None = None,
     ) -> bool:
         """Async twin of `write`."""
         place = _place(user_id, session_id)
-        work = self._write(*place, generation, documents, vectors, check_ids(delete), _digests(expected))
+        work = self._write(*place, generation, documents, vectors, check_ids(delete), _digests(expected), state)
         return await adrive(work, arun_step)
 
     def _write(
@@ -175,13 +199,15 @@ class Writing(Reading):
         vectors: Sequence[Any],
         delete: list[str],
         expected: dict[str, str],
+        state: int | None,
     ) -> Flow[bool]:
         check_id(generation, "generation")
         if len(documents) != len(vectors):
             msg = f"there are {len(documents)} documents and {len(vectors)} vectors"
             raise ValueError(msg)
-        rows: list[Row] = yield in_thread(lambda: [record_row(d, user_id, session_id) for d in documents])
-        return (yield from self._store(user_id, rows, vectors, delete, (session_id, generation), expected))
+        long = sum(len(document.page_content) for document in documents) > SHORT
+        rows: list[Row] = yield in_thread(lambda: [record_row(d, user_id, session_id) for d in documents], long=long)
+        return (yield from self._store(user_id, rows, vectors, delete, (session_id, generation), expected, state))
 
     def _store(
         self,
@@ -191,6 +217,7 @@ class Writing(Reading):
         delete: Sequence[str] = (),
         place: tuple[str, str] | None = None,
         expected: Mapping[str, str] = NOTHING,
+        state: int | None = None,
     ) -> Flow[bool]:
         """Rows of a user, each id once, with their vectors."""
         embedded = [i for i, vector in enumerate(vectors) if vector is not None]
@@ -203,7 +230,7 @@ class Writing(Reading):
         if not distinct and not removed and place is None:
             return True
         written: Written | None = yield self._step(
-            lambda: self._backend.write(user_id, distinct, removed, place, expected)
+            lambda: self._backend.write(user_id, distinct, removed, place, expected, state)
         )
         if written is None:
             return False

@@ -4,7 +4,6 @@
 {_id: {id: "<id>", user_id}, user_id, session_id, round_id, position, text, said, metadata, ..., stamp, vector, v}
 {_id: {user_id, session_id}, user_id, session_id, generation, stamp, last}    a session: without it its records are dead
 {_id: {probe: 1}, user_id: "", session_id: "", probe}            what the embedding model makes of a fixed text
-{_id: {forgotten: <hash>}, user_id: "", session_id: "", at, expires_at}    a session or user that was forgotten
 ```
 
 A record of nobody has its id alone as `_id`, and so have those that memkit 0.1.0 stored for users: these are found, and
@@ -12,6 +11,7 @@ replaced where they stand.
 
 The stamp of a record is its number. That of a session is at most 0 and goes down by a random number with each change of
 its records, after the change: so the sum over a user's sessions tells whether anything changed, and an index knows it.
+Records keep this number as `step`: so who reads some that are new knows whether these are all that has changed.
 `last` says of a session's last record whether it has to be read before the next one is written.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -29,6 +29,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import ASCENDING, DESCENDING, IndexModel, UpdateOne
 
 from langchain_memkit.backends._vectors.rows import Cells, Row, Stored
+from langchain_memkit.backends._vectors.shelf import Since
 from langchain_memkit.errors import MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.scoring.words import STEMS_VERSION
@@ -46,13 +47,15 @@ PROBE_ID = {"probe": 1}
 ON_CELLS = dict.fromkeys(
     (
         "_id", "session_id", "round_id", "position", "created_at", "importance", "epoch", "expires_at", "said",
-        "messages", "stems_version", "vector", "text", "metadata", "v", "stamp", "generation",
+        "messages", "stems_version", "vector", "text", "metadata", "digest", "v", "step", "stamp",
+        "generation",
     ),
     1,
 )  # fmt: skip
 ON_TEXTS = dict.fromkeys(
     ("_id", "user_id", "session_id", "position", "expires_at", "text", "metadata", "v", "stamp", "generation"), 1
 )
+ON_SESSION = {"generation": 1, "stamp": 1, "last.waits": 1}
 ON_DEAD = dict.fromkeys(("_id", "session_id", "stamp", "generation"), 1)
 ON_STORED = {**ON_TEXTS, "vector": 1}
 ON_BEGIN = {**ON_STORED, "digest": 1, "last": 1}
@@ -103,6 +106,20 @@ def session_filter(user_id: str, session_id: str) -> dict[str, Any]:
     }
 
 
+def news_pipeline(collection: str, user_id: str, session_id: str | None, since: Since | None) -> list[dict[str, Any]]:
+    """What gives a session, the sum of the stamps of all of the user's, and records that were added, in this order."""
+    whole = [{"$match": not_records(user_id)}, {"$group": {"_id": None, "total": {"$sum": "$stamp"}}}]
+    parts: list[list[dict[str, Any]]] = [whole]
+    if session_id is not None:  # before the sum: what is stored in between is then among what is new
+        parts.insert(0, [{"$match": session_filter(user_id, session_id)}, {"$project": ON_SESSION}])
+    if since is not None:
+        # ours may be higher than some that others wrote meanwhile
+        stamps = {"$gt": since.stamp, "$nin": [Int64(stamp) for stamp in since.own]}
+        parts.append([{"$match": records_filter(user_id, stamp=stamps)}, {"$project": ON_CELLS}])
+    first, *others = parts
+    return [*first, *({"$unionWith": {"coll": collection, "pipeline": part}} for part in others)]
+
+
 def not_records(user_id: str) -> dict[str, Any]:
     """A filter on the documents of a user's sessions."""
     return {"user_id": {"$eq": user_id}, "stamp": {"$lte": 0}}
@@ -151,17 +168,18 @@ def draw_stamps(count: int) -> list[int]:
     return [(micros + i << CHANCE_BITS) + random.getrandbits(CHANCE_BITS) for i in range(count)]
 
 
-def upsert(row: Row, generation: str | None, stamp: int) -> UpdateOne:
+def upsert(row: Row, generation: str | None, stamp: int, step: int) -> UpdateOne:
     """What stores a row in place of the one with its id, if that one is of the same session; its recalls stay.
 
     Args:
         row: The row.
         generation: Of its session: a row of another generation is not replaced. None for plain documents.
         stamp: The row's number.
+        step: Of the write.
     """
     query = record_filter(row.user_id, row.entry.session, row.entry.id)
     first = {"_id": key_of(row.user_id, row.entry.id)}
-    change: dict[str, Any] = {"$set": _fields_of(row, stamp), "$setOnInsert": first}
+    change: dict[str, Any] = {"$set": _fields_of(row, stamp, step), "$setOnInsert": first}
     if generation is None:
         first["generation"] = ""
     else:
@@ -169,14 +187,16 @@ def upsert(row: Row, generation: str | None, stamp: int) -> UpdateOne:
     return UpdateOne(query, change, upsert=True, hint=BY_ID)
 
 
-def insert(row: Row, generation: str, stamp: int) -> UpdateOne:
+def insert(row: Row, generation: str, stamp: int, step: int) -> UpdateOne:
     """What stores a row, if there is none with its id."""
     query = {**record_filter(row.user_id, row.entry.session, row.entry.id), "generation": {"$eq": generation}}
-    fields = _fields_of(row, stamp, _id=key_of(row.user_id, row.entry.id))
+    fields = _fields_of(row, stamp, step, _id=key_of(row.user_id, row.entry.id))
     return UpdateOne(query, {"$setOnInsert": fields}, upsert=True, hint=BY_ID)
 
 
-def exchange(user_id: str, place: tuple[str, str], name: str, digest: str, new: tuple[Row, int] | None) -> UpdateOne:
+def exchange(
+    user_id: str, place: tuple[str, str], name: str, digest: str, new: tuple[Row, int, int] | None
+) -> UpdateOne:
     """What replaces a record, if its text is still the one with this digest; nothing is added.
 
     Args:
@@ -184,7 +204,7 @@ def exchange(user_id: str, place: tuple[str, str], name: str, digest: str, new: 
         place: Session and generation.
         name: The record's id.
         digest: Of the text that it should have.
-        new: The new row and its number; None to look only.
+        new: The new row, its number and the step of the write; None to look only.
     """
     query = {**record_filter(user_id, place[0], name), "generation": {"$eq": place[1]}}
     if new is None:
@@ -199,7 +219,7 @@ def record_filter(user_id: str, session_id: str, name: str) -> dict[str, Any]:
     return {"user_id": {"$eq": user_id}, "session_id": {"$eq": session_id}, **with_ids(user_id, [name])}
 
 
-def _fields_of(row: Row, stamp: int, **more: Any) -> RawBSONDocument:
+def _fields_of(row: Row, stamp: int, step: int, **more: Any) -> RawBSONDocument:
     """All that is stored of a row, but whose it is; encoded once, to see how large it is."""
     entry = row.entry
     fields = {
@@ -216,6 +236,7 @@ def _fields_of(row: Row, stamp: int, **more: Any) -> RawBSONDocument:
         "digest": row.digest,
         "stems_version": STEMS_VERSION,
         "stamp": Int64(stamp),
+        "step": Int64(step),
         "vector": None if row.vector is None else Binary(FLOAT32 + row.vector, VECTOR_SUBTYPE),
         "v": FORMAT_VERSION,
         **more,
@@ -259,6 +280,7 @@ def take_turn(user_id: str, step: int, place: tuple[str, str], last: Mapping[str
     Nor looked at it, as whoever is about to does: but for the `first_look` of those who send this.
     """
     here = {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}, "last.waits": {"$eq": last["waits"]}}
+    here["last.position"] = {"$lt": last["position"]}
     return UpdateOne(here, {"$inc": {"stamp": Int64(step)}, "$set": {"last": last}}, hint=BY_ID)
 
 
@@ -275,6 +297,29 @@ def first_look(user_id: str, place: tuple[str, str], stamp: int) -> UpdateOne:
 
 def _alive(user_id: str, place: tuple[str, str]) -> dict[str, Any]:
     return {**session_filter(user_id, place[0]), "generation": {"$eq": place[1]}}
+
+
+def last_of(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """What there is to know of the last one of these records."""
+    row = max(rows, key=lambda row: row.entry.position, default=None)
+    if row is None:
+        return None
+    waits = bool(row.metadata.get("open")) or bool(row.entry.said and row.entry.said[-1].role == "human")
+    messages = [message for message in row.entry.messages if message]
+    return {"position": Int64(row.entry.position), "waits": waits, "digest": row.digest, "messages": messages}
+
+
+def matters(last: Any, digests: Sequence[str], messages: Collection[str] | None) -> bool:
+    """Whether a session's last record has to be read.
+
+    Args:
+        last: As `last_of` said it.
+        digests: Of the texts that are to be written.
+        messages: Ids of the messages that are to be written; None if they may go on with it.
+    """
+    if messages is None or not isinstance(last, Mapping) or last.get("waits") is not False:
+        return True
+    return last["digest"] in digests or not set(messages).isdisjoint(last["messages"])
 
 
 def probe_document(probe: bytes) -> dict[str, Any]:
@@ -300,8 +345,10 @@ def cells_of(document: Mapping[str, Any]) -> Cells:
     except (KeyError, TypeError):
         facts = None
     get = document.get
-    text = get("text"), get("metadata")
-    return Cells(int(document["stamp"]), facts, get("stems_version"), vector_of(document), *text, get("v"))
+    shown = get("text"), get("metadata"), get("digest")
+    return Cells(
+        int(document["stamp"]), facts, get("stems_version"), vector_of(document), *shown, get("v"), get("step")
+    )
 
 
 def stored_of(document: Mapping[str, Any]) -> Stored:

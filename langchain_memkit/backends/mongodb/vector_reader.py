@@ -11,6 +11,7 @@ from pymongo.errors import PyMongoError
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.rows import Cells, Mark, Stored
+from langchain_memkit.backends._vectors.shelf import News, Session, Since
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Call, Place, Runner
 from langchain_memkit.backends.mongodb.repeating import batches
@@ -25,8 +26,11 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     PROBE_ID,
     begin_filter,
     cells_of,
+    is_session,
     live,
+    matters,
     name_of,
+    news_pipeline,
     not_records,
     owned_filter,
     records_filter,
@@ -35,7 +39,6 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     with_ids,
 )
 from langchain_memkit.backends.mongodb.vector_indexes import ensure_vector_indexes
-from langchain_memkit.backends.mongodb.vector_recent import matters
 from langchain_memkit.base import Now, SessionInfo
 
 SAME = 8  # records with one text that are looked at for its vector
@@ -66,11 +69,23 @@ class VectorReader(Runner):
         rows: list[dict[str, Any]] = yield from self._call(lambda c: cursor.to_list())
         return rows
 
-    def mark(self, user_id: str) -> Flow[Mark | None]:
-        """The sum of the stamps of the user's sessions; an index knows it. None if there is no session."""
-        total = {"$group": {"_id": None, "total": {"$sum": "$stamp"}}}
-        found = yield from self.reading(self._rows([{"$match": not_records(user_id)}, total]))
-        return (int(found[0]["total"]),) if found and found[0]["total"] else None
+    def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]:
+        """The mark: the sum of the stamps of the user's sessions, None if there is no session; and what is new."""
+        pipeline = news_pipeline(self.settings.names[1], user_id, session_id, since)
+        mark: Mark | None = None
+        session, cells = None, []
+        for found in (yield from self.reading(self._rows(pipeline))):
+            if found["_id"] is None:
+                mark = (int(found["total"]),) if found["total"] else None
+            elif not is_session(found):
+                cells.append(cells_of(found))
+            elif (found.get("last") or {}).get("waits") is False:
+                session = Session(str(found.get("generation")), int(found.get("stamp") or 0))
+        return News(session, mark, cells)
+
+    def change(self, cells: Sequence[Cells], replaced: Sequence[int]) -> Mark:
+        """Of the mark, by these records: each write has a step of its own."""
+        return (sum({int(row.step) for row in cells if isinstance(row.step, int)}),)
 
     def stamps(self, user_id: str) -> Flow[list[int]]:
         """Stamps of the user's records."""

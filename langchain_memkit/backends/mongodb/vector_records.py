@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 from uuid import uuid4
 
 from bson import Int64
-from pymongo import ReturnDocument, UpdateOne
+from pymongo import ReturnDocument
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.rows import Row, Written, check_expected
-from langchain_memkit.backends.mongodb.clients import Clients
-from langchain_memkit.backends.mongodb.commands import Place
 from langchain_memkit.backends.mongodb.repeating import BATCH, Taken, batches
 from langchain_memkit.backends.mongodb.vector_documents import (
     draw_stamps,
@@ -28,6 +25,7 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     first_look,
     insert,
     is_session,
+    last_of,
     look,
     probe_document,
     records_filter,
@@ -39,18 +37,12 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     vector_of,
     with_ids,
 )
-from langchain_memkit.backends.mongodb.vector_recent import Recent, Session, Token, last_of
 from langchain_memkit.backends.mongodb.vector_writer import VectorWriter
-from langchain_memkit.base import Now
 from langchain_memkit.errors import HistoryConflictError
 
 
 class VectorRecords(VectorWriter):
     """Flows of a store; what they do for memories and searches, `backends/_vectors` says."""
-
-    def __init__(self, clients: Clients, settings: Place, now: Now) -> None:
-        super().__init__(clients, settings, now)
-        self._recent = Recent()
 
     # -- a session begins
 
@@ -63,18 +55,13 @@ class VectorRecords(VectorWriter):
         messages: Collection[str] | None,
     ) -> Flow[Beginning]:
         """Generation, last record, stored vectors, and records."""
-        if token := self._recent.known(user_id, session_id, digests, messages):
-            return Beginning(str(token), [], {}, [], token.position)
         found = yield from self.reading(self._known(user_id, session_id, digests, ids))
         session = next((d for d in found if is_session(d)), None)
         last, position = None, 0
         if session is None:
             generation = yield from self._draw(user_id, session_id)
-            self._recent.begun(user_id, session_id, Session(generation))
         else:
             generation = str(session.get("generation"))
-            known = Session(generation, int(session.get("stamp") or 0), session.get("last"))
-            self._recent.begun(user_id, session_id, known)
             last, position = yield from self.reading(self._last(session, digests, messages))
         vectors = {d["digest"]: vector_of(d) or b"" for d in found if d.get("digest") in digests}
         here, names = [user_id, session_id, generation], set(ids)
@@ -96,24 +83,6 @@ class VectorRecords(VectorWriter):
                 continue  # somebody else drew one in the same moment
             return str(document["generation"])
 
-    def forgotten(self, user_id: str, session_id: str, since: str, generation: str) -> Flow[bool]:
-        """Whether a session was forgotten since a turn of it began, which was told this; now it has this generation."""
-        token = Token.of(since)
-        if token.generation == Token.of(generation).generation:
-            return False
-        return token.stamp is None or (yield from self._forgotten(user_id, session_id, token.began))
-
-    def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
-        """Deletes a session or a user; returns how many records."""
-        count = yield from super().forget(user_id, session_id)
-        self._recent.forget(user_id, session_id)
-        return count
-
-    def _stir(self, user_id: str) -> Flow[None]:
-        """Tells that records were deleted, by a session that is then not as this process left it."""
-        yield from super()._stir(user_id)
-        self._recent.doubt(user_id)
-
     def keep_probe(self, probe: bytes) -> Flow[bytes]:
         """Keeps the probe unless there is one; returns the one that is kept."""
         yield from self._ready()
@@ -130,60 +99,50 @@ class VectorRecords(VectorWriter):
         delete: Sequence[str],
         place: tuple[str, str] | None,
         expected: Mapping[str, str],
+        state: int | None,
     ) -> Flow[Written | None]:
         """Stores rows and deletes others; None if the session is another one."""
         yield from self._ready()
-        token, last = Token.of(place[1] if place else ""), last_of(rows)
-        if place is not None:
-            place = (place[0], token.generation)
-            newer = last is not None and last["position"] > token.position and len(rows) <= BATCH
-            if token.stamp is not None and last is not None and newer and not (expected or delete):
-                return (yield from self._added(user_id, place[0], rows, token, last))
-        else:
+        if place is None:
             yield from self._check_owners(user_id, rows, "Nothing was stored")
-        stamps, step, steps = draw_stamps(len(rows)), draw_step(), 0
+        elif state is not None and 0 < len(rows) <= BATCH and not (expected or delete):
+            return (yield from self._added(user_id, place, rows, state))
+        stamps, total = draw_stamps(len(rows)), 0
         stamped = list(zip(rows, stamps, strict=True))
-        changes = [
-            (row, upsert(row, place and place[1], stamp)) for row, stamp in stamped if row.entry.id not in expected
-        ]
+        changes = [(row, stamp) for row, stamp in stamped if row.entry.id not in expected]
         begun = alive = False
         if place is not None and expected:
+            total = step = draw_step()
             begun = alive = yield from self._exchanged(user_id, stamped, place, expected, step)
-            steps += 1
         if changes or not expected:
             for batch in batches(changes) if changes else [[]]:
+                total += (step := draw_step())  # each of its own: who reads what is new adds them up
                 alive = yield from self._upserted(user_id, batch, place, step, begun=begun)
-                begun, steps = True, steps + 1
+                begun = True
                 if not alive:
                     break
-        if place is not None:
-            if not alive:
-                yield from self._gone(user_id, place[0], rows, token)
-                return None
-            last = None if expected else last
-            self._recent.wrote(user_id, place, step * steps, last, [row.digest for row in rows])
+        if place is not None and not alive:
+            yield from self._withdraw(user_id, rows, place)
+            return None
         if delete:
             gone = records_filter(user_id, **with_ids(user_id, delete))
             yield from self._sent(lambda c: c.delete_many(gone), begun=bool(rows))
             yield from self._stir(user_id)
-        return Written(stamps, (step * steps,))
+        return Written(stamps, (total,))
 
-    def _added(
-        self, user_id: str, session_id: str, rows: Sequence[Row], token: Token, last: dict[str, Any]
-    ) -> Flow[Written | None]:
-        """Stores rows that are new, if their session is as this process left it; nothing is replaced.
+    def _added(self, user_id: str, place: tuple[str, str], rows: Sequence[Row], state: int) -> Flow[Written | None]:
+        """Stores rows that are new, if their session is as the turn found it; nothing is replaced.
 
-        None if the session was forgotten since the turn began.
+        None if the session was forgotten since.
 
         Raises:
-            HistoryConflictError: It is another one than this process left.
+            HistoryConflictError: Somebody else has added to it since.
         """
-        place, stamp = (session_id, token.generation), token.stamp or 0
-        stamps, step = draw_stamps(len(rows)), draw_step()
-        operations = [insert(row, place[1], number) for row, number in zip(rows, stamps, strict=True)]
-        operations.append(take_turn(user_id, step, place, last, stamp))
+        stamps, step, last = draw_stamps(len(rows)), draw_step(), last_of(rows) or {}
+        operations = [insert(row, place[1], stamp, step) for row, stamp in zip(rows, stamps, strict=True)]
+        operations.append(take_turn(user_id, step, place, last, state))
         if last["waits"]:
-            operations.insert(0, first_look(user_id, place, stamp))
+            operations.insert(0, first_look(user_id, place, state))
         others = len(operations) - len(rows)
         try:
             result = yield from self._sent(lambda c: c.bulk_write(operations))
@@ -192,33 +151,19 @@ class VectorRecords(VectorWriter):
         else:
             added = len(result.upserted_ids) == len(rows) and result.matched_count == others
         if added:
-            self._recent.wrote(user_id, place, step, last, [row.digest for row in rows])
             return Written(stamps, (step,))
-        self._recent.doubt(user_id, session_id)
         # what was added is of use to whoever begins again
         alive = yield from self._sent(lambda c: c.bulk_write([stir(user_id, step, place)]), begun=True)
         if not alive.matched_count:
-            yield from self._gone(user_id, session_id, rows, token)
+            yield from self._withdraw(user_id, rows, place)
             return None
-        msg = f"session {session_id!r:.80} was changed by somebody else meanwhile. Others may be stored: begin again."
+        msg = f"session {place[0]!r:.80} was changed by somebody else meanwhile. Others may be stored: begin again."
         raise HistoryConflictError(msg)
-
-    def _gone(self, user_id: str, session_id: str, rows: Sequence[Row], token: Token) -> Flow[None]:
-        """Removes what was written for a session that is gone.
-
-        Raises:
-            HistoryConflictError: It was gone before the turn began, which nobody has looked at.
-        """
-        self._recent.doubt(user_id, session_id)
-        yield from self._withdraw(user_id, rows, (session_id, token.generation))
-        if token.stamp is not None and not (yield from self._forgotten(user_id, session_id, token.began)):
-            msg = f"session {session_id!r:.80} was forgotten before. Nothing was stored: begin again."
-            raise HistoryConflictError(msg)
 
     def _upserted(
         self,
         user_id: str,
-        batch: Sequence[tuple[Row, UpdateOne]],
+        batch: Sequence[tuple[Row, int]],
         place: tuple[str, str] | None,
         step: int,
         *,
@@ -227,7 +172,8 @@ class VectorRecords(VectorWriter):
         """Stores rows; returns whether their session is still there."""
         # all in one command, in this order: the session is looked at after the records were written
         last = last_of([row for row, _ in batch])
-        operations = [*(operation for _, operation in batch), stir(user_id, step, place, last)]
+        operations = [upsert(row, place and place[1], stamp, step) for row, stamp in batch]
+        operations.append(stir(user_id, step, place, last))
         if place is not None and last is not None and last["waits"]:  # known even if this process is killed in between
             operations.insert(0, look(user_id, place))
         while True:
@@ -263,7 +209,7 @@ class VectorRecords(VectorWriter):
             mine = records_filter(user_id, place[0], **with_ids(user_id, list(expected)))
             digests = yield from self.reading(self._found(mine, {"digest": 1}))
             stored = {d["_id"]: d.get("digest", "") for d in digests}
-        new = {row.entry.id: (row, stamp) for row, stamp in stamped}
+        new = {row.entry.id: (row, stamp, step) for row, stamp in stamped}
         operations = [exchange(user_id, place, name, old, new.get(name)) for name, old in expected.items()]
         operations.append(stir(user_id, step, place))
         if stored == expected:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -10,8 +9,7 @@ from bson import Int64
 
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.rows import Row
-from langchain_memkit.backends.mongodb.commands import Pause
-from langchain_memkit.backends.mongodb.repeating import BATCH, RepeatingRunner, Taken, batches
+from langchain_memkit.backends.mongodb.repeating import BATCH, RepeatingRunner, batches
 from langchain_memkit.backends.mongodb.vector_documents import (
     BY_ID,
     ON_DEAD,
@@ -22,18 +20,10 @@ from langchain_memkit.backends.mongodb.vector_documents import (
     with_ids,
 )
 from langchain_memkit.backends.mongodb.vector_indexes import ensure_vector_indexes
-from langchain_memkit.backends.mongodb.vector_markers import (
-    AGE,
-    NOW,
-    forgotten_since,
-    marker_filter,
-    markers_filter,
-)
 from langchain_memkit.backends.mongodb.vector_reader import VectorReader
 from langchain_memkit.errors import HistoryConflictError
 
 SEVERAL = 5  # tries of what may meet somebody else
-APART = 0.005  # seconds that a forget takes at least: so that a turn that begins after it is told from one before it
 
 
 class VectorWriter(VectorReader, RepeatingRunner):
@@ -67,8 +57,6 @@ class VectorWriter(VectorReader, RepeatingRunner):
 
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
         """Deletes a session or a user; returns how many records."""
-        yield from self._mark(user_id, session_id)
-        marked = time.monotonic()
         # the generations first: from then on a save is refused
         first = not_records(user_id) if session_id is None else session_filter(user_id, session_id)
         yield from self._sent(lambda c: c.delete_many(first))
@@ -76,30 +64,7 @@ class VectorWriter(VectorReader, RepeatingRunner):
         # once more: a save that was overtaken may have stored something since, and been killed
         yield from self.reading(self._alive(user_id, records_filter(user_id, session_id), ON_DEAD))
         yield from self._stir(user_id)
-        if (left := marked + APART - time.monotonic()) > 0:
-            yield Pause(left)
         return int(result.deleted_count)
-
-    def _mark(self, user_id: str, session_id: str | None) -> Flow[None]:
-        """Keeps for a while that a session or user was forgotten."""
-        marker = marker_filter(user_id, session_id)
-        while True:
-            try:
-                yield from self._sent(lambda c: c.update_one(marker, NOW, upsert=True, hint=BY_ID))
-            except Taken:
-                continue  # somebody else forgets it in the same moment
-            return
-
-    def _forgotten(self, user_id: str, session_id: str, began: int) -> Flow[bool]:
-        """Whether a session that is gone was forgotten since a turn began; true if that cannot be told."""
-        markers = markers_filter(user_id, session_id)
-        for _ in range(SEVERAL):
-            asked = time.monotonic_ns()
-            found = yield from self._sent(lambda c: c.find(markers, AGE, hint=BY_ID).to_list(), begun=True)
-            since = forgotten_since(began, asked, time.monotonic_ns(), found)
-            if since is not None:
-                return since
-        return True
 
     def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]:
         """Deletes what is too much; returns how many."""

@@ -39,9 +39,8 @@ class MongoDBVectorStore(RecordVectorStore):
 
     Give it to `VectorMemory`, or use it as any vector store. A document whose metadata has a `user_id` is found only by
     a search with that user in the filter; one without belongs to nobody. What another process wrote or deleted is seen
-    by the next search. A save that is under way while anybody forgets its session or user stores nothing: for an hour a
-    marker stays, a hash of the ids with a time. No I/O happens before the first use. Clients are shared as with
-    `MongoDBChatMessageHistory`.
+    by the next search. A save that is under way while anybody forgets its session or user stores nothing. No I/O
+    happens before the first use. Clients are shared as with `MongoDBChatMessageHistory`.
 
     The search is exact and runs in process on the records of one user, so any server will do. Where the deployment has
     search indexes (Atlas, or a server with mongot) and `setup(search_index=True)` built them, `similarity_search` asks

@@ -14,6 +14,7 @@ from uuid import uuid4
 from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.rows import Cells, Mark, Row, Stored, Written, check_expected
+from langchain_memkit.backends._vectors.shelf import News, Session, Since
 from langchain_memkit.backends.sqlite.database import Database
 from langchain_memkit.backends.sqlite.rows import LIVE, date_of
 from langchain_memkit.backends.sqlite.transactions import Transactions
@@ -31,6 +32,13 @@ from langchain_memkit.base import Now, SessionInfo
 from langchain_memkit.errors import HistoryConflictError
 
 STEP = 2**16
+MARK = (
+    "SELECT count(*), coalesce(sum(seq), 0), (SELECT generation FROM vector_generations"
+    " WHERE user_id = :user AND session_id = :session) FROM vectors WHERE user_id = :user"
+)
+LAST_STAMP = (
+    f"SELECT seq FROM vectors WHERE user_id = :user AND session_id = :session AND {LIVE} ORDER BY position DESC LIMIT 1"
+)
 THESE = "IN (SELECT value FROM json_each(:these))"
 PROBE = "probe 1"
 
@@ -52,12 +60,24 @@ class VectorRecords(Transactions):
         given = {"now": self._now().timestamp(), **parameters}
         return (yield from self._read(lambda connection: connection.execute(statement, given).fetchall()))
 
-    def mark(self, user_id: str) -> Flow[Mark | None]:
-        """Number of the user's records, and the sum of their stamps."""
-        rows = yield from self._select(
-            "SELECT count(*), coalesce(sum(seq), 0) FROM vectors WHERE user_id = :user", user=user_id
-        )
-        return tuple(rows[0])
+    def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]:
+        """Number of the user's records and the sum of their stamps, a session's generation, and what was added."""
+
+        def look(connection: sqlite3.Connection) -> News:
+            given = {"user": user_id, "session": session_id}
+            count, total, generation = connection.execute(MARK, given).fetchone()
+            session = None if generation is None else Session(generation)
+            if since is None or since.mark == (count, total):
+                return News(session, (count, total))
+            added = f"SELECT {CELLS} FROM vectors WHERE user_id = :user AND seq > :stamp AND seq NOT {THESE}"
+            more = {"user": user_id, "stamp": since.stamp, "these": json.dumps(since.own)}
+            return News(session, (count, total), cells_of(connection.execute(added, more).fetchall()))
+
+        return (yield from self._read(look))
+
+    def change(self, cells: Sequence[Cells], replaced: Sequence[int]) -> Mark:
+        """Of the mark, by these records in place of some with these stamps."""
+        return len(cells) - len(replaced), sum(row.stamp for row in cells) - sum(replaced)
 
     def stamps(self, user_id: str) -> Flow[list[int]]:
         """Stamps of the user's records."""
@@ -163,10 +183,11 @@ class VectorRecords(Transactions):
         delete: Sequence[str],
         place: tuple[str, str] | None,
         expected: Mapping[str, str],
+        state: int | None,
     ) -> Flow[Written | None]:
         """Stores rows and deletes others in one transaction; None if the session is another one."""
         ready = [values_of(row) for row in rows]
-        return (yield from self._write(partial(self._store, user_id, ready, delete, place, expected)))
+        return (yield from self._write(partial(self._store, user_id, ready, delete, place, expected, state)))
 
     def _store(
         self,
@@ -175,10 +196,17 @@ class VectorRecords(Transactions):
         delete: Sequence[str],
         place: tuple[str, str] | None,
         expected: Mapping[str, str],
+        state: int | None,
         connection: sqlite3.Connection,
     ) -> Written | None:
         if place is not None and _generation(connection, user_id, place[0]) != place[1]:
             return None
+        if place is not None and state is not None:
+            session = {"user": user_id, "session": place[0], "now": self._now().timestamp()}
+            last = connection.execute(LAST_STAMP, session).fetchone()
+            if (last[0] if last else 0) != state:
+                msg = f"session {place[0]!r:.80} was changed by somebody else. Nothing was stored: begin again."
+                raise HistoryConflictError(msg)
         expired = connection.execute(
             "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors WHERE expires_at <= ? LIMIT 100)"
             " RETURNING user_id, seq",
@@ -207,8 +235,9 @@ class VectorRecords(Transactions):
             else:
                 connection.execute(INSERT, row)
         gone = [name for name in delete if name in known]
-        remove = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
-        connection.execute(remove, {"these": json.dumps(gone), "user": user_id})
+        if gone:
+            remove = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
+            connection.execute(remove, {"these": json.dumps(gone), "user": user_id})
         lost = [*known.values(), *(seq for owner, seq in expired if owner == user_id)]
         return Written([row[0] for row in rows], (len(rows) - len(lost), sum(row[0] for row in rows) - sum(lost)))
 
@@ -247,11 +276,6 @@ class VectorRecords(Transactions):
         count = yield from self._write(delete, deleting=True)
         yield from self._erase(moved=True)
         return count
-
-    def forgotten(self, user_id: str, session_id: str, since: str, generation: str) -> Flow[bool]:
-        """Whether a session was forgotten since it had a generation; now it has another one, or the same."""
-        yield from ()
-        return since != generation
 
     def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]:
         """Deletes what is too much; returns how many."""

@@ -12,7 +12,7 @@ from langchain_memkit.backends.sqlite.rows import loaded
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.scoring.words import STEMS_VERSION
 
-CELLS = ", ".join(["seq", *Cells._fields[1:]])
+CELLS = "seq, facts, stems_version, vector, text, metadata, digest, v"  # as `Cells` has them
 STORED = ", ".join(["seq", *Stored._fields[1:]])
 TEXTS = STORED.replace(", vector", ", NULL")  # the same without the vector, which takes time to read
 COLUMNS = (
@@ -53,7 +53,7 @@ def cells_of(rows: Sequence[Sequence[Any]]) -> list[Cells]:
     except (TypeError, ValueError, RecursionError):
         facts = [loaded(row[1]) for row in rows]
     return [
-        Cells(row[0], fact, row[2], row[3], loaded(row[4]) if isinstance(row[4], bytes) else row[4], row[5], row[6])
+        Cells(row[0], fact, row[2], row[3], loaded(row[4]) if isinstance(row[4], bytes) else row[4], *row[5:])
         for row, fact in zip(rows, facts, strict=True)
     ]
 

@@ -33,9 +33,18 @@ from langchain_memkit.scoring.index import Index
 from langchain_memkit.scoring.ranking import Question, Ranking
 from langchain_memkit.scoring.relation import FLOOR
 
-__all__ = ["Core"]
+__all__ = ["Core", "TurnPlace"]
 
 logger = logging.getLogger("langchain_memkit")
+
+
+@dataclass(slots=True)
+class TurnPlace:
+    """The session of a turn, and what it was like when the turn looked."""
+
+    session_id: str
+    fetched: Any = None  # what `Core.fetch` read beside the history, if it did
+    looked: Any = None
 
 
 @dataclass(frozen=True)
@@ -119,20 +128,24 @@ class Core:
         """Whether it matters when a record was last recalled."""
         return bool(self.ranking.recency) or self.max_records is not None
 
-    def index(self, user_id: str) -> Flow[Index | None]:
-        """The user's records; None if they are found by the question only."""
-        store = self.store
-        if isinstance(store, ForeignStore):
-            return None
-        return (yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id)))  # type: ignore[no-any-return]  # results of steps are untyped
+    @property
+    def reads_texts(self) -> bool:
+        """Whether something is read for each batch of records that may be shown."""
+        return isinstance(self.store, ForeignStore) or self.get_session_history is not None
 
-    def look(self, user_id: str, text: str, index: Index | None = None) -> Flow[tuple[Index, Question]]:
+    def fetch(self, user_id: str, session_id: str) -> Flow[Any]:
+        """Read the user's records, and what the session is like; None if records are found by the question only."""
+        if isinstance(self.store, ForeignStore):
+            return None
+        return (yield from self.store.look(user_id, session_id))
+
+    def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> Flow[tuple[Index, Question]]:
         """The user's records, and the question as it is asked of them.
 
         Args:
             user_id: Whose.
             text: The question.
-            index: The records, if they were read for this question already.
+            place: Of the turn that asks; keeps what its session was like, for the save of the same turn.
         """
         store, now = self.store, self.now()
         accessed: Mapping[str, datetime] = {}
@@ -145,8 +158,12 @@ class Core:
             )
             index = yield Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
             return index, Question(text, None, now, similar, accessed)
-        if index is None:
-            index = yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id))
+        if place is not None and place.fetched is not None:
+            index, looked = place.fetched
+        else:
+            index, looked = yield from store.look(user_id, place.session_id if place is not None else None)
+        if place is not None:
+            place.looked = looked
         try:
             vector = yield Step(lambda: store.embed_query(text), lambda: store.aembed_query(text))
         except ConfigurationError:

@@ -12,12 +12,12 @@ from langchain_core.vectorstores import VectorStore
 from langchain_memkit._flow import Flow, Step, drive, run_step
 from langchain_memkit.base import GetSessionHistory, Now, TokenCounterLike, check_arguments, utc_now
 from langchain_memkit.memories.transcripts import Stretch
-from langchain_memkit.memories.vector.core import Core
+from langchain_memkit.memories.vector.core import Core, TurnPlace
 from langchain_memkit.memories.vector.factory import VectorMemoryFactory
 from langchain_memkit.memories.vector.recalling import recall
 from langchain_memkit.memories.vector.saving import save
 from langchain_memkit.memories.vector.verbs import VectorVerbs
-from langchain_memkit.scoring.index import Entry, Index
+from langchain_memkit.scoring.index import Entry
 from langchain_memkit.scoring.ranking import Ranking
 
 __all__ = ["VectorMemory"]
@@ -177,8 +177,8 @@ class VectorMemory(VectorVerbs):
 
     # -- flows
 
-    def _prefetch(self) -> Flow[Index | None]:
-        return self._core.index(self._user)
+    def _prefetch(self) -> Flow[Any]:
+        return self._core.fetch(self._user, self._session)
 
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
         shown = frozenset(message.id for message in getattr(query, "seen", ()) if message.id)
@@ -191,15 +191,21 @@ class VectorMemory(VectorVerbs):
 
         trial: bool = getattr(query, "trial", False)
         remarks: list[str] | None = getattr(query, "remarks", None)
-        fetched = self._take_fetched()
-        return (yield from recall(self._core, self._user, str(query), keep, fetched, trial=trial, remarks=remarks))
+        place = TurnPlace(self._session, self._take_fetched())
+        note = yield from recall(self._core, self._user, str(query), keep, trial=trial, place=place, remarks=remarks)
+        if not trial:
+            self._looked = place.looked
+        return note
 
     def _save(self, messages: Sequence[BaseMessage]) -> Flow[None]:
         epoch, expires_at = getattr(messages, "epoch", 0), getattr(messages, "expires_at", None)
         stretch = Stretch(messages, self._core.now(), epoch, expires_at, native=True)
-        yield from save(self._core, self._user, self._session, stretch)
+        looked, self._looked = self._looked, None  # of this turn: the next one looks again
+        self.save_was_checked = looked is not None
+        yield from save(self._core, self._user, self._session, stretch, looked)
 
     def _clear(self) -> Flow[None]:
+        self._looked = None
         if not self.read_only:
             store, ids = self._core.store, (self._user, self._session)
             yield Step(lambda: store.forget(*ids), lambda: store.aforget(*ids))

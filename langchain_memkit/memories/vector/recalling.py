@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
@@ -13,14 +14,14 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit.errors import HistoryWriteError
 from langchain_memkit.memories.transcripts import erased_messages
-from langchain_memkit.memories.vector.core import Core
+from langchain_memkit.memories.vector.core import Core, TurnPlace
 from langchain_memkit.memories.vector.hits import HitList, hit_of, record_of
 from langchain_memkit.memories.vector.rounds import SMALL_TALK
 from langchain_memkit.messages.counting import count_tokens
 from langchain_memkit.messages.limits import QUESTION, beginning
 from langchain_memkit.messages.notes import Record, lines_of, note_message
-from langchain_memkit.scoring.index import Entry, Index, digest_of
-from langchain_memkit.scoring.ranking import Ranked, rank
+from langchain_memkit.scoring.index import Entry, digest_of
+from langchain_memkit.scoring.ranking import Ranked, best_first
 from langchain_memkit.scoring.words import stems
 
 __all__ = ["recall", "search"]
@@ -29,6 +30,8 @@ logger = logging.getLogger("langchain_memkit")
 
 BATCH = 32  # records whose text is fetched at once
 RERANKED = 50
+FEW = 8  # the same, of texts that come with the index
+MANY = 1000  # records whose ranking is worth a thread
 SHORT = 2000  # characters whose words are not worth a thread
 MISSES = 3  # records that do not fit before the note is full
 LEAST, SURE = 0.3, 0.5  # the share of `max_tokens` that is filled at the floor; how far above it all of it is
@@ -42,9 +45,9 @@ def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitL
     text = beginning(text, QUESTION, "a question to the vector memory")
     hits = HitList()
     seen: set[str] = set()
-    ranked = yield from _ranked(core, user_id, text, keep)
-    for i in range(0, len(ranked), BATCH):
-        hits += [hit_of(*found) for found in (yield from _fetched(core, user_id, ranked[i : i + BATCH], seen))]
+    ranked, _, _ = yield from _ranked(core, user_id, text, keep)
+    while some := list(islice(ranked, BATCH)):
+        hits += [hit_of(*found) for found in (yield from _fetched(core, user_id, some, seen))]
         if len(hits) >= k:
             break
     return HitList(hits[:k])
@@ -55,9 +58,9 @@ def recall(
     user_id: str,
     text: str,
     keep: Keep,
-    index: Index | None = None,
     *,
     trial: bool = False,
+    place: TurnPlace | None = None,
     remarks: list[str] | None = None,
 ) -> Flow[list[BaseMessage]]:
     """As many of the best records as fit, in the order in which they were said, as one note.
@@ -67,8 +70,8 @@ def recall(
         user_id: Whose.
         text: The question.
         keep: Whether a record may be shown.
-        index: The records, if they were read for this question already.
         trial: Whether somebody only wants to see it.
+        place: The session of the turn.
         remarks: Where it is said what was left out, and why; None if nobody asks.
 
     Returns:
@@ -81,16 +84,16 @@ def recall(
     seen: set[str] = set()
     room = core.max_tokens - _tokens(core, note_message([Record("")]))
     misses = 0
-    ranked = yield from _ranked(core, user_id, text, keep, index, core.floor)
-    best = max((found.relation for found, _ in ranked), default=0.0)
+    ranked, count, best = yield from _ranked(core, user_id, text, keep, place, core.floor)
     share = _share(core.floor, best)
-    if remarks is not None and ranked and share < 1:
-        remarks.append(_remark(core.floor, best, len(ranked), share))
+    if remarks is not None and count and share < 1:
+        remarks.append(_remark(core.floor, best, count, share))
     if not share:
         return []
     spare = core.max_tokens - int(share * core.max_tokens)  # which the first record may take all the same
-    for i in range(0, len(ranked), BATCH):
-        for found, rerank, document in (yield from _fetched(core, user_id, ranked[i : i + BATCH], seen)):
+    size = BATCH if core.reads_texts else FEW
+    while some := list(islice(ranked, size)):
+        for found, rerank, document in (yield from _fetched(core, user_id, some, seen)):
             record = record_of(found, rerank, document, len(chosen))
             cost = _tokens(core, HumanMessage(lines_of(record)))
             if cost > room - (spare if chosen else 0):
@@ -130,28 +133,35 @@ def _remark(floor: float | None, best: float, records: int, share: float) -> str
 
 
 def _ranked(
-    core: Core, user_id: str, text: str, keep: Keep, index: Index | None = None, floor: float | None = None
-) -> Flow[Sequence[Found]]:
-    """Records, best first, with the reranker's score if there is one: it is not asked where all are below the floor."""
-    index, question = yield from core.look(user_id, text, index)
-    found: list[Ranked] = yield in_thread(lambda: rank(index, question, core.ranking, keep))
+    core: Core, user_id: str, text: str, keep: Keep, place: TurnPlace | None = None, floor: float | None = None
+) -> Flow[tuple[Iterator[Found], int, float]]:
+    """Records, best first, with the reranker's score if there is one; how many; and what the best has to do with it.
+
+    A reranker is not asked where all records are below the floor.
+    """
+    index, question = yield from core.look(user_id, text, place)
+    found: Iterator[Ranked]
+    found, count, best = yield in_thread(
+        lambda: best_first(index, question, core.ranking, keep), long=len(index) > MANY
+    )
     if question.vector is None and question.similar is None:  # then everything is ranked, matches first
-        found = [ranked for ranked in found if ranked.score > 0]
-    below = floor is not None and max((ranked.relation for ranked in found), default=0.0) < floor
-    if core.reranker is None or not found or below:
-        return [(ranked, None) for ranked in found]
-    by_id = {ranked.entry.id: ranked for ranked in found[:RERANKED]}
+        found = (ranked for ranked in found if ranked.score > 0)
+    if core.reranker is None or (floor is not None and best < floor):
+        return ((ranked, None) for ranked in found), count, best
+    by_id = {ranked.entry.id: ranked for ranked in islice(found, RERANKED)}
+    if not by_id:
+        return iter(()), 0, 0.0
     documents = yield from core.documents(user_id, list(by_id))
     given = [
         Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
         for d in (documents[name] for name in by_id if name in documents)
     ]
     reranker = core.reranker
-    best = yield Step(
+    anew = yield Step(
         lambda: reranker.compress_documents(given, text), lambda: reranker.acompress_documents(given, text)
     )
-    chosen = [(d.metadata.get("memkit_id") or d.id, d.metadata.get("relevance_score")) for d in best]
-    return [(by_id[name], score) for name, score in chosen if name in by_id]
+    chosen = [(d.metadata.get("memkit_id") or d.id, d.metadata.get("relevance_score")) for d in anew]
+    return ((by_id[name], score) for name, score in chosen if name in by_id), count, best
 
 
 def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[Iterator[Any]]:

@@ -31,11 +31,20 @@ __all__ = ["begin", "micros", "same", "save", "write"]
 
 logger = logging.getLogger("langchain_memkit")
 
+SHORT = 2000  # characters that are not worth a thread
 TRIES = 10  # of a turn that goes on with a round which others go on with at the same time
 
 
-def save(core: Core, user_id: str, session_id: str, stretch: Stretch) -> Flow[None]:
-    """Stores what is new of a turn; what goes on with a stored round is added to it."""
+def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: Any = None) -> Flow[None]:
+    """Stores what is new of a turn; what goes on with a stored round is added to it.
+
+    Args:
+        core: The options.
+        user_id: Whose.
+        session_id: The conversation.
+        stretch: The turn.
+        looked: What the session was like when the turn was loaded: nothing is read then, unless that has changed.
+    """
     if core.read_only:
         return
 
@@ -43,14 +52,19 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch) -> Flow[No
         rounds = [r._replace(expires_at=core.expiry(r.at, r.expires_at)) for r in rounds_of([stretch], core.now())]
         return rounds, [documents_of(r, user_id, session_id, micros(r.at), core.splitter) for r in rounds]
 
-    rounds, drafts = yield in_thread(drafted)
+    contents = [message.content for message in stretch.messages]
+    long = not all(isinstance(content, str) for content in contents) or sum(map(len, contents)) > SHORT
+    rounds, drafts = yield in_thread(drafted, long=long)
     if not rounds:
         return
     since: str | None = None  # what the first try was told: a forget after that concerns the later ones as well
     for left in reversed(range(TRIES)):
         try:
             texts, messages = [d for draft in drafts for d in draft], _messages(rounds)
-            begun: Begun = yield from begin(core, user_id, session_id, texts, messages, since)
+            begun: Begun | None = _known(core, looked, texts)
+            looked = None
+            if begun is None:
+                begun = yield from begin(core, user_id, session_id, texts, messages, since)
             since = since or begun.generation
             documents, expected = yield from _new(core, (user_id, session_id), rounds, drafts, begun)
         except HistoryReadError as error:
@@ -120,6 +134,14 @@ def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | Non
     return (yield from core.documents(place[0], [end])).get(end)
 
 
+def _known(core: Core, looked: Any, documents: Sequence[Document]) -> Begun | None:
+    """As `begin`, from what the turn found when it was loaded; None if it has to be looked up."""
+    if looked is None:
+        return None
+    digests = {digest_of(document.page_content) for document in documents}
+    return core.store.begun(looked, digests, [document.id for document in documents if document.id])  # type: ignore[no-any-return]  # a store is untyped
+
+
 def _messages(rounds: Sequence[Round]) -> list[str] | None:
     """Ids of the messages of a turn that begins a round; None for one that may go on with a stored one."""
     if rounds[0].lines[0].role != "human":
@@ -169,9 +191,10 @@ def write(
             vectors[i] = vector
     yield from _rate(core, documents)
     arguments = (user_id, session_id, begun.generation, documents, vectors)
-    alive: bool = yield Step(
-        lambda: store.write(*arguments, expected=expected), lambda: store.awrite(*arguments, expected=expected)
-    )
+    given: dict[str, Any] = {"expected": expected}
+    if begun.state is not None:  # only stores of ours tell one
+        given["state"] = begun.state
+    alive: bool = yield Step(lambda: store.write(*arguments, **given), lambda: store.awrite(*arguments, **given))
     if alive and (most := core.max_records) is not None:
         kept = [document.id for document in documents]
         yield Step(lambda: store.evict(user_id, most, kept), lambda: store.aevict(user_id, most, kept))

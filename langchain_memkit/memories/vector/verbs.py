@@ -23,6 +23,11 @@ class VectorVerbs(DerivedMemory):
     """The verbs of `VectorMemory` that are for people; see there."""
 
     _core: Core
+    _looked: Any = None  # what the session was like when the turn under way was loaded
+
+    def _bind(self, session_id: str, user_id: str | None) -> None:
+        super()._bind(session_id, user_id)
+        self._looked = None
 
     def search(
         self,

@@ -50,6 +50,7 @@ TITLES = {
     "R22": "Texts made to be slow, of 20 and 100 kB, through a chain with all memories",
     "R23": "A writer is stopped at each step, or dies there, while the other side clears, purges and appends",
     "R24": "Random operations of several processes that are killed and stopped: the history of each checked",
+    "R25": "The first question in a new process, of a user with 1,000 and with 10,000 rounds",
 }
 
 TELLING = {  # which figures of a row are shown one by one; all of them stand in the record
@@ -58,11 +59,12 @@ TELLING = {  # which figures of a row are shown one by one; all of them stand in
     "R10": "construct|lag",
     "R11": "last 20$|add$|memory$",
     "R16": "there and back",
-    "R18": "connections|memory|lag|turns|p50|p99",
+    "R18": "connections|memory|lag|chain|peer|p50|p99",
     "R19": "1000000/1000",
     "R22": "still|turn$",
     "R23": "races$",
     "R24": "operations|acknowledged|reads|killed",
+    "R25": "first recall",
 }
 
 

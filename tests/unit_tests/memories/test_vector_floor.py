@@ -97,8 +97,10 @@ def test_a_failed_embedder_leaves_the_words(friends: Dialogue, monkeypatch: pyte
 
     monkeypatch.setattr(store, "embed_query", down)
     assert [text for text in UNRELATED if make().load(text)] == []
-    answered = [bool(make().load(question.text)) for question in friends.questions]
-    assert sum(answered) >= 0.95 * len(answered)
+    possible = [question.text for question in friends.questions if make(floor=None).load(question.text)]
+    assert len(possible) > 0.9 * len(friends.questions)
+    answered = [bool(make().load(text)) for text in possible]
+    assert sum(answered) >= 0.98 * len(answered)
 
 
 class Constant(Embeddings):

@@ -1,0 +1,393 @@
+"""What `VectorMemory` finds of the recall set, by kind of question, and what each part of the ranking is for.
+
+    python -m benchmarks.recall_floors              # the figures beside their floors
+    python -m benchmarks.recall_floors --ablation   # what is lost without each part, as docs/benchmarks.md has it
+
+The conversations are saved in a `VectorMemory` over a SQLite file, with WordLlama's vectors (the extra `local`) or with
+none (words only); `--embeddings minilm` adds MiniLM. Then every question is asked: `R@512` is the share of the evidence
+in the best records that fit into 512 tokens of o200k_base, `R@1,024` likewise. `make recall` holds these figures above
+`FLOORS`, which lie .02 below what was measured, and shows that each part of the ranking keeps a row above its floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langchain_core.messages import AIMessage, HumanMessage
+
+from benchmarks.recall_data import Dialogue, Question, recall_set
+from benchmarks.recall_embedders import Shared, embeddings_named
+from benchmarks.recall_references import Found
+from benchmarks.recall_score import score
+from langchain_memkit import SQLiteVectorStore, VectorMemory
+from langchain_memkit.memories.vector.hits import hit_of
+from langchain_memkit.messages.openai_tokens import OpenAITokenCounter
+from langchain_memkit.scoring import features, matches, ranking, speakers, words
+from langchain_memkit.scoring.index import Index, digest_of, entry_of
+from langchain_memkit.scoring.ranking import Ranking, rank
+from langchain_memkit.scoring.view import View
+
+__all__ = ["ABLATIONS", "FLOORS", "METRICS", "WORDS_ONLY", "Ablation", "Kept", "kept", "lines", "measured", "missed"]
+
+WORDS_ONLY, FEW = "words only", "wordllama, ten candidates"
+METRICS = {"R@512": "recall within 512", "R@1,024": "recall within 1,024"}
+ENOUGH = 1_024  # tokens of records that are looked at
+NOTE_TOKENS = 1_000  # the default of `max_tokens`
+Row = dict[str, float]
+Table = dict[str, Row]  # by kind of question
+
+
+@cache
+def tokens(text: str) -> int:
+    """Of o200k_base, without the frame of a message."""
+    counter = OpenAITokenCounter("o200k_base")
+    return counter([HumanMessage(text)]) - counter([HumanMessage("")])
+
+
+class Kept:
+    """A conversation in a `VectorMemory` over a SQLite file, saved by sessions; the clock is that of the talk.
+
+    Args:
+        dialogue: The conversation.
+        embeddings: None: vectors mean nothing and have no weight.
+        folder: For the file.
+        weights: Those of its parts.
+        text_splitter: In place of the default one.
+    """
+
+    def __init__(
+        self,
+        dialogue: Dialogue,
+        embeddings: Embeddings | None,
+        folder: Path,
+        weights: Ranking,
+        text_splitter: Any = None,
+    ) -> None:
+        self.dialogue = dialogue
+        self.now = datetime.now(UTC)
+        self.ranking = weights
+        self.embeddings = embeddings or DeterministicFakeEmbedding(size=8)
+        self.store = SQLiteVectorStore(folder / f"{dialogue.name}.db", self.embeddings)
+        more: dict[str, Any] = {"max_tokens": NOTE_TOKENS, "token_counter": "o200k_base"}
+        if text_splitter:
+            more["text_splitter"] = text_splitter
+        self.memories = VectorMemory.factory(
+            self.store,
+            ranking=self.ranking,
+            now=lambda: self.now,
+            **more,
+        )
+        for session, turns in groupby(dialogue.turns, key=lambda turn: turn.session):
+            said = [*turns]
+            self.now = said[0].at
+            kinds = (HumanMessage if turn.speaker == dialogue.user else AIMessage for turn in said)
+            messages = [kind(turn.text, name=turn.speaker, id=turn.id) for kind, turn in zip(kinds, said, strict=True)]
+            self.memories(session, "u1").save(messages)
+        self.now += timedelta(hours=1)  # when the questions are asked
+        self.index = self.store.index("u1")
+        found = self.store.get_by_ids([entry.id for entry in self.index.entries], user_id="u1")
+        self.documents = {document.id: document for document in found}
+
+    def search(self, question: str) -> list[Found]:
+        """What `VectorMemory` finds."""
+        hits = self.memories("questions", "u1").search(question, k=60)
+        return [Found(hit.message_ids, hit.text) for hit in hits]
+
+    def ranked(self, question: str, weights: Ranking, *, once: bool = True) -> list[Found]:
+        """The same by the index alone, which is quicker, and as much as is looked at."""
+        asked = ranking.Question(question, self.embeddings.embed_query(question), self.now)
+        made: list[Found] = []
+        seen: set[str] = set()
+        size = 0
+        for record in rank(self.index, asked, weights):
+            document = self.documents[record.entry.id]
+            digest = digest_of(document.page_content)
+            if once and digest in seen:
+                continue
+            seen.add(digest)
+            hit = hit_of(record, None, document)
+            made.append(Found(hit.message_ids, hit.text))
+            size += tokens(hit.text)
+            if size > ENOUGH:
+                break
+        return made
+
+    def noted(self, prompt: str) -> int:
+        """Tokens of what `load` shows a model for a prompt."""
+        return sum(tokens(note.text) for note in self.memories("questions", "u1").load(prompt))
+
+    def close(self) -> None:
+        self.memories.close()
+
+
+@contextmanager
+def kept(embedder: str, dialogues: Iterable[Dialogue], text_splitter: Any = None) -> Iterator[list[Kept]]:
+    """The conversations with an embedder's vectors: `wordllama`, `minilm`, `WORDS_ONLY`, or `FEW`."""
+    named = "wordllama" if embedder == FEW else embedder
+    made = None if embedder == WORDS_ONLY else embeddings_named(named, None)
+    weights = Ranking(relevance=0.0) if made is None else Ranking(candidates=10) if embedder == FEW else Ranking()
+    if made is None and embedder != WORDS_ONLY:
+        msg = f"{embedder} is not there: python tools/parts.py minilm"
+        raise FileNotFoundError(msg)
+    shared = None if made is None else Shared(made, named)
+    with tempfile.TemporaryDirectory(prefix="memkit-recall-") as folder, ExitStack() as open_:
+        systems = []
+        for dialogue in dialogues:
+            system = Kept(dialogue, shared, Path(folder), weights, text_splitter)
+            open_.callback(system.close)
+            systems.append(system)
+        yield systems
+
+
+def measured(systems: Sequence[Kept], find: Callable[[Kept, Question], Sequence[Found]], kind: str = "") -> Table:
+    """Each metric by kind of question, the mean over questions; one kind only, if it is named."""
+    scores: dict[str, list[Row]] = {}
+    for system in systems:
+        for question in system.dialogue.questions:
+            if not kind or question.kind == kind:
+                scores.setdefault(question.kind, []).append(score(find(system, question), question, tokens))
+    return {
+        name: {short: float(np.mean([one[metric] for one in rows])) for short, metric in METRICS.items()}
+        for name, rows in sorted(scores.items())
+    }
+
+
+def missed(embedder: str, table: Table) -> list[str]:
+    """The rows that are below their floor, in words."""
+    floors = FLOORS[embedder]
+    return [
+        f"{kind} {metric}: {value:.3f}, its floor is {floors[kind][metric]:.3f}"
+        for kind, row in table.items()
+        for metric, value in row.items()
+        if value < floors[kind][metric]
+    ]
+
+
+# -- what each part is for
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A part of the ranking, and how it is taken away.
+
+    Attributes:
+        kind: The kind of question that it is for.
+        embedder: With which its absence shows.
+        weights: Of `Ranking`, changed.
+        fault: Patches: a module, a name in it, what stands there instead.
+        anew: Whether the words of what is stored are computed again.
+        once: Whether equal texts are given once.
+        text_splitter: Another one, with which the conversations are saved anew.
+    """
+
+    kind: str
+    embedder: str = "wordllama"
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    fault: Sequence[tuple[Any, str, Any]] = ()
+    anew: bool = False
+    once: bool = True
+    text_splitter: Any = None
+
+    @contextmanager
+    def saved(self, systems: list[Kept], dialogues: Sequence[Dialogue]) -> Iterator[list[Kept]]:
+        """The conversations saved without this part, if that differs."""
+        if self.text_splitter is None:
+            yield systems
+        else:
+            with kept(self.embedder, dialogues, self.text_splitter) as changed:
+                yield changed
+
+    def table(self, systems: Sequence[Kept], kind: str = "") -> Table:
+        """What is found without this part."""
+        with ExitStack() as faults:
+            for module, name, value in self.fault:
+                faults.enter_context(patch.object(module, name, value))
+            if self.anew:
+                for system in systems:
+                    faults.enter_context(_words_anew(system))
+            return measured(systems, self._find, kind)
+
+    def _find(self, system: Kept, question: Question) -> list[Found]:
+        return system.ranked(question.text, replace(system.ranking, **self.weights), once=self.once)
+
+
+@contextmanager
+def _words_anew(system: Kept) -> Iterator[None]:
+    """With an index whose words are computed now."""
+    stored, index = system.index, Index()
+    with_vectors = dict(zip((entry.id for entry in stored.entries), stored.embedded, strict=True))
+    texts = [system.documents[entry.id].page_content for entry in stored.entries]
+    vectors = system.embeddings.embed_documents(texts)
+    for entry, vector in zip(stored.entries, vectors, strict=True):
+        index.add(entry_of(system.documents[entry.id]), vector if with_vectors[entry.id] else None)
+    system.index = index
+    try:
+        yield
+    finally:
+        system.index = stored
+
+
+class Whole:
+    """A text splitter that cuts nothing."""
+
+    def split_text(self, text: str) -> list[str]:
+        return [text]
+
+
+def _without_share(view: View, *rest: Any) -> matches.Matches:
+    """All of a question, for a record that holds any word of it."""
+    found = matches.match(view, *rest)
+    return found._replace(share=(found.share > 0).astype(float))
+
+
+class _Kept(frozenset[str]):
+    """Names that are there, and are no words that one could leave out."""
+
+    def __contains__(self, word: object) -> bool:
+        return False
+
+
+def _names_kept(*given: Any) -> speakers.Asked:
+    found = speakers.asked_of(*given)
+    return found._replace(names=_Kept(found.names))
+
+
+def _next_only(view: View, scores: Any, share: float) -> Any:
+    near = copy(view)
+    near.nearby = view.nearby[:1]
+    return features.passed_on(near, scores, share)
+
+
+NOBODY = re.compile(r"(?!)")
+ABLATIONS: Mapping[str, Ablation] = {
+    "relevance = 0": Ablation("paraphrase", weights={"relevance": 0.0}),
+    "relevance = .1": Ablation("paraphrase", weights={"relevance": 0.1}),
+    "lexical = 0": Ablation("long", weights={"lexical": 0.0}),
+    "lexical = 0, words only": Ablation("long", WORDS_ONLY, weights={"lexical": 0.0}),
+    "speaker = 0": Ablation("speaker", weights={"speaker": 0.0}),
+    "neighbours = 0": Ablation("neighbour", weights={"neighbours": 0.0}),
+    "session = 0": Ablation("session", weights={"session": 0.0}),
+    "date = 0": Ablation("date", weights={"date": 0.0}),
+    "COMPARED = 3": Ablation("session", FEW, fault=[(ranking, "COMPARED", 3)]),
+    "the share of the question's words": Ablation("neighbour", WORDS_ONLY, fault=[(ranking, "match", _without_share)]),
+    "names are no content words": Ablation("neighbour", WORDS_ONLY, fault=[(ranking, "asked_of", _names_kept)]),
+    '"I" and "you" are speakers': Ablation("role", fault=[(speakers, "ME", NOBODY), (speakers, "YOU", NOBODY)]),
+    "neighbours at a distance of two": Ablation("session", fault=[(ranking, "passed_on", _next_only)]),
+    "what others say is left out": Ablation(
+        "session", fault=[(ranking, "_shown", lambda _, size, __: tuple(range(size)))]
+    ),
+    "stems": Ablation("speaker", WORDS_ONLY, fault=[(words, "_stemmed", list)], anew=True),
+    "stop words": Ablation("session", WORDS_ONLY, fault=[(words, "STOP_WORDS", frozenset())], anew=True),
+    "equal texts once": Ablation("repeated", once=False),
+    "long texts are cut": Ablation("long", text_splitter=Whole()),
+}
+
+
+# -- floors
+
+FLOORS: Mapping[str, Table] = {
+    "wordllama": {
+        "date": {"R@512": 0.966, "R@1,024": 0.980},
+        "exact": {"R@512": 0.980, "R@1,024": 0.980},
+        "long": {"R@512": 0.913, "R@1,024": 0.913},
+        "multi": {"R@512": 0.952, "R@1,024": 0.952},
+        "name": {"R@512": 0.980, "R@1,024": 0.980},
+        "neighbour": {"R@512": 0.818, "R@1,024": 0.883},
+        "paraphrase": {"R@512": 0.339, "R@1,024": 0.433},
+        "repeated": {"R@512": 0.980, "R@1,024": 0.980},
+        "role": {"R@512": 0.941, "R@1,024": 0.980},
+        "session": {"R@512": 0.730, "R@1,024": 0.843},
+        "speaker": {"R@512": 0.723, "R@1,024": 0.799},
+    },
+    WORDS_ONLY: {
+        "date": {"R@512": 0.966, "R@1,024": 0.966},
+        "exact": {"R@512": 0.980, "R@1,024": 0.980},
+        "long": {"R@512": 0.813, "R@1,024": 0.846},
+        "multi": {"R@512": 0.952, "R@1,024": 0.952},
+        "name": {"R@512": 0.980, "R@1,024": 0.980},
+        "neighbour": {"R@512": 0.721, "R@1,024": 0.850},
+        "paraphrase": {"R@512": 0.151, "R@1,024": 0.183},
+        "repeated": {"R@512": 0.980, "R@1,024": 0.980},
+        "role": {"R@512": 0.965, "R@1,024": 0.980},
+        "session": {"R@512": 0.707, "R@1,024": 0.889},
+        "speaker": {"R@512": 0.700, "R@1,024": 0.728},
+    },
+    FEW: {
+        "date": {"R@512": 0.940, "R@1,024": 0.940},
+        "exact": {"R@512": 0.980, "R@1,024": 0.980},
+        "long": {"R@512": 0.913, "R@1,024": 0.913},
+        "multi": {"R@512": 0.952, "R@1,024": 0.952},
+        "name": {"R@512": 0.980, "R@1,024": 0.980},
+        "neighbour": {"R@512": 0.754, "R@1,024": 0.754},
+        "paraphrase": {"R@512": 0.276, "R@1,024": 0.292},
+        "repeated": {"R@512": 0.855, "R@1,024": 0.855},
+        "role": {"R@512": 0.926, "R@1,024": 0.940},
+        "session": {"R@512": 0.525, "R@1,024": 0.548},
+        "speaker": {"R@512": 0.673, "R@1,024": 0.673},
+    },
+}
+
+
+# -- the figures
+
+
+def table_of(embedder: str, dialogues: Sequence[Dialogue]) -> Table:
+    """What VectorMemory finds."""
+    with kept(embedder, dialogues) as systems:
+        return measured(systems, lambda system, question: system.search(question.text))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--ablation", action="store_true", help="what is lost without each part")
+    parser.add_argument("--embeddings", action="append", default=[], help="minilm, in addition")
+    options = parser.parse_args()
+    dialogues = recall_set().dialogues
+    if not options.ablation:
+        for embedder in ("wordllama", WORDS_ONLY, *options.embeddings):
+            print(lines(embedder, table_of(embedder, dialogues)))
+        return
+    bases: dict[str, tuple[list[Kept], Table]] = {}
+    with ExitStack() as open_:
+        for name, ablation in ABLATIONS.items():
+            if ablation.embedder not in bases:
+                systems = open_.enter_context(kept(ablation.embedder, dialogues))
+                bases[ablation.embedder] = systems, Ablation("").table(systems)
+                print(lines(ablation.embedder, bases[ablation.embedder][1]))
+            systems, base = bases[ablation.embedder]
+            with ablation.saved(systems, dialogues) as changed:
+                found = ablation.table(changed)
+            gaps = sorted((row[m] - base[kind][m], f"{kind} {m}") for kind, row in found.items() for m in row)
+            worst = ", ".join(f"{row} {gap:+.3f}" for gap, row in gaps[:4])
+            print(f"{name:34} {ablation.kind:10} {worst}; best {gaps[-1][1]} {gaps[-1][0]:+.3f}", flush=True)
+
+
+def lines(embedder: str, table: Table) -> str:
+    """The figures with their floors, in columns."""
+    floors = FLOORS.get(embedder, {})
+    made = [f"{embedder:28}" + "".join(f"{metric:>8} (floor)" for metric in METRICS)]
+    for kind, row in table.items():
+        cells = "".join(
+            f"{value:8.3f} ({floors[kind][metric]:.3f})" if kind in floors else f"{value:8.3f}        "
+            for metric, value in row.items()
+        )
+        made.append(f"  {kind:26}{cells}")
+    return "\n".join(made)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The first question of a user in a new process: `python -m gatekit.cold PLACE`. What R25 measures.
+
+Nothing is cached but what the server and the system keep of files: a new process, new connections, an index that is
+read and built for the first time.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from langchain_core.messages import AIMessage, HumanMessage
+from pymongo import MongoClient
+
+from gatekit.systems import Place
+from langchain_memkit import MongoDBVectorStore, SQLiteVectorStore, VectorMemory, WordLlamaEmbeddings
+
+SESSION = 100  # rounds
+QUESTION = "Where did I put the violin that my sister gave me in the winter?"
+EVIDENCE = "My sister's violin stands behind the blue cupboard since the winter."
+TEXT = (
+    "garden harbour recipe ladder mountain ticket doctor painting river camera blanket engine teacher passport lemon "
+    "bicycle island concert window letter pepper theatre kitchen forest market jacket bridge holiday meeting project "
+    "deadline invoice museum orchestra saddle compass lantern basket thunder pillow candle mirror puzzle rocket salad"
+)
+WORDS = TEXT.split()
+
+
+@contextmanager
+def memories_of(place: Place) -> Iterator[Any]:
+    """Vector memories over a store of their own clients."""
+    embedding = WordLlamaEmbeddings()
+    store: Any = (
+        SQLiteVectorStore(place.uri, embedding)
+        if place.kind == "sqlite"
+        else MongoDBVectorStore(place.uri, embedding, place.database)
+    )
+    with store:
+        yield VectorMemory.factory(store)
+
+
+def fill(place: Place, user: str, rounds: int) -> None:
+    """So many rounds of a user, in sessions of a hundred; one holds what will be asked."""
+    with memories_of(place) as memories:
+        for begin in range(0, rounds, SESSION):
+            said = [message for i in range(begin, begin + SESSION) for message in _round(i, rounds)]
+            memories(f"s{begin}", user).save(said)
+
+
+def _round(i: int, rounds: int) -> list[Any]:
+    if i == rounds // 3:
+        return [HumanMessage(EVIDENCE), AIMessage("I shall remember that.")]
+    one, two = (" ".join(WORDS[(i * step + k * k) % len(WORDS)] for k in range(12)) for step in (7, 11))
+    return [HumanMessage(f"{i}: {one}."), AIMessage(f"{two}, {i}.")]
+
+
+def bare_read(place: Place, user: str) -> int:
+    """All records of the user as the driver gives them, over a new connection: how many."""
+    if place.kind == "sqlite":
+        with closing(sqlite3.connect(place.uri)) as file:
+            return len(file.execute("SELECT * FROM vectors WHERE user_id = ?", (user,)).fetchall())
+    client: MongoClient[dict[str, Any]]
+    with MongoClient(place.uri) as client:
+        return len(client[place.database]["vectors"].find({"user_id": user}).to_list())
+
+
+def measured(place: Place, user: str) -> dict[str, Any]:
+    """Seconds of the bare read, of the first recall and of the second; and whether the first found what was asked."""
+    WordLlamaEmbeddings().embed_query("warm")  # a file is loaded once, whatever is asked: not what grows with a user
+    started = time.perf_counter()
+    records = bare_read(place, user)
+    bare = time.perf_counter() - started
+    with memories_of(place) as memories:
+        times, said = [], []
+        for _ in range(2):
+            started = time.perf_counter()
+            said.append("\n".join(message.text for message in memories("now", user).load(QUESTION)))
+            times.append(time.perf_counter() - started)
+    return {"records": records, "bare": bare, "first": times[0], "again": times[1], "found": EVIDENCE in said[0]}
+
+
+if __name__ == "__main__":
+    kind, uri, database, user = json.loads(sys.argv[1])
+    print(json.dumps(measured(Place(kind, uri, database), user)))

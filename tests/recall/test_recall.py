@@ -1,0 +1,86 @@
+"""What vector memory finds of the recall set stays above its floors, and each part of the ranking keeps a row there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields
+from statistics import mean
+
+import pytest
+
+from benchmarks.recall_data import RecallSet
+from benchmarks.recall_floors import ABLATIONS, FLOORS, WORDS_ONLY, Kept, lines, measured, missed
+from benchmarks.recall_set import FILE, made
+from langchain_memkit.scoring.ranking import Ranking
+
+LARGEST = 1_000_000  # bytes
+SHOWN = 1_000  # tokens for a question that nothing answers, the mean
+KINDS = {"date", "exact", "long", "multi", "name", "neighbour", "paraphrase", "repeated", "role", "session", "speaker"}
+OFF = {"recency", "importance"}  # weights that are 0 unless an app asks for them
+Saved = Callable[[str], list[Kept]]
+
+
+def test_the_set_is_what_its_script_makes() -> None:
+    """The committed file is made of the texts beside it, byte for byte, and is small."""
+    assert FILE.read_bytes() == made().encode()
+    assert FILE.stat().st_size < LARGEST
+
+
+def test_the_set_asks_each_kind_of_question_often_enough(conversations: RecallSet) -> None:
+    """At least 300 questions with evidence of each kind, 60 without, and prompts that no conversation helps with."""
+    kinds = Counter(question.kind for one in conversations.dialogues for question in one.questions)
+    assert set(kinds) == KINDS
+    assert min(kinds.values()) >= 8
+    assert sum(kinds.values()) >= 300
+    assert sum(len(one.unanswerable) for one in conversations.dialogues) >= 60
+    assert len(conversations.everyday) >= 40
+    for one in conversations.dialogues:
+        texts = {turn.id: turn.text for turn in one.turns}
+        assert len(texts) == len(one.turns)
+        asked = [question.text for question in one.questions] + list(one.unanswerable)
+        assert len(set(asked)) == len(asked)
+        for question in one.questions:
+            assert question.evidence
+            assert all(question.quote in texts[turn] for turn in question.evidence)
+
+
+@pytest.mark.parametrize("embedder", FLOORS)
+def test_every_kind_of_question_is_above_its_floor(embedder: str, saved: Saved) -> None:
+    """R@512 and R@1,024 of what VectorMemory finds, with WordLlama's vectors and by words only."""
+    table = measured(saved(embedder), lambda system, question: system.search(question.text))
+    print(f"\n{lines(embedder, table)}")
+    assert set(table) == KINDS
+    assert missed(embedder, table) == []
+
+
+@pytest.mark.parametrize("embedder", ["wordllama", WORDS_ONLY])
+def test_what_nothing_answers_shows_little(embedder: str, saved: Saved, conversations: RecallSet) -> None:
+    """The mean of tokens that `load` shows for questions without an answer; for a thank-you it shows nothing."""
+    shown = [system.noted(question) for system in saved(embedder) for question in system.dialogue.unanswerable]
+    everyday = [system.noted(prompt) for system in saved(embedder) for prompt in conversations.everyday]
+    print(f"\n{embedder}: unanswerable {mean(shown):.0f} tokens, everyday {mean(everyday):.0f} tokens")
+    assert mean(shown) <= SHOWN
+    assert mean(everyday) <= SHOWN
+    assert [
+        system.noted(text) for system in saved(embedder) for text in conversations.small_talk if system.noted(text)
+    ] == []
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_each_part_of_the_ranking_keeps_a_row_above_its_floor(
+    name: str, saved: Saved, conversations: RecallSet
+) -> None:
+    """Without this part the row that it is for falls below its floor."""
+    ablation = ABLATIONS[name]
+    with ablation.saved(saved(ablation.embedder), conversations.dialogues) as systems:
+        assert missed(ablation.embedder, ablation.table(systems, ablation.kind)) != []
+
+
+def test_no_weight_is_left_out() -> None:
+    """Every weight that `Ranking` has by default is taken away by some ablation."""
+    weights = {field.name for field in fields(Ranking) if isinstance(field.default, float) and field.default} - {
+        "decay_rate"
+    }
+    assert {name for ablation in ABLATIONS.values() for name, to in ablation.weights.items() if not to} == weights
+    assert OFF.isdisjoint(weights)
