@@ -191,7 +191,7 @@ def best_first(index: Index, question: Question, ranking: Ranking, keep: Callabl
         parts = _parts(view, question, ranking, found, near, known)
         scores = parts.sum(axis=0)
         likely = known | (found.share > 0) if question.vector is not None or question.similar is not None else ~known
-        cosines = near if question.vector is not None else None
+        cosines = near if question.vector is not None and ranking.relevance else None
         related = relation(index, question.text, question.now, Asked(asked, names), found, cosines)
     worth = found.worth.tobytes() if asked and names else b"\1" * len(found.worth)
 
