@@ -361,19 +361,19 @@ def main() -> None:
         for embedder in ("wordllama", WORDS_ONLY, *options.embeddings):
             print(lines(embedder, table_of(embedder, dialogues)))
         return
-    bases: dict[str, tuple[list[Kept], Table]] = {}
+    print("| without | questions | vectors | metric | with it | without it | floor |\n|---|---|---|---|---|---|---|")
     with ExitStack() as open_:
+        stored: dict[str, list[Kept]] = {}
         for name, ablation in ABLATIONS.items():
-            if ablation.embedder not in bases:
-                systems = open_.enter_context(kept(ablation.embedder, dialogues))
-                bases[ablation.embedder] = systems, Ablation("").table(systems)
-                print(lines(ablation.embedder, bases[ablation.embedder][1]))
-            systems, base = bases[ablation.embedder]
-            with ablation.saved(systems, dialogues) as changed:
-                found = ablation.table(changed)
-            gaps = sorted((row[m] - base[kind][m], f"{kind} {m}") for kind, row in found.items() for m in row)
-            worst = ", ".join(f"{row} {gap:+.3f}" for gap, row in gaps[:4])
-            print(f"{name:34} {ablation.kind:10} {worst}; best {gaps[-1][1]} {gaps[-1][0]:+.3f}", flush=True)
+            embedder, kind = ablation.embedder, ablation.kind
+            if embedder not in stored:
+                stored[embedder] = open_.enter_context(kept(embedder, dialogues))
+            base = Ablation(kind, embedder).table(stored[embedder], kind)[kind]
+            with ablation.saved(stored[embedder], dialogues) as systems:
+                found = ablation.table(systems, kind)[kind]
+            metric = min(METRICS, key=lambda metric: found[metric] - FLOORS[embedder][kind][metric])
+            figures = (f"{row[metric]:.3f}".removeprefix("0") for row in (base, found, FLOORS[embedder][kind]))
+            print(f"| {name} | {kind} | {embedder} | {metric} | {' | '.join(figures)} |", flush=True)
 
 
 def lines(embedder: str, table: Table) -> str:

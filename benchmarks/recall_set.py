@@ -21,6 +21,12 @@ A file of texts has blocks, separated by empty lines. The first line of a block 
 `{slot} = a | b` gives a slot its values; `{A}`, `{B}` are the speakers' names, `{month}`, `{date}`, `{day}` when it was
 said. `? KIND 1+3 "words": question` is asked afterwards; the messages 1 and 3 of the block answer it, and only where
 they contain these words, if any are given (a long message may be found in part).
+
+Kinds of questions: `exact` has the words of what answers it, `paraphrase` others; `name` is of one of many people in
+the same role; `speaker` asks for what one person said of what all talk about, `role` for what the user said, or the
+assistant; `date` for one of many times; `neighbour` for a message beside the one that the question describes; `session`
+for a detail whose subject is named elsewhere in its session; several messages answer `multi`; `long` is answered by a
+sentence of a long message; `repeated` has words of a request that is made every week.
 """
 
 from __future__ import annotations

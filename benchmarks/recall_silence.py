@@ -2,8 +2,8 @@
 
     python -m benchmarks.recall_silence [--data locomo.json]
 
-Notes of 1,024 tokens (o200k_base), with the floor and without. Prompts: everyday ones (texts/everyday.txt), questions of
-the other conversations, and what the recall set says that nothing answers. Evidence lost: the share of what is in the
+Notes of 1,024 tokens (o200k_base), with the floor and without. Prompts: everyday ones (texts/everyday.txt), questions
+of the other conversations, and what the recall set says that nothing answers. Evidence lost: the share of what is in the
 notes without a floor that is not in those with it.
 """
 
@@ -55,7 +55,8 @@ def found(memory: VectorMemory, question: Question) -> float:
 def measure(dialogues: Sequence[Dialogue], embeddings: Shared) -> dict[str, float]:
     """The mean tokens for each kind of prompt, and the share of the evidence that is lost."""
     prompts = EVERYDAY.read_text(encoding="utf-8").splitlines()
-    chance, sizes = random.Random(0), defaultdict(list)
+    chance = random.Random(0)
+    sizes: dict[str, list[int]] = defaultdict(list)
     kept, whole = 0.0, 0.0
     for dialogue in dialogues:
         with tempfile.TemporaryDirectory(prefix="memkit-bench-") as folder:

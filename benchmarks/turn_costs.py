@@ -117,18 +117,17 @@ def chain_of(histories: Any, memories: Sequence[Any]) -> Any:
 
 
 def measured(
-    chains: dict[str, Any], size: int, turns: int, style: str, counted: Counter[str]
+    chains: dict[str, Any], size: int, turns: int, style: str, counted: Counter[str], runner: asyncio.Runner
 ) -> Iterator[dict[str, Any]]:
     """Turn after turn, one of each chain, and what they cost."""
     chance = random.Random(size)  # no secret
-    loop = asyncio.new_event_loop()
 
     def turn(name: str, text: str) -> None:
         config: Any = {"configurable": {"session_id": f"{name}-{style}", "user_id": USER}}
         if style == "sync":
             chains[name].invoke(text, config)
         else:
-            loop.run_until_complete(chains[name].ainvoke(text, config))
+            runner.run(chains[name].ainvoke(text, config))
 
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in chains}
     sent: dict[str, Counter[str]] = {name: Counter() for name in chains}
@@ -141,8 +140,6 @@ def measured(
             if i >= 5:  # the first ones open connections and sessions
                 spent[name].append((time.process_time() - cpu, time.perf_counter() - wall))
                 sent[name].update(counted)
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
     plain = median(cpu for cpu, _ in spent["plain"])
     for name, times in spent.items():
         cpu, wall = (median(column) for column in zip(*times, strict=True))
@@ -167,22 +164,18 @@ def fill(memories: Any, size: int) -> None:
         memories(f"old-{i}", USER).save([message for turn in told[i : i + 20] for message in turn])
 
 
-def on_sqlite(folder: Path, size: int, counted: Counter[str], stack: ExitStack) -> dict[str, Any]:
-    """Chains on files."""
-    stack.enter_context(statements(counted))
+def on_sqlite(folder: Path) -> tuple[Any, Any, Any]:
+    """Histories and the stores of memories on a file."""
     path = str(folder / f"{uuid4()}.db")
-    histories = stack.enter_context(SQLiteChatMessageHistory.factory(path, history_size=20))
-    store = stack.enter_context(SQLiteVectorStore(path, WordLlamaEmbeddings()))
-    return chains_of(histories, store, stack.enter_context(SQLiteKeyValueStore(path)), size)
+    histories = SQLiteChatMessageHistory.factory(path, history_size=20)
+    return histories, SQLiteVectorStore(path, WordLlamaEmbeddings()), SQLiteKeyValueStore(path)
 
 
-def on_mongodb(uri: str, size: int, counted: Sent, stack: ExitStack) -> dict[str, Any]:
-    """Chains on a server."""
+def on_mongodb(uri: str) -> tuple[Any, Any, Any]:
+    """The same on a server."""
     database = f"bench_{uuid4().hex[:8]}"
-    histories = stack.enter_context(MongoDBChatMessageHistory.factory(uri, database, history_size=20))
-    store = stack.enter_context(MongoDBVectorStore(uri, WordLlamaEmbeddings(), database))
-    values = stack.enter_context(MongoDBKeyValueStore(uri, database))
-    return chains_of(histories, store, values, size)
+    histories = MongoDBChatMessageHistory.factory(uri, database, history_size=20)
+    return histories, MongoDBVectorStore(uri, WordLlamaEmbeddings(), database), MongoDBKeyValueStore(uri, database)
 
 
 def chains_of(histories: Any, store: Any, values: Any, size: int) -> dict[str, Any]:
@@ -202,23 +195,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="rounds that the user has")
     parser.add_argument("--stores", nargs="+", default=("sqlite", "mongodb"), choices=("sqlite", "mongodb"))
     parser.add_argument("--styles", nargs="+", default=("sync", "async"), choices=("sync", "async"))
+    parser.add_argument("--quick", action="store_true", help="few turns over few rounds, to see that it runs")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.turns, options.sizes = 5, (40,)
     listener = Sent()
     monitoring.register(listener)
     with tempfile.TemporaryDirectory() as folder:
         for store in options.stores:
             for size in options.sizes:
                 with ExitStack() as stack:
-                    counted: Counter[str] = Counter()
+                    counted: Counter[str] = Counter() if store == "sqlite" else listener.names
                     if store == "sqlite":
-                        chains = on_sqlite(Path(folder), size, counted, stack)
+                        stack.enter_context(statements(counted))
+                        parts = on_sqlite(Path(folder))
                     else:
-                        server = stack.enter_context(local_mongodb())
-                        counted = listener.names
-                        chains = on_mongodb(server.uri, size, listener, stack)
+                        parts = on_mongodb(stack.enter_context(local_mongodb()).uri)
+                    runner = stack.enter_context(asyncio.Runner())
+                    chains = chains_of(*parts, size)
                     for style in options.styles:
-                        for row in measured(chains, size, options.turns, style, counted):
+                        for row in measured(chains, size, options.turns, style, counted, runner):
                             print(json.dumps({"store": store, **row}), flush=True)
+                    for part in parts:
+                        part.close()
+                        runner.run(part.aclose())
 
 
 if __name__ == "__main__":

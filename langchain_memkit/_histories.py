@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -109,17 +109,23 @@ def append_turn(history: Any, messages: Sequence[BaseMessage], *, head: Any, **g
     """
 
     def arguments(method: Callable[..., Any]) -> dict[str, Any]:
-        try:
-            parameters = inspect.signature(method).parameters
-        except (TypeError, ValueError):
-            return given
-        takes = "head" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        return {**given, "head": head} if takes and head is not None else given
+        function = getattr(method, "__func__", method)
+        known = _takes_head if isinstance(function, Hashable) else _takes_head.__wrapped__
+        return {**given, "head": head} if head is not None and known(function) else given
 
     return Step(
         lambda: history.append_turn(messages, **arguments(history.append_turn)),
         lambda: history.aappend_turn(messages, **arguments(history.aappend_turn)),
     )
+
+
+@lru_cache(maxsize=64)
+def _takes_head(method: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(method).parameters
+    except (TypeError, ValueError):
+        return False
+    return "head" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def clear_messages(history: Any) -> Step:

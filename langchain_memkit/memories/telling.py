@@ -13,7 +13,7 @@ from langchain_memkit.base import Memory, SavedTurn, describe_error, utc_now
 from langchain_memkit.errors import HistoryReadError, MemoryReadError, MemoryWriteError
 from langchain_memkit.memories.retriever import RetrieverMemory
 
-__all__ = ["LOAD_ERROR", "REMARK", "OnLoadError", "load_failure", "name_of", "on_all", "save_all", "take_back", "tell"]
+__all__ = ["LOAD_ERROR", "OnLoadError", "load_failure", "name_of", "on_all", "save_all", "take_back", "tell"]
 
 logger = logging.getLogger("langchain_memkit")
 

@@ -17,6 +17,7 @@ __all__ = [
     "Record",
     "Template",
     "apart",
+    "enclosed",
     "is_note",
     "lines_of",
     "note_message",
@@ -69,7 +70,12 @@ Template: TypeAlias = Callable[[Sequence[Record]], str]
 
 def framed(records: Sequence[Record]) -> str:
     """Records between delimiters that none of them can forge: what each note is made with by default."""
-    return "\n".join([FRAME, "<records>", *(lines_of(record) for record in records), "</records>"])
+    return enclosed([lines_of(record) for record in records])
+
+
+def enclosed(lines: Sequence[str]) -> str:
+    """The same, of records that are text already, as `lines_of` makes it."""
+    return "\n".join([FRAME, "<records>", *lines, "</records>"])
 
 
 def note_message(records: Sequence[Record], template: Template = framed) -> HumanMessage:

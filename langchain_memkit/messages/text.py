@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from functools import cache
+from functools import cache, lru_cache
 from html import escape
 from typing import Any
 
@@ -102,7 +102,12 @@ def one_line(text: str, most: int = 80) -> str:
         >>> one_line("Harrison\n</records>")
         'Harrison &lt;/records>'
     """
-    line = " ".join(text[: 10 * most].split())
+    return _one_line(text[: 10 * most], most)
+
+
+@lru_cache(maxsize=1000)  # a note names the same sessions, people and days again and again
+def _one_line(text: str, most: int) -> str:
+    line = " ".join(text.split())
     if not line.isascii():
         line = UNSEEN.sub("\ufffd", line)
     if not line.isprintable():

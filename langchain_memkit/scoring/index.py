@@ -17,7 +17,7 @@ from langchain_memkit.scoring.matches import match
 from langchain_memkit.scoring.postings import Postings
 from langchain_memkit.scoring.view import View
 
-__all__ = ["FEW", "Begun", "Entry", "Index", "Said", "Usual", "digest_of", "entry_of"]
+__all__ = ["Begun", "Entry", "Index", "Said", "Usual", "digest_of", "entry_of"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]

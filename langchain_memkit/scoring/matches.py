@@ -63,10 +63,10 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
     mean_session = float(view.session_lengths.sum()) / max(view.session_count, 1) or 1.0
     for times, messages in _found(postings, stems):
         rows = view.row[messages]
-        if len(rows) and rows.min() < 0:
+        if view.removed and len(rows) and rows.min() < 0:
             messages, rows = messages[rows >= 0], rows[rows >= 0]
         within = np.bincount(rows, minlength=count)
-        found = np.flatnonzero(within)
+        found = within.nonzero()[0]
         rare = idf(len(found), count)
         everything += rare
         if not len(found):
@@ -82,7 +82,7 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
         if groups:
             numbers = view.session[rows]
             within = np.bincount(numbers[numbers >= 0], minlength=groups)
-            found = np.flatnonzero(within)
+            found = within.nonzero()[0]
             rare = idf(len(found), view.session_count)
             sessions[found] += times * rare * saturated(within[found], view.session_lengths[found], mean_session)
     spread = np.append(sessions, 0.0)[view.session]  # the last one is that of records without a session

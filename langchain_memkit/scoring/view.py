@@ -36,6 +36,7 @@ class View:
         entries: As given.
         slots: The slot of each record.
         row: For each message the record that it is in, -1 if that was removed.
+        removed: Whether there is such a message.
         spoken: For each message the number of its speaker.
         speakers: Those who say something, by number.
         first: For each record its first message; the others follow.
@@ -66,6 +67,7 @@ class View:
         self.row = rows[message_slots] if len(message_slots) else message_slots
         self.spoken = np.array(postings.spoken)
         live = self.row >= 0
+        self.removed = not live.all()
         told = set(self.spoken[live].tolist())
         self.speakers: dict[int, Speaker] = {n: speaker for speaker, n in postings.speakers.items() if n in told}
         self.first = np.searchsorted(message_slots, self.slots)

@@ -65,7 +65,9 @@ def test_every_extra_is_tried_alone() -> None:
 def test_every_extra_that_is_asked_for_exists() -> None:
     """The extras that messages of the package, README and docs tell users to install are those of pyproject.toml."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "langchain_memkit").rglob("*.py")]
-    found = {name for page in pages for name in re.findall(r"langchain-memkit\[([a-z][a-z,]*)\]", page.read_text())}
+    found = {
+        name for page in pages for name in re.findall(r'(?:langchain-memkit|"\.)\[([a-z][a-z,]*)\]', page.read_text())
+    }
     assert {"mongodb", "agents,mongodb"} < found
     assert {extra for names in found for extra in names.split(",")} <= set(EXTRAS)
 

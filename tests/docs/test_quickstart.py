@@ -99,12 +99,20 @@ def stable(output: str) -> str:
     return re.sub(r"lc_run--[\w-]+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{24}|trip-\d+|(?<=process  )\d+", "#", output)
 
 
+def without_key(block: str) -> str:
+    """The block as its comments say that it is written without a key of a model's."""
+    return re.sub(r"^.*# no key\? (.*)$", r"\1", block, flags=re.MULTILINE)
+
+
 def test_the_readme_remembers_in_a_new_process(tmp_path: Path) -> None:
-    """Its first blocks are twelve lines, and what the first two tell a process, the third one knows in another."""
-    first, told, asked, *_ = BLOCKS
-    assert len([line for line in (first + told + asked).splitlines() if line and not line.startswith("#")]) <= 12
+    """Its first blocks are twelve lines, and what the first one tells a process, the second one knows in another."""
+    first, asked, *_ = BLOCKS
+    assert len([line for line in (first + asked).splitlines() if line and not line.startswith("#")]) <= 12
+    assert first.count("# no key? ") == 2
+    setting, told = without_key(first).rsplit("print(", 1)
+    assert "My name is Nemo." in told
     run = [sys.executable, "-W", "error", "-c"]
-    for program in (first + told, asked):
+    for program in (without_key(first), setting + asked):
         done = subprocess.run(
             [*run, program], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
         )
@@ -113,10 +121,20 @@ def test_the_readme_remembers_in_a_new_process(tmp_path: Path) -> None:
     assert "Nemo" in done.stdout
 
 
+def test_the_readme_names_the_commands_for_a_clone() -> None:
+    """The demo and the tests stand on the first screen, as targets that the Makefile has."""
+    begin = README.split("\n```sh\n")[1].split("```")[0]
+    targets = re.findall(r"^make (\w+)", begin, re.MULTILINE)
+    assert targets == ["demo", "test"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{target}: .*##", makefile, re.MULTILINE) for target in targets)
+    assert "pip install langchain-memkit" not in README
+
+
 def test_the_readme_may_be_read_on_in_the_second_process(tmp_path: Path) -> None:
     """Who types on there has all names, whichever of the sections on servers and agents they leave out."""
     [see] = [block for block in BLOCKS if "explain_turn(" in block]
-    run = [sys.executable, "-c", BLOCKS[2] + see]
+    run = [sys.executable, "-c", without_key(BLOCKS[0]) + see]
     done = subprocess.run(run, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "recalled   2.0" in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from statistics import mean
 
 import pytest
@@ -75,6 +76,17 @@ def test_each_part_of_the_ranking_keeps_a_row_above_its_floor(
     ablation = ABLATIONS[name]
     with ablation.saved(saved(ablation.embedder), conversations.dialogues) as systems:
         assert missed(ablation.embedder, ablation.table(systems, ablation.kind)) != []
+
+
+def test_the_documentation_has_a_row_for_each_part() -> None:
+    """docs/recall.md shows what is lost without each part, beside the floors that hold here."""
+    page = (Path(__file__).parents[2] / "docs" / "recall.md").read_text()
+    for name, ablation in ABLATIONS.items():
+        [row] = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith(f"| {name} |")]
+        metric, with_it, without, floor = row[3], *map(float, row[4:])
+        assert row[1:3] == [ablation.kind, ablation.embedder]
+        assert floor == pytest.approx(FLOORS[ablation.embedder][ablation.kind][metric])
+        assert without < floor < with_it
 
 
 def test_no_weight_is_left_out() -> None:

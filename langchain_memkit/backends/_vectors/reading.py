@@ -12,7 +12,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.backends._vectors.backend import VectorBackend
 from langchain_memkit.backends._vectors.embedding import Embedder
-from langchain_memkit.backends._vectors.rows import NOBODY, Stored, Vector, check_ids, document_of, shown_of
+from langchain_memkit.backends._vectors.rows import NOBODY, Stored, Vector, check_ids, shown_of
 from langchain_memkit.backends._vectors.shelf import Looked, Shelf
 from langchain_memkit.base import Now, SessionInfo, check_id
 from langchain_memkit.errors import ConfigurationError
@@ -135,11 +135,11 @@ class Reading(Closing):
             raise ConfigurationError(msg)
         return stored
 
-    def look(self, user_id: str, session_id: str) -> Flow[tuple[Index, Looked | None]]:
+    def _look(self, user_id: str, session_id: str | None) -> Flow[tuple[Index, Looked | None]]:
         """The index, and the session, if what is held of it is enough to go on from; one read, as a rule."""
         return self._shelf.read(user_id, session_id)
 
-    def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
+    def _texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
         """What gives the user's records with these ids, as the index was read last; nothing is read for those in it."""
         held = self._shelf.texts(user_id)
         missing = [name for name in ids if name not in held]
@@ -149,7 +149,7 @@ class Reading(Closing):
 
         def document(name: str) -> Document | None:
             stored = held.get(name)
-            return found.get(name) if stored is None else document_of(name, *stored)
+            return found.get(name) if stored is None else stored.document(name)
 
         return document
 

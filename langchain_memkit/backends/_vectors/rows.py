@@ -294,20 +294,30 @@ def shown_of(stored: Iterable[Stored], now: datetime) -> list[Shown]:
     return shown
 
 
-def document_of(name: str, text: Any, metadata: Any) -> Document | None:
-    """A record as it was stored; None if it is damaged, which is logged.
+class Text:
+    """What is held of a record to show it.
 
     Args:
-        name: Its id.
         text: Plain data, as `encode_value` gives it.
         metadata: The same, or its JSON.
     """
-    try:
-        plain = json.loads(metadata) if isinstance(metadata, str) else metadata
-        return Document(decode_value(text), id=name, metadata=decode_value(plain))
-    except UNREADABLE as error:
-        logger.warning("record %.200r is unreadable and left as it is (%s)", name, type(error).__name__)
-        return None
+
+    __slots__ = ("_document", "metadata", "text")
+
+    def __init__(self, text: Any, metadata: Any) -> None:
+        self.text = text
+        self.metadata = metadata
+        self._document: Document | None = None
+
+    def document(self, name: str) -> Document | None:
+        """The record as it was stored, made once, not to be changed; None if it is damaged, which is logged."""
+        if self._document is None:
+            try:
+                plain = json.loads(self.metadata) if isinstance(self.metadata, str) else self.metadata
+                self._document = Document(decode_value(self.text), id=name, metadata=decode_value(plain))
+            except UNREADABLE as error:
+                logger.warning("record %.200r is unreadable and left as it is (%s)", name, type(error).__name__)
+        return self._document
 
 
 def again(row: Cells, shown: Shown) -> Entry:

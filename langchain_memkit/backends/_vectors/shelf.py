@@ -23,6 +23,7 @@ from langchain_memkit.backends._vectors.rows import (
     Mark,
     Row,
     Stored,
+    Text,
     Vector,
     Written,
     again,
@@ -39,7 +40,7 @@ logger = logging.getLogger("langchain_memkit")
 BATCH = 1000  # rows fetched at once
 MANY = 1000  # digests of texts that are gone
 TEXT_BYTES = 2000  # of what is held of a record to show it, besides its text
-NO_TEXTS: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
+NO_TEXTS: Mapping[str, Text] = MappingProxyType({})
 GROWTH = 1.2  # of an index before its size is estimated anew
 
 
@@ -92,7 +93,7 @@ class Held:
 
     def __init__(self) -> None:
         self.index = Index()
-        self.texts: dict[str, tuple[Any, Any]] = {}  # text and metadata by id, as `document_of` takes them
+        self.texts: dict[str, Text] = {}  # by id
         self.digests: dict[str, str] = {}  # ids of records by the digest of their text
         self.stamp = 0  # the highest one when the mark was read
         self.own: list[int] = []  # stamps of our own writes since
@@ -121,7 +122,7 @@ class Held:
             for entry, _ in entries:
                 self.texts.pop(entry.id, None)
                 if row := shown.get(entry.stamp):
-                    self.texts[entry.id] = (row.text, row.metadata)
+                    self.texts[entry.id] = Text(row.text, row.metadata)
                     self.digests[row.digest] = entry.id
             for entry, vector in entries:
                 self.index.add(entry, vector)
@@ -214,7 +215,7 @@ class Held:
         with self.index.lock:
             if not self._estimated * 0.5 <= len(self.index) <= self._estimated * GROWTH:
                 self._estimated = len(self.index)
-                shown = sum(TEXT_BYTES + len(text) for text, _ in self.texts.values() if isinstance(text, str))
+                shown = sum(TEXT_BYTES + len(str(each.text)) for each in self.texts.values())
                 self.nbytes = self.index.nbytes + 64 * len(self.left_out) + shown
 
 
@@ -328,8 +329,8 @@ class Shelf:
         if held is not None and any(name in held.index for name in ids):
             held.mark = None
 
-    def texts(self, user_id: str) -> Mapping[str, tuple[Any, Any]]:
-        """Text and metadata of the records that are held of the user, by id, as `document_of` takes them."""
+    def texts(self, user_id: str) -> Mapping[str, Text]:
+        """What is held of the user to be shown, by id."""
         with self._lock:
             held = self._users.get(user_id)
         return held.texts if held is not None else NO_TEXTS

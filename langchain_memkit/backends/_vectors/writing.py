@@ -15,13 +15,13 @@ from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, ru
 from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.embedding import checked
 from langchain_memkit.backends._vectors.reading import Reading
-from langchain_memkit.backends._vectors.rows import Row, Written, check_ids, document_of, record_row, shown_of
+from langchain_memkit.backends._vectors.rows import Row, Written, check_ids, record_row, shown_of
 from langchain_memkit.backends._vectors.shelf import Looked
 from langchain_memkit.base import check_id
 from langchain_memkit.scoring.index import Begun
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
-SHORT = 2000  # characters that are not worth a thread
+SHORT, FEW = 2000, 20  # characters and records that are not worth a thread
 
 
 class Writing(Reading):
@@ -98,7 +98,7 @@ class Writing(Reading):
         position = found.position if isinstance(found.position, int) else 0  # it may be damaged
         return Begun(found.generation, last[0] if last else None, vectors, records, position)
 
-    def begun(self, looked: Looked, digests: Collection[str], ids: Collection[str]) -> Begun | None:
+    def _begun(self, looked: Looked, digests: Collection[str], ids: Collection[str]) -> Begun | None:
         """As `begin`, from what is held since a turn looked; None if that is not enough any more. Nothing is read."""
         held, (generation, state), last = looked
         with held.index.lock:
@@ -107,7 +107,7 @@ class Writing(Reading):
             vectors = {digest: held.index.vector_of(held.digests.get(digest, "")) for digest in digests}
             if any(name not in texts for name in wanted):
                 return None
-            shown = {name: document_of(name, *texts[name]) for name in wanted}
+            shown = {name: texts[name].document(name) for name in wanted}
         records = {name: document for name in known if (document := shown[name]) is not None}
         here = last.stamp if last is not None else 0
         return Begun(
@@ -234,7 +234,8 @@ class Writing(Reading):
         )
         if written is None:
             return False
-        yield in_thread(partial(self._shelf.wrote, user_id, distinct, removed, written))
+        long = len(distinct) > FEW or sum(len(row.text) for row in distinct) > SHORT
+        yield in_thread(partial(self._shelf.wrote, user_id, distinct, removed, written), long=long)
         return True
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:

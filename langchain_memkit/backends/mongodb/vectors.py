@@ -58,7 +58,7 @@ class MongoDBVectorStore(RecordVectorStore):
         async_client: Your own `AsyncMongoClient`, never closed here.
         timeout: Seconds within which reads and the first use fail if the server cannot be reached.
         save_timeout: Seconds for which a write is retried on a server that was reached before.
-        cache_bytes: How much of the last users' records is held in process, 96 MB by default; about 6 KB for a record
+        cache_bytes: How much of the last users' records is held in process, 96 MB by default; about 9 KB for a record
             with 384 dimensions. The last user is held however large, until another one is asked for.
         now: The clock, for tests.
 

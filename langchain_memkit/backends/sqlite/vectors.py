@@ -31,7 +31,7 @@ class SQLiteVectorStore(RecordVectorStore):
     Args:
         path: The file; created at first use, its folder must exist. `":memory:"` keeps it in this object.
         embedding: The embedding model. Vectors of two models are never mixed: the store knows which one filled it.
-        cache_bytes: How much of the last users' records is held in process, 96 MB by default; about 6 KB for a record
+        cache_bytes: How much of the last users' records is held in process, 96 MB by default; about 9 KB for a record
             with 384 dimensions. The last user is held however large, until another one is asked for.
         timeout: Seconds to wait for another process that is writing.
         file_mode: The rights of the file if it is made here, with its -wal and -shm: 0o600 by default, which is the

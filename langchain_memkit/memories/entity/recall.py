@@ -35,15 +35,19 @@ class Topic:
     seen: set[FactRow]
     description: str = ""
     behind: Sequence[FactRow] = ()
+    _facts: list[FactRow] | None = None
 
     @property
     def facts(self) -> list[FactRow]:
         """Those to be shown, the best first."""
-        return _ranked([row for row in _told(_once(self.rows)) if row not in self.seen], self.words)
+        if self._facts is None:
+            self._facts = _ranked([row for row in _told(_once(self.rows)) if row not in self.seen], self.words)
+        return self._facts
 
     def leave_out(self, gone: Container[tuple[str, str]]) -> None:
         """Takes facts of messages (session and id) that are gone out, and the description if one was behind it."""
         self.rows = [row for row in self.rows if (row.session, row.message) not in gone]
+        self._facts = None
         if any((row.session, row.message) in gone for row in self.behind):
             self.description, self.behind = "", ()
 
@@ -110,7 +114,7 @@ def _told(rows: Sequence[FactRow]) -> Sequence[FactRow]:
 
 def _ranked(rows: Sequence[FactRow], words: set[str]) -> list[FactRow]:
     """Statements first; then by the words shared with the question, the rare ones counting most; then the newest."""
-    said = [set(fold_text(row.text).split()) & words for row in rows]
+    said = [set(fold_text(row.text).split()) & words if words else words for row in rows]
     often = Counter(word for shared in said for word in shared)
     scores = [sum(math.log(1 + len(rows) / often[word]) for word in shared) for shared in said]
     newest = {row: i for i, row in enumerate(sorted(rows, key=in_order))}

@@ -137,7 +137,7 @@ class Core:
         """Read the user's records, and what the session is like; None if records are found by the question only."""
         if isinstance(self.store, ForeignStore):
             return None
-        return (yield from self.store.look(user_id, session_id))
+        return (yield from self.store._look(user_id, session_id))
 
     def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> Flow[tuple[Index, Question]]:
         """The user's records, and the question as it is asked of them.
@@ -161,7 +161,7 @@ class Core:
         if place is not None and place.fetched is not None:
             index, looked = place.fetched
         else:
-            index, looked = yield from store.look(user_id, place.session_id if place is not None else None)
+            index, looked = yield from store._look(user_id, place.session_id if place is not None else None)
         if place is not None:
             place.looked = looked
         try:
@@ -183,7 +183,7 @@ class Core:
         """What gives the user's records with these ids; those of a store of ours come with the index."""
         if isinstance(self.store, ForeignStore):
             return (yield from self.documents(user_id, ids)).get
-        return (yield from self.store.texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
+        return (yield from self.store._texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
 
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
         """Deletes records of the user."""

@@ -191,7 +191,8 @@ class VectorMemory(VectorVerbs):
 
         trial: bool = getattr(query, "trial", False)
         remarks: list[str] | None = getattr(query, "remarks", None)
-        place = TurnPlace(self._session, self._take_fetched())
+        fetched = self._take_fetched()
+        place = TurnPlace(self._session, fetched, looked=fetched and fetched[1])
         note = yield from recall(self._core, self._user, str(query), keep, trial=trial, place=place, remarks=remarks)
         if not trial:
             self._looked = place.looked

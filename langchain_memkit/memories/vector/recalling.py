@@ -19,7 +19,7 @@ from langchain_memkit.memories.vector.hits import HitList, hit_of, record_of
 from langchain_memkit.memories.vector.rounds import SMALL_TALK
 from langchain_memkit.messages.counting import count_tokens
 from langchain_memkit.messages.limits import QUESTION, beginning
-from langchain_memkit.messages.notes import Record, lines_of, note_message
+from langchain_memkit.messages.notes import Record, enclosed, lines_of, note_message
 from langchain_memkit.scoring.index import Entry, digest_of
 from langchain_memkit.scoring.ranking import Ranked, best_first
 from langchain_memkit.scoring.words import stems
@@ -80,7 +80,7 @@ def recall(
     text = beginning(text, QUESTION, "a question to the vector memory")
     if (yield in_thread(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT)):
         return []  # a greeting, a thank-you: nothing to look for
-    chosen: list[tuple[Entry, Record]] = []
+    chosen: list[tuple[Entry, Record, str]] = []
     seen: set[str] = set()
     room = core.max_tokens - _tokens(core, note_message([Record("")]))
     misses = 0
@@ -95,11 +95,12 @@ def recall(
     while some := list(islice(ranked, size)):
         for found, rerank, document in (yield from _fetched(core, user_id, some, seen)):
             record = record_of(found, rerank, document, len(chosen))
-            cost = _tokens(core, HumanMessage(lines_of(record)))
+            lines = lines_of(record)
+            cost = _tokens(core, HumanMessage(lines))
             if cost > room - (spare if chosen else 0):
                 misses += 1
             elif misses < MISSES and len(chosen) != core.k:
-                chosen.append((found.entry, record))
+                chosen.append((found.entry, record, lines))
                 room -= cost
             if misses >= MISSES or len(chosen) == core.k:
                 break
@@ -114,7 +115,7 @@ def recall(
             logger.warning("max_tokens=%d is too little for any of the %d best rounds", core.max_tokens, misses)
         return []
     if not trial:
-        yield from _touch(core, user_id, [entry.id for entry, _ in chosen])
+        yield from _touch(core, user_id, [entry.id for entry, *_ in chosen])
     return [note]
 
 
@@ -199,10 +200,10 @@ def _touch(core: Core, user_id: str, ids: Sequence[str]) -> Flow[None]:
             logger.warning("when memories were recalled is not stored: %s", error)
 
 
-def _note(chosen: Sequence[tuple[Entry, Record]]) -> HumanMessage:
+def _note(chosen: Sequence[tuple[Entry, Record, str]]) -> HumanMessage:
     undated = datetime.min.replace(tzinfo=UTC)
-    in_order = sorted(chosen, key=lambda pair: (pair[0].at or undated, pair[0].session, pair[0].position))
-    return note_message([record for _, record in in_order])
+    in_order = sorted(chosen, key=lambda found: (found[0].at or undated, found[0].session, found[0].position))
+    return note_message([record for _, record, _ in in_order], lambda _: enclosed([lines for *_, lines in in_order]))
 
 
 def _tokens(core: Core, message: BaseMessage) -> int:

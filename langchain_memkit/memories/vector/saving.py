@@ -57,7 +57,8 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
     rounds, drafts = yield in_thread(drafted, long=long)
     if not rounds:
         return
-    since: str | None = None  # what the first try was told: a forget after that concerns the later ones as well
+    # what the first look was told: a forget after that concerns all that follow
+    since: str | None = None if looked is None else looked.session.generation
     for left in reversed(range(TRIES)):
         try:
             texts, messages = [d for draft in drafts for d in draft], _messages(rounds)
@@ -139,7 +140,7 @@ def _known(core: Core, looked: Any, documents: Sequence[Document]) -> Begun | No
     if looked is None:
         return None
     digests = {digest_of(document.page_content) for document in documents}
-    return core.store.begun(looked, digests, [document.id for document in documents if document.id])  # type: ignore[no-any-return]  # a store is untyped
+    return core.store._begun(looked, digests, [document.id for document in documents if document.id])  # type: ignore[no-any-return]  # a store is untyped
 
 
 def _messages(rounds: Sequence[Round]) -> list[str] | None:

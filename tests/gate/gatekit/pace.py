@@ -15,7 +15,7 @@ from gatekit.load import end_with_the_reader
 from gatekit.systems import SYSTEMS, Place, config, echo
 from langchain_memkit import MongoDBVectorStore, SQLiteVectorStore, VectorMemory, WordLlamaEmbeddings
 
-SESSIONS, USERS = 50, 20
+SESSIONS = USERS = 50  # each user is in one conversation
 SLICES, SECONDS = 3, 1.0  # of each system
 THINGS = ("parrot", "lighthouse", "violin", "teapot", "bicycle", "harbour", "umbrella", "telescope", "garden", "piano")
 BARE, PLAIN, RECALLING, PEER = "bare driver", "chain", "chain with memory", "peer"

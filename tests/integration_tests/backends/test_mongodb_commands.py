@@ -17,6 +17,9 @@ from langchain_memkit import (
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
+    MongoDBVectorStore,
+    VectorMemory,
+    WordLlamaEmbeddings,
     create_runnable_with_message_history,
     create_trim_preprocessor,
 )
@@ -150,6 +153,59 @@ def test_first_turns(standalone: Any, database: str, profile: Profile, run: Any)
     histories("s1", "u1").clear()
     assert profile.count(lambda: run(chain, ["hello"], CONFIG)) == {"find": 1, "update": 1, "insert": 1}
     assert profile.count(lambda: run(chain, ["hello"], CONFIG)) == {"find": 1, "insert": 1}
+
+
+def test_turns_with_a_vector_memory(standalone: Any, database: str, profile: Profile, run: Any) -> None:
+    """In a session that is going on a turn is one read and one write more, of two documents: record and session."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    store = MongoDBVectorStore(standalone.uri, WordLlamaEmbeddings(), database)
+    chain = create_runnable_with_message_history(FakeChatModel(), histories, memories=[VectorMemory.factory(store)])
+    run(chain, ["Where is the parrot?", "Who feeds the parrot?"], CONFIG)
+    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG), "vectors") == {"aggregate": 10, "update": 20}
+    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG)) == {"find": 10, "insert": 10}
+    assert len(store.index("u1")) == 22
+
+
+def test_turns_with_a_vector_memory_of_two_processes(
+    standalone: Any, database: str, profile: Profile, run: Any
+) -> None:
+    """What another process adds to other sessions of the user comes with the same read."""
+    stores = [MongoDBVectorStore(standalone.uri, WordLlamaEmbeddings(), database) for _ in range(2)]
+    models = [FakeChatModel(), FakeChatModel()]
+    chains = [
+        create_runnable_with_message_history(
+            model, MongoDBChatMessageHistory.factory(standalone.uri, database), memories=[VectorMemory.factory(store)]
+        )
+        for model, store in zip(models, stores, strict=True)
+    ]
+    configs: list[Any] = [{"configurable": {"session_id": f"s{n}", "user_id": "u1"}} for n in range(2)]
+
+    def in_turns(words: list[str]) -> None:
+        for word in words:
+            for chain, config in zip(chains, configs, strict=True):
+                run(chain, [f"The {word} of session {config['configurable']['session_id']} is here."], config)
+
+    in_turns(["parrot", "lantern"])
+    found = profile.count(lambda: in_turns(["bicycle", "saddle", "candle"]), "vectors")
+    run(chains[1], ["Where is the candle?"], configs[1])
+    shown = models[1].calls[-1][-2].text
+    assert "The candle of session s0 is here." in shown
+    assert len(stores[0].index("u1")) == len(stores[1].index("u1")) == 11
+    assert found == {"aggregate": 6, "update": 12}
+
+
+def test_first_turns_with_a_vector_memory(standalone: Any, database: str, profile: Profile, run: Any) -> None:
+    """The first turn of a session looks for it, and begins it; a greeting recalls nothing, and looks once as well."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    store = MongoDBVectorStore(standalone.uri, WordLlamaEmbeddings(), database)
+    chain = create_runnable_with_message_history(FakeChatModel(), histories, memories=[VectorMemory.factory(store)])
+    run(chain, ["Where is the parrot?", "Who feeds the parrot?"], CONFIG)
+    other: Any = {"configurable": {"session_id": "s2", "user_id": "u1"}}
+    first = profile.count(lambda: run(chain, ["Who feeds the cat?"], other), "vectors")
+    assert first == {"aggregate": 1, "find": 1, "findAndModify": 1, "update": 2}
+    greeted = profile.count(lambda: run(chain, ["Hello!"], other), "vectors")
+    # an async turn reads beside the history, before it is known that nothing is recalled
+    assert greeted in ({"find": 1, "update": 2}, {"aggregate": 1, "update": 2})
 
 
 def test_others_have_written_meanwhile(standalone: Any, database: str, profile: Profile) -> None:

@@ -20,7 +20,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_tests.integration_tests import VectorStoreIntegrationTests
 
-from langchain_memkit import SQLiteChatMessageHistory, SQLiteVectorStore, purge_user
+from langchain_memkit import SQLiteChatMessageHistory, SQLiteVectorStore, VectorMemory, purge_user
 from langchain_memkit.backends._vectors.rows import plain_row, record_row
 from langchain_memkit.backends.sqlite import database
 from langchain_memkit.backends.sqlite.database import MIGRATIONS
@@ -161,8 +161,42 @@ def test_what_a_look_costs(store: Any) -> None:
     store.delete([record(3).id], user_id="u1")
     del seen[:]
     assert len(store.index("u1")) == 21
-    assert len(seen) == 2
-    assert "facts" not in " ".join(seen)  # nothing is read again
+    assert len(seen) == 3  # what is new, which does not explain it, and which records there are
+    assert "facts" not in seen[0] + seen[2]  # nothing that is held is read again
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+def test_what_a_turn_costs(store: Any, style: str) -> None:
+    """In a session that goes on: one statement to load, one transaction to save; a text that is stored is not read."""
+
+    def turn(n: int) -> None:
+        said = [HumanMessage(f"Where is number {n}?", id=f"q{n}"), AIMessage(f"It is at {n}.", id=f"a{n}")]
+        if style == "sync":
+            memory.load(said[0].text)
+            loaded.append(len(seen))
+            memory.save(said)
+        else:
+            asyncio.run(memory.aload(said[0].text))
+            loaded.append(len(seen))
+            asyncio.run(memory.asave(said))
+
+    memory = VectorMemory(store, "s1", user_id="u1")
+    seen: list[str] = []
+    loaded: list[int] = []
+    for n in range(3):
+        turn(n)
+    seen, loaded[:] = statements(store), []
+    for n in range(3, 6):
+        turn(n)
+        verbs = [statement.split()[0] for statement in seen]
+        assert loaded.pop() == 1
+        assert verbs[0] == "SELECT"
+        assert verbs[1] == "BEGIN"
+        assert verbs[-1] == "COMMIT"
+        assert sorted(verbs[2:-1]) == ["DELETE", "INSERT", "SELECT", "SELECT", "SELECT", "SELECT"]
+        assert "metadata" not in " ".join(seen[:1])
+        del seen[:]
+    assert len(store.index("u1")) == 6
 
 
 def test_vectors_are_read_where_they_are_used(store: Any) -> None:
