@@ -55,7 +55,7 @@ class Memkit:
 
     def __init__(self, embeddings: Embeddings | None, folder: Path) -> None:
         self.now = datetime.now(UTC)
-        store = SQLiteVectorStore(folder / "memkit.db", embeddings or DeterministicFakeEmbedding(size=8))
+        self.store = store = SQLiteVectorStore(folder / "memkit.db", embeddings or DeterministicFakeEmbedding(size=8))
         ranking = Ranking() if embeddings else Ranking(relevance=0.0)
         size = {"max_tokens": NOTE_TOKENS, "token_counter": "o200k_base"}
         self.memories = VectorMemory.factory(store, ranking=ranking, now=lambda: self.now, **size)

@@ -22,6 +22,8 @@ class Query(str):
             still leave some of it out.
         epoch: Of the session; 0 if unknown. What was derived in another one belongs to an erased conversation.
         trial: Whether somebody only wants to see what would be recalled: then nothing may be stored.
+        remarks: A list to which a memory may add what it left out, and why, a line each: `explain_turn` shows them.
+            None where nobody asks.
 
     Example:
         >>> query = Query("Who wrote it?")
@@ -29,12 +31,13 @@ class Query(str):
         ('WHO WROTE IT?', (), ())
     """
 
-    __slots__ = ("epoch", "past", "seen", "trial")
+    __slots__ = ("epoch", "past", "remarks", "seen", "trial")
 
     past: Sequence[BaseMessage]
     seen: Sequence[BaseMessage]
     epoch: int
     trial: bool
+    remarks: list[str] | None
 
     def __new__(
         cls,
@@ -44,6 +47,7 @@ class Query(str):
         seen: Sequence[BaseMessage] | None = None,
         *,
         trial: bool = False,
+        remarks: list[str] | None = None,
     ) -> Query:
         """The text with what is known beside it; `seen` is all of the past if nothing is said."""
         query = super().__new__(cls, text)
@@ -51,6 +55,7 @@ class Query(str):
         query.seen = past if seen is None else seen
         query.epoch = epoch
         query.trial = trial
+        query.remarks = remarks
         return query
 
 

@@ -16,7 +16,7 @@ from langchain_memkit._events import CONDENSED
 from langchain_memkit.base import TokenCounter
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.explain.view import PARTS, RecalledRecord, ShownMessage, TurnExplanation
-from langchain_memkit.memories.telling import LOAD_ERROR
+from langchain_memkit.memories.telling import LOAD_ERROR, REMARK
 from langchain_memkit.messages.authors import role_of
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens, counter_name
 from langchain_memkit.messages.notes import apart
@@ -75,11 +75,12 @@ async def aexplain_turn(
 
 
 class _Listener(BaseCallbackHandler):
-    """Keeps what preprocessors say of their work, and which memories failed."""
+    """Keeps what preprocessors and memories say of their work, and which memories failed."""
 
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
         self.failed: list[str] = []
+        self.remarks: list[str] = []
         self.searched_for: str | None = None
 
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
@@ -89,6 +90,8 @@ class _Listener(BaseCallbackHandler):
             self.searched_for = data["question"]
         elif name == LOAD_ERROR:
             self.failed.append(data["message"])
+        elif name == REMARK:
+            self.remarks.append(data["message"])
 
 
 class _Turn(Protocol):
@@ -163,7 +166,7 @@ def _explained(
     beside = sum(size for m, size in zip(given, sizes, strict=True) if not _names([m]) & known)
     left = [m for m in asked if not _names([m]) & known]
     heard = listener.heard
-    notes = [*(note for event in heard for note in event["notes"]), *listener.failed]
+    notes = [*(note for event in heard for note in event["notes"]), *listener.failed, *listener.remarks]
     if preprocessor is not None and not heard:
         notes.append("the preprocessor does not say what it left out")
     tokens = {part: sum(m.tokens for m in messages if m.part == part) for part in PARTS}

@@ -13,6 +13,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
 from langchain_memkit.base import Memory
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import Record, note_message
 
 __all__ = ["RetrieverMemory", "plain_score", "record_of"]
@@ -23,6 +24,13 @@ class RetrieverMemory(Memory):
 
     Args:
         retriever: A LangChain retriever, or any runnable from a string to documents.
+        floor: The least score with which a document is shown, in the unit of the retriever's own scores: the metadata
+            `relevance_score` or `score`, which rerankers and some retrievers set. Documents without a score are shown.
+            None shows all. Where only the vector store knows the scores, let it leave out what is unlike:
+            `store.as_retriever(search_type="similarity_score_threshold", search_kwargs={"score_threshold": 0.5})`.
+
+    Raises:
+        ConfigurationError: `floor` is no number.
 
     Example:
         >>> from langchain_core.documents import Document
@@ -38,8 +46,12 @@ class RetrieverMemory(Memory):
 
     read_only = True
 
-    def __init__(self, retriever: Runnable[str, Any]) -> None:
+    def __init__(self, retriever: Runnable[str, Any], *, floor: float | None = None) -> None:
+        if floor is not None and plain_score(floor) is None:
+            msg = f"floor must be a number in the unit of the retriever's scores, or None; got {floor!r:.50}"
+            raise ConfigurationError(msg)
         self.retriever = retriever
+        self.floor = floor
 
     def __repr__(self) -> str:
         """Names the retriever's class: it may hold credentials."""
@@ -47,11 +59,11 @@ class RetrieverMemory(Memory):
 
     def load(self, query: str = "") -> list[BaseMessage]:
         """One note with the documents in the retriever's order; `[]` if it finds none, or if there is no query."""
-        return _note(self.retriever.invoke(str(query))) if query.strip() else []
+        return self._note(self.retriever.invoke(str(query)), query) if query.strip() else []
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
         """Async twin of `load`."""
-        return _note(await self.retriever.ainvoke(str(query))) if query.strip() else []
+        return self._note(await self.retriever.ainvoke(str(query)), query) if query.strip() else []
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
         """Does nothing: a retriever is only read."""
@@ -59,10 +71,16 @@ class RetrieverMemory(Memory):
     def clear(self) -> None:
         """Does nothing: a retriever is only read."""
 
-
-def _note(found: Sequence[Any]) -> list[BaseMessage]:
-    records = [record_of(document) for document in found]
-    return [note_message(records)] if records else []
+    def _note(self, found: Sequence[Any], query: str) -> list[BaseMessage]:
+        records = [record_of(document) for document in found]
+        shown = [r for r in records if self.floor is None or r.score is None or r.score >= self.floor]
+        remarks: list[str] | None = getattr(query, "remarks", None)
+        if remarks is not None and len(shown) < len(records):
+            left = len(records) - len(shown)
+            best = max(r.score for r in records if r.score is not None)
+            told = f"{left:,} of {len(records):,} documents are below the floor of {self.floor:g}"
+            remarks.append(f"{self!r} left out: {told}; the best score is {best:g}")
+        return [note_message(shown)] if shown else []
 
 
 def record_of(document: Any) -> Record:

@@ -20,6 +20,9 @@ logger = logging.getLogger("langchain_memkit")
 LOAD_ERROR = "memkit_load_error"
 """What callback handlers hear of a memory that could not be loaded."""
 
+REMARK = "memkit_remark"
+"""What callback handlers hear, on trial only, of what a memory left out."""
+
 OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError], None]
 """What is done about one."""
 

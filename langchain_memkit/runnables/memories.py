@@ -17,7 +17,7 @@ from langchain_memkit._flow import Flow, Step, together, user_code
 from langchain_memkit.base import HistoryView, Memory, Query
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.retriever import RetrieverMemory
-from langchain_memkit.memories.telling import LOAD_ERROR, OnLoadError, load_failure, name_of
+from langchain_memkit.memories.telling import LOAD_ERROR, REMARK, OnLoadError, load_failure, name_of
 from langchain_memkit.messages.authors import is_user_message
 from langchain_memkit.messages.notes import Record, recalled
 from langchain_memkit.messages.turns import group_starts
@@ -117,7 +117,15 @@ class Memories:
         if not memories:
             return []
         past = view.messages
-        query = Query(_question(asked, past), past, view.epoch, past if whole else (), trial=trial)
+        remarks: list[str] = []
+        query = Query(
+            _question(asked, past),
+            past,
+            view.epoch,
+            past if whole else (),
+            trial=trial,
+            remarks=remarks if trial else None,
+        )
         results = yield together([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
         loaded: list[Record] = []
         for memory, result in zip(memories, results, strict=True):
@@ -127,6 +135,8 @@ class Memories:
                 yield from self._failed(memory, result, config)
             else:
                 loaded += recalled(result, name_of(memory))
+        for remark in remarks:
+            yield event(config, REMARK, {"message": remark})
         return loaded
 
     def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> Flow[None]:

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 from threading import RLock
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from langchain_memkit.scoring.matches import match
 from langchain_memkit.scoring.postings import Postings
 from langchain_memkit.scoring.view import View
 
-__all__ = ["Begun", "Entry", "Index", "Said", "digest_of", "entry_of"]
+__all__ = ["Begun", "Entry", "Index", "Said", "Usual", "digest_of", "entry_of"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
@@ -25,7 +25,19 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 FIRST = 64  # vectors that an index has room for; the room doubles
 FAR = 2**62  # positions beyond count as this
+FEW = 16  # records: of fewer nobody can say how alike they usually are
+SAMPLE = 256  # records that are compared with each other to know it
+GROWTH = 1.25  # how much an index grows before that is looked at anew
+ALIKE = 0.75  # a mean cosine of records over that says nothing: of one topic, or vectors that are near anything
+LEAST = 0.01  # nor does a standard deviation below that
 NEARLY = 1e-6  # how far the square of a vector's length may be from 1
+
+
+class Usual(NamedTuple):
+    """How alike the records of a user usually are: mean and standard deviation of the cosine of two of them."""
+
+    mean: float
+    deviation: float
 
 
 class Index:
@@ -51,6 +63,7 @@ class Index:
         self.lock = RLock()
         self.dims: int | None = None
         self._view: View | None = None
+        self._seen: tuple[int, Usual | None] | None = None
         self._begin()
 
     def __len__(self) -> int:
@@ -168,6 +181,33 @@ class Index:
         return scores if self.count == len(scores) else scores[slots]
 
     @property
+    def usual(self) -> Usual | None:
+        """How alike two records of different sessions usually are; of one session, if there is no other.
+
+        None for fewer than 16 records with vectors, and where all are much alike. Looked at for up to 256 records
+        from first to last, and again when the index has grown by a quarter, shrunk by a fifth or been built anew.
+        """
+        seen = self._seen
+        if seen is None or not seen[0] / GROWTH <= self.count <= seen[0] * GROWTH:
+            seen = self._seen = (self.count, self._usual())
+        return seen[1]
+
+    def _usual(self) -> Usual | None:
+        view = self.view
+        rows = np.flatnonzero(self.embedded)
+        if len(rows) < FEW:
+            return None
+        rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), SAMPLE)).astype(int)]
+        vectors, sessions = self._vectors[view.slots[rows]], view.session[rows]
+        cosines = vectors @ vectors.T
+        apart = np.triu(sessions[:, None] != sessions[None, :], 1)
+        if np.count_nonzero(apart) < FEW:
+            apart = np.triu(np.ones_like(apart), 1)
+        found = cosines[apart].astype(np.float64)
+        usual = Usual(float(found.mean()), float(found.std()))
+        return usual if usual.mean < ALIKE and usual.deviation > LEAST else None
+
+    @property
     def postings(self) -> Postings:
         """The words of the records, by slot; for `match`."""
         return self._postings
@@ -185,6 +225,7 @@ class Index:
         self._vectors: Floats = np.zeros((0, self.dims or 0), np.float32)
         self._postings = Postings()
         self._view = None
+        self._seen = None
 
     def _compact(self) -> None:
         """Builds the index anew, so that nothing of what was removed stays behind."""

@@ -19,6 +19,7 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 WORDS = 64  # of a question: of more, the rarest
+FEWEST = 50  # records: among fewer, what is rare is told as among so many
 
 
 class Matches(NamedTuple):
@@ -30,6 +31,8 @@ class Matches(NamedTuple):
         told: BM25 of each record, counting what the asked speakers say in it.
         session: BM25 of each record's session as one text.
         worth: For each message, whether it holds a word of the question or is by an asked speaker.
+        held: How much of the question each record holds: the sum of its words, by how rare they are; 1 is a word that
+            no other record holds.
     """
 
     whole: Doubles
@@ -37,6 +40,7 @@ class Matches(NamedTuple):
     told: Doubles
     session: Doubles
     worth: Flags
+    held: Doubles
 
 
 def match(view: View, postings: Postings, stems: Sequence[str], asked: Collection[int] = ()) -> Matches:
@@ -54,6 +58,7 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
     count, groups = len(view.entries), len(view.session_lengths)
     whole, share, told = np.zeros(count), np.zeros(count), np.zeros(count)
     sessions, hit, everything = np.zeros(groups), np.zeros(len(view.row), bool), 0.0
+    held, most = np.zeros(count), max(count, FEWEST)
     theirs = _of(asked, view.spoken)
     mean_session = float(view.session_lengths.sum()) / max(view.session_count, 1) or 1.0
     for times, messages in _found(postings, stems):
@@ -70,6 +75,7 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
         lengths = view.lengths[found]
         whole[found] += times * rare * saturated(within[found], lengths, view.mean_length)
         share[found] += rare
+        held[found] += idf(len(found), most) / idf(1, most)
         if asked:
             within = np.bincount(rows[theirs[messages]], minlength=count)[found]
             told[found] += times * rare * saturated(within, lengths, view.mean_length)
@@ -80,7 +86,7 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
             rare = idf(len(found), view.session_count)
             sessions[found] += times * rare * saturated(within[found], view.session_lengths[found], mean_session)
     spread = np.append(sessions, 0.0)[view.session]  # the last one is that of records without a session
-    return Matches(whole, share / everything if everything else share, told, spread, hit | theirs)
+    return Matches(whole, share / everything if everything else share, told, spread, hit | theirs, held)
 
 
 def _of(asked: Collection[int], spoken: Numbers) -> Flags:

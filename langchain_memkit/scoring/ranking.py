@@ -15,7 +15,8 @@ from langchain_memkit.scoring.dates import closeness, windows
 from langchain_memkit.scoring.features import importance, passed_on, recency, spread
 from langchain_memkit.scoring.index import Entry, Index
 from langchain_memkit.scoring.matches import Matches, match
-from langchain_memkit.scoring.speakers import asked_of
+from langchain_memkit.scoring.relation import relation
+from langchain_memkit.scoring.speakers import Asked, asked_of
 from langchain_memkit.scoring.view import View
 from langchain_memkit.scoring.words import stems
 
@@ -124,12 +125,28 @@ class Ranked(NamedTuple):
         parts: What it is the sum of, by the names of the weights.
         shown: Which of the record's messages are worth their tokens: where the question asks about somebody, what
             others say without any word of the question is not. Numbers of `entry.said`, in order, at least one.
+        relation: How much the question has to do with it, see `relation`; comparable between questions.
     """
 
     entry: Entry
     score: float
     parts: Mapping[str, float]
     shown: tuple[int, ...] = ()
+    relation: float = 0.0
+
+
+class Best(NamedTuple):
+    """The records that answer a question best.
+
+    Attributes:
+        records: Best first; each is made when it is looked at.
+        total: How many there are.
+        relation: The highest `relation` of any of them.
+    """
+
+    records: Iterator[Ranked]
+    total: int
+    relation: float
 
 
 def rank(
@@ -157,17 +174,15 @@ def rank(
     Raises:
         ConfigurationError: The question's vector has other dimensions than those in the index.
     """
-    return list(best_first(index, question, ranking, keep))
+    return list(best_first(index, question, ranking, keep).records)
 
 
-def best_first(
-    index: Index, question: Question, ranking: Ranking, keep: Callable[[Entry], bool] | None = None
-) -> Iterator[Ranked]:
+def best_first(index: Index, question: Question, ranking: Ranking, keep: Callable[[Entry], bool] | None = None) -> Best:
     """As `rank`, one by one: most who ask look at the first few only. The index may change meanwhile."""
     with index.lock:
         view = index.view
         if not view.entries:
-            return iter(())
+            return Best(iter(()), 0, 0.0)
         words = stems(question.text)
         asked, names = asked_of(question.text, words, view.speakers)
         content = [word for word in words if word not in names]  # people call the others by name, not themselves
@@ -176,15 +191,22 @@ def best_first(
         parts = _parts(view, question, ranking, found, near, known)
         scores = parts.sum(axis=0)
         likely = known | (found.share > 0) if question.vector is not None or question.similar is not None else ~known
+        cosines = near if question.vector is not None and ranking.relevance else None
+        related = relation(index, question.text, question.now, Asked(asked, names), found, cosines)
     worth = found.worth.tobytes() if asked and names else b"\1" * len(found.worth)
 
     def ranked(i: int) -> Ranked:
         entry, row = view.entries[i], parts[:, i].tolist()
         return Ranked(
-            entry, sum(row), dict(zip(PARTS, row, strict=True)), _shown(int(view.first[i]), len(entry.said), worth)
+            entry,
+            sum(row),
+            dict(zip(PARTS, row, strict=True)),
+            _shown(int(view.first[i]), len(entry.said), worth),
+            float(related[i]),
         )
 
-    return map(ranked, _best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep))
+    best = list(_best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep))
+    return Best(map(ranked, best), len(best), float(related[best].max()) if best else 0.0)
 
 
 def _similarity(index: Index, view: View, question: Question) -> tuple[Doubles, Flags]:

@@ -211,7 +211,8 @@ class ComposedMemory(Memory):
         dialogue, records = apart(message for message in loaded if message.id not in theirs)
         sure = [*composer.kept(dialogue), *seen]
         trial: bool = getattr(query, "trial", False)
-        asked = Query(str(query), [*dialogue, *past], getattr(query, "epoch", 0), sure, trial=trial)
+        remarks: list[str] | None = getattr(query, "remarks", None)
+        asked = Query(str(query), [*dialogue, *past], getattr(query, "epoch", 0), sure, trial=trial, remarks=remarks)
         results = yield from load_all(self._sources, asked, self._on_load_error)
         found = [Found(records)]
         for source, messages in zip(self._sources, results, strict=True):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from math import inf
 from typing import Any
 
 from langchain_core.documents import Document
@@ -30,6 +31,7 @@ from langchain_memkit.memories.vector.rounds import Splitter
 from langchain_memkit.messages.counting import resolve_counter
 from langchain_memkit.scoring.index import Index
 from langchain_memkit.scoring.ranking import Question, Ranking
+from langchain_memkit.scoring.relation import FLOOR
 
 __all__ = ["Core", "TurnPlace"]
 
@@ -53,6 +55,7 @@ class Core:
     max_tokens: int
     k: int | None
     ranking: Ranking
+    floor: float | None
     splitter: Splitter
     max_records: int | None
     ttl: timedelta | None
@@ -71,6 +74,7 @@ class Core:
         max_tokens: int,
         k: int | None,
         ranking: Ranking | None,
+        floor: Any,
         text_splitter: Any,
         max_records: int | None,
         ttl: float | None,
@@ -107,6 +111,7 @@ class Core:
             max_tokens,
             k,
             weights,
+            floor_given(floor, weights),
             splitter,
             max_records,
             life,
@@ -200,6 +205,29 @@ class Core:
         """When what was said at a time goes: with its turn, or earlier."""
         ends = [moment for moment in (of_turn, at + self.ttl if self.ttl else None) if moment]
         return min(ends, default=None)
+
+
+def floor_given(floor: Any, ranking: Ranking) -> float | None:
+    """What `floor=` means: None for no floor.
+
+    Raises:
+        ConfigurationError: It is no number from 0 up, nor `"auto"` or None.
+
+    Example:
+        >>> floor_given("auto", Ranking()), floor_given("auto", Ranking.generative_agents()), floor_given(0, Ranking())
+        (1.0, None, None)
+    """
+    if isinstance(floor, str) and floor == "auto":
+        return None if ranking.over_all else FLOOR
+    if floor is None:
+        return None
+    if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor < inf:
+        msg = (
+            f'floor must be a number from 0 up, "auto" (which is {FLOOR:g}), or None to recall whatever is asked; '
+            f"got {floor!r:.50}"
+        )
+        raise ConfigurationError(msg)
+    return float(floor) or None
 
 
 def _check_store(store: Any, text_splitter: Any, reranker: Any) -> None:

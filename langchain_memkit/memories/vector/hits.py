@@ -36,6 +36,7 @@ class Hit:
         speakers: Who speaks in the text, in order of appearance: names, or `"human"`, `"ai"`, `"tool"`.
         message_ids: Of the messages in the text; those without an id are left out.
         rerank: The reranker's score; None without one, or if it gives none.
+        relation: How much the question has to do with it: what `floor` is compared with.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Hit:
     speakers: tuple[str, ...]
     message_ids: tuple[str, ...]
     rerank: float | None = None
+    relation: float = 0.0
 
 
 class HitList(list[Hit]):
@@ -152,6 +154,7 @@ def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
         tuple(dict.fromkeys(line.speaker for line in lines)),
         tuple(line.message for line in lines if line.message),
         rerank,
+        ranked.relation,
     )
 
 

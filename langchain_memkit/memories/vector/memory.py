@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.messages import BaseMessage
@@ -28,7 +28,8 @@ class VectorMemory(VectorVerbs):
 
     Each round is embedded once, when it is finished. A question is compared with all of them: the cosine of the vectors
     and BM25 of the words, neighbours and the session of a round, speakers and dates that the question names; the best
-    that fit into `max_tokens` are shown as quoted records, oldest first. No model is called.
+    that fit into `max_tokens` are shown as quoted records, oldest first. No model is called. A question that
+    has nothing to do with the records ("What is 2+2?") recalls nothing: see `floor`.
 
     Args:
         store: `SQLiteVectorStore(path, embedding)`, `MongoDBVectorStore(uri, embedding)`, or any LangChain
@@ -38,6 +39,11 @@ class VectorMemory(VectorVerbs):
         max_tokens: Of the note.
         k: How many rounds at most; None for as many as fit.
         ranking: Weights; default the measured recipe. `Ranking.generative_agents()` scores as that paper does.
+        floor: How much a question must have to do with a record before anything is recalled; in words that no other
+            record has. "auto" is 1: one such word in common, or a speaker or a past day named, or a meaning far nearer
+            than the user's own records usually are to each other, which is looked at for each user and embedder. Just
+            above the floor little is shown, half above it as much as fits. None or 0 recalls whatever is asked, as
+            `Ranking.generative_agents()` does unless a number is given. `search` has no floor.
         text_splitter: Of langchain-text-splitters, for rounds that are longer than the embedder's window; default 1,000
             characters with an overlap of 100.
         max_records: How many to keep of a user: beyond, the oldest that were never recalled go. None for all.
@@ -83,6 +89,7 @@ class VectorMemory(VectorVerbs):
         max_tokens: int = 1000,
         k: int | None = None,
         ranking: Ranking | None = None,
+        floor: float | Literal["auto"] | None = "auto",
         text_splitter: Any = None,
         max_records: int | None = None,
         ttl: float | None = None,
@@ -100,6 +107,7 @@ class VectorMemory(VectorVerbs):
             max_tokens=max_tokens,
             k=k,
             ranking=ranking,
+            floor=floor,
             text_splitter=text_splitter,
             max_records=max_records,
             ttl=ttl,
@@ -139,8 +147,8 @@ class VectorMemory(VectorVerbs):
             query: The new input; in a turn a `Query`, and what the model sees anyway is not repeated.
 
         Returns:
-            One note with quoted records, oldest first; `[]` if there is nothing to look for (a greeting, say), or
-            nothing stored.
+            One note with quoted records, oldest first; `[]` if there is nothing to look for (a greeting, say),
+            nothing that the question has to do with (see `floor`), or nothing stored.
 
         Raises:
             ConfigurationError: The store was filled with another embedder.
@@ -182,9 +190,10 @@ class VectorMemory(VectorVerbs):
             return not (entry.messages and shown.issuperset(entry.messages))
 
         trial: bool = getattr(query, "trial", False)
+        remarks: list[str] | None = getattr(query, "remarks", None)
         fetched = self._take_fetched()
         place = TurnPlace(self._session, fetched, looked=fetched and fetched[1])
-        note = yield from recall(self._core, self._user, str(query), keep, trial=trial, place=place)
+        note = yield from recall(self._core, self._user, str(query), keep, trial=trial, place=place, remarks=remarks)
         if not trial:
             self._looked = place.looked
         return note

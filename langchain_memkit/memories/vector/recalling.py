@@ -34,6 +34,7 @@ FEW = 8  # the same, of texts that come with the index
 MANY = 1000  # records whose ranking is worth a thread
 SHORT = 2000  # characters whose words are not worth a thread
 MISSES = 3  # records that do not fit before the note is full
+LEAST, SURE = 0.3, 0.5  # the share of `max_tokens` that is filled at the floor; how far above it all of it is
 
 Keep: TypeAlias = Callable[[Entry], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
@@ -44,7 +45,7 @@ def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitL
     text = beginning(text, QUESTION, "a question to the vector memory")
     hits = HitList()
     seen: set[str] = set()
-    ranked = yield from _ranked(core, user_id, text, keep)
+    ranked, _, _ = yield from _ranked(core, user_id, text, keep)
     while some := list(islice(ranked, BATCH)):
         hits += [hit_of(*found) for found in (yield from _fetched(core, user_id, some, seen))]
         if len(hits) >= k:
@@ -53,9 +54,29 @@ def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitL
 
 
 def recall(
-    core: Core, user_id: str, text: str, keep: Keep, *, trial: bool = False, place: TurnPlace | None = None
+    core: Core,
+    user_id: str,
+    text: str,
+    keep: Keep,
+    *,
+    trial: bool = False,
+    place: TurnPlace | None = None,
+    remarks: list[str] | None = None,
 ) -> Flow[list[BaseMessage]]:
-    """As many of the best records as fit, in the order in which they were said, as one note."""
+    """As many of the best records as fit, in the order in which they were said, as one note.
+
+    Args:
+        core: The memory.
+        user_id: Whose.
+        text: The question.
+        keep: Whether a record may be shown.
+        trial: Whether somebody only wants to see it.
+        place: The session of the turn.
+        remarks: Where it is said what was left out, and why; None if nobody asks.
+
+    Returns:
+        One note, or nothing.
+    """
     text = beginning(text, QUESTION, "a question to the vector memory")
     if (yield in_thread(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT)):
         return []  # a greeting, a thank-you: nothing to look for
@@ -63,14 +84,20 @@ def recall(
     seen: set[str] = set()
     room = core.max_tokens - _tokens(core, note_message([Record("")]))
     misses = 0
-    ranked = yield from _ranked(core, user_id, text, keep, place)
+    ranked, count, best = yield from _ranked(core, user_id, text, keep, place, core.floor)
+    share = _share(core.floor, best)
+    if remarks is not None and count and share < 1:
+        remarks.append(_remark(core.floor, best, count, share))
+    if not share:
+        return []
+    spare = core.max_tokens - int(share * core.max_tokens)  # which the first record may take all the same
     size = BATCH if core.reads_texts else FEW
     while some := list(islice(ranked, size)):
         for found, rerank, document in (yield from _fetched(core, user_id, some, seen)):
             record = record_of(found, rerank, document, len(chosen))
             lines = lines_of(record)
             cost = _tokens(core, HumanMessage(lines))
-            if cost > room:
+            if cost > room - (spare if chosen else 0):
                 misses += 1
             elif misses < MISSES and len(chosen) != core.k:
                 chosen.append((found.entry, record, lines))
@@ -92,30 +119,50 @@ def recall(
     return [note]
 
 
-def _ranked(core: Core, user_id: str, text: str, keep: Keep, place: TurnPlace | None = None) -> Flow[Iterator[Found]]:
-    """Records, best first, with the reranker's score if there is one."""
+def _share(floor: float | None, best: float) -> float:
+    """How much of `max_tokens` may be filled: nothing below the floor, little at it, all half above it."""
+    if floor is None:
+        return 1.0
+    return 0.0 if best < floor else min(1.0, LEAST + (1 - LEAST) * (best - floor) / SURE)
+
+
+def _remark(floor: float | None, best: float, records: int, share: float) -> str:
+    told = f"the best of {records:,} records has {best:.2f} to do with the question, and the floor is {floor:g}"
+    return (
+        f"VectorMemory filled {share:.0%} of its tokens: {told}" if share else f"VectorMemory recalled nothing: {told}"
+    )
+
+
+def _ranked(
+    core: Core, user_id: str, text: str, keep: Keep, place: TurnPlace | None = None, floor: float | None = None
+) -> Flow[tuple[Iterator[Found], int, float]]:
+    """Records, best first, with the reranker's score if there is one; how many; and what the best has to do with it.
+
+    A reranker is not asked where all records are below the floor.
+    """
     index, question = yield from core.look(user_id, text, place)
-    found: Iterator[Ranked] = yield in_thread(
+    found: Iterator[Ranked]
+    found, count, best = yield in_thread(
         lambda: best_first(index, question, core.ranking, keep), long=len(index) > MANY
     )
     if question.vector is None and question.similar is None:  # then everything is ranked, matches first
         found = (ranked for ranked in found if ranked.score > 0)
-    if core.reranker is None:
-        return ((ranked, None) for ranked in found)
+    if core.reranker is None or (floor is not None and best < floor):
+        return ((ranked, None) for ranked in found), count, best
     by_id = {ranked.entry.id: ranked for ranked in islice(found, RERANKED)}
     if not by_id:
-        return iter(())
+        return iter(()), 0, 0.0
     documents = yield from core.documents(user_id, list(by_id))
     given = [
         Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
         for d in (documents[name] for name in by_id if name in documents)
     ]
     reranker = core.reranker
-    best = yield Step(
+    anew = yield Step(
         lambda: reranker.compress_documents(given, text), lambda: reranker.acompress_documents(given, text)
     )
-    chosen = [(d.metadata.get("memkit_id") or d.id, d.metadata.get("relevance_score")) for d in best]
-    return ((by_id[name], score) for name, score in chosen if name in by_id)
+    chosen = [(d.metadata.get("memkit_id") or d.id, d.metadata.get("relevance_score")) for d in anew]
+    return ((by_id[name], score) for name, score in chosen if name in by_id), count, best
 
 
 def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[Iterator[Any]]:

@@ -202,7 +202,7 @@ def test_the_note_fits_and_is_in_time_order(make: Any) -> None:
     for i in range(20):
         clock[0] = AT + timedelta(days=i)
         memory.save(turn(f"Today I saw {i} ships in the harbour.", "I see."))
-    [note] = memory.load("How many ships in the harbour?")
+    [note] = memory.load("How many ships did I see in the harbour?")
     assert len(note.text) <= 400
     dates = [record.date for record in records_of(note)]
     assert len(dates) >= 2
