@@ -20,8 +20,9 @@ from langchain_memkit.backends._vectors.shelf import Looked
 from langchain_memkit.base import check_id
 from langchain_memkit.scoring.index import Begun
 
+FEW = 50  # records that go into an index without a thread
+SHORT = 2000  # characters that are not worth one
 NOTHING: Mapping[str, str] = MappingProxyType({})
-SHORT, FEW = 2000, 20  # characters and records that are not worth a thread
 
 
 class Writing(Reading):
@@ -234,8 +235,7 @@ class Writing(Reading):
         )
         if written is None:
             return False
-        long = len(distinct) > FEW or sum(len(row.text) for row in distinct) > SHORT
-        yield in_thread(partial(self._shelf.wrote, user_id, distinct, removed, written), long=long)
+        yield in_thread(partial(self._shelf.wrote, user_id, distinct, removed, written), long=len(rows) > FEW)
         return True
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:

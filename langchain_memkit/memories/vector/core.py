@@ -131,11 +131,16 @@ class Core:
     @property
     def reads_texts(self) -> bool:
         """Whether something is read for each batch of records that may be shown."""
-        return isinstance(self.store, ForeignStore) or self.get_session_history is not None
+        return not self.holds_texts or self.get_session_history is not None
+
+    @property
+    def holds_texts(self) -> bool:
+        """Whether the store is one of ours, whose index brings the texts and the session along."""
+        return hasattr(self.store, "_look")
 
     def fetch(self, user_id: str, session_id: str) -> Flow[Any]:
         """Read the user's records, and what the session is like; None if records are found by the question only."""
-        if isinstance(self.store, ForeignStore):
+        if not self.holds_texts:
             return None
         return (yield from self.store._look(user_id, session_id))
 
@@ -160,6 +165,8 @@ class Core:
             return index, Question(text, None, now, similar, accessed)
         if place is not None and place.fetched is not None:
             index, looked = place.fetched
+        elif not self.holds_texts:  # somebody's own, that keeps the contract of `langchain_memkit.testing.vectors`
+            index, looked = (yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id))), None
         else:
             index, looked = yield from store._look(user_id, place.session_id if place is not None else None)
         if place is not None:
@@ -181,7 +188,7 @@ class Core:
 
     def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
         """What gives the user's records with these ids; those of a store of ours come with the index."""
-        if isinstance(self.store, ForeignStore):
+        if not self.holds_texts:
             return (yield from self.documents(user_id, ids)).get
         return (yield from self.store._texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit import (
     SQLiteChatMessageHistory,
@@ -540,3 +542,37 @@ def test_the_histories_file_may_hold_the_records(tmp_path: Path, embeddings: Cou
     with closing(sqlite3.connect(path)) as connection:
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert "turns" in tables
+
+
+class OwnStore(VectorStore):
+    """A store of somebody's own: only the verbs that the contract names, kept in one of ours."""
+
+    def __init__(self, inner: Any) -> None:
+        mine = ("embeddings", "from_texts", "afrom_texts")
+        for name in [name for name in dir(inner) if not name.startswith("_") and name not in mine]:
+            setattr(self, name, getattr(inner, name))
+
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        """Never called: a memory ranks by itself."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_texts(cls, texts: list[str], embedding: Any, metadatas: Any = None, **kwargs: Any) -> Any:
+        """Never called."""
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+def test_a_store_of_somebodys_own(style: str) -> None:
+    """Nothing is asked of it but what the contract names."""
+    memory = VectorMemory(OwnStore(SQLiteVectorStore(":memory:", WordLlamaEmbeddings())), "s1", user_id="u1")
+    said = [HumanMessage("The parrot is called Kiwi.", id="q"), AIMessage("A fine name.", id="a")]
+    for _ in range(2):
+        if style == "sync":
+            found = memory.load("What is the parrot called?")
+            memory.save(said)
+        else:
+            found = asyncio.run(memory.aload("What is the parrot called?"))
+            asyncio.run(memory.asave(said))
+    assert "called Kiwi" in found[0].text
+    assert len(memory.search("parrot")) == 1
