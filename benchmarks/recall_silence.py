@@ -2,8 +2,8 @@
 
     python -m benchmarks.recall_silence [--data locomo.json]
 
-Notes of 1,024 tokens (o200k_base), with the floor and without. Prompts: everyday ones (texts/everyday.txt), questions
-of the other conversations, and what the recall set says that nothing answers. Evidence lost: the share of what is in
+Notes of 1,024 tokens (o200k_base), with the floor and without. Prompts: everyday ones (texts/everyday.txt), those that
+other conversations answer, and what the recall set says that nothing answers. Evidence lost: the share of what is in
 the notes without a floor that is not in those with it.
 """
 
