@@ -140,8 +140,8 @@ class Best(NamedTuple):
 
     Attributes:
         records: Best first; each is made when it is looked at.
-        total: How many there are.
-        relation: The highest `relation` of any of them.
+        total: How many records were compared; at most `Ranking.candidates` of them come.
+        relation: The highest `relation` of any record that may be returned.
     """
 
     records: Iterator[Ranked]
@@ -205,8 +205,12 @@ def best_first(index: Index, question: Question, ranking: Ranking, keep: Callabl
             float(related[i]),
         )
 
-    best = list(_best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep))
-    return Best(map(ranked, best), len(best), float(related[best].max()) if best else 0.0)
+    least = np.full(len(scores), -np.inf)
+    most = next(_best(view, np.where(likely, related, least), question.now, 1, keep), None)
+    if most is None:
+        return Best(iter(()), 0, 0.0)
+    best = _best(view, np.where(likely, scores, least), question.now, ranking.candidates, keep)
+    return Best(map(ranked, best), int(np.count_nonzero(likely)), float(related[most]))
 
 
 def _similarity(index: Index, view: View, question: Question) -> tuple[Doubles, Flags]:
