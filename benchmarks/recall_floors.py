@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 import numpy as np
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from benchmarks.recall_data import Dialogue, Question, recall_set
 from benchmarks.recall_embedders import Shared, embeddings_named
@@ -35,6 +35,7 @@ from benchmarks.recall_references import Found
 from benchmarks.recall_score import score
 from langchain_memkit import SQLiteVectorStore, VectorMemory
 from langchain_memkit.memories.vector.hits import hit_of
+from langchain_memkit.messages.notes import records_of
 from langchain_memkit.messages.openai_tokens import OpenAITokenCounter
 from langchain_memkit.scoring import features, matches, ranking, speakers, words
 from langchain_memkit.scoring.index import Index, digest_of, entry_of
@@ -85,12 +86,9 @@ class Kept:
         more: dict[str, Any] = {"max_tokens": NOTE_TOKENS, "token_counter": "o200k_base"}
         if text_splitter:
             more["text_splitter"] = text_splitter
-        self.memories = VectorMemory.factory(
-            self.store,
-            ranking=self.ranking,
-            now=lambda: self.now,
-            **more,
-        )
+        more |= {"ranking": self.ranking, "now": lambda: self.now}
+        self.memories = VectorMemory.factory(self.store, **more)
+        self.unfloored = VectorMemory.factory(self.store, floor=None, **more)
         for session, turns in groupby(dialogue.turns, key=lambda turn: turn.session):
             said = [*turns]
             self.now = said[0].at
@@ -126,9 +124,19 @@ class Kept:
                 break
         return made
 
-    def noted(self, prompt: str) -> int:
+    def noted(self, prompt: str, *, floor: bool = True) -> int:
         """Tokens of what `load` shows a model for a prompt."""
-        return sum(tokens(note.text) for note in self.memories("questions", "u1").load(prompt))
+        return sum(tokens(note.text) for note in self._notes(prompt, floor))
+
+    def shown(self, question: Question, *, floor: bool = True) -> float:
+        """The share of the evidence in what `load` shows."""
+        records = [record for note in self._notes(question.text, floor) for record in records_of(note)]
+        ids = {name for record in records if question.quote in record.text for name, _ in record.parts}
+        return len(question.evidence & ids) / len(question.evidence)
+
+    def _notes(self, prompt: str, floor: bool) -> list[BaseMessage]:
+        memories = self.memories if floor else self.unfloored
+        return memories("questions", "u1").load(prompt)
 
     def close(self) -> None:
         self.memories.close()

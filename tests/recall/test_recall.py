@@ -16,7 +16,8 @@ from benchmarks.recall_set import FILE, made
 from langchain_memkit.scoring.ranking import Ranking
 
 LARGEST = 1_000_000  # bytes
-SHOWN = 1_000  # tokens for a question that nothing answers, the mean
+UNANSWERABLE, EVERYDAY = 820, 180  # tokens for what nothing answers, the mean
+LOST = 0.02  # of the evidence, by the floor
 KINDS = {"date", "exact", "long", "multi", "name", "neighbour", "paraphrase", "repeated", "role", "session", "speaker"}
 OFF = {"recency", "importance"}  # weights that are 0 unless an app asks for them
 Saved = Callable[[str], list[Kept]]
@@ -57,15 +58,28 @@ def test_every_kind_of_question_is_above_its_floor(embedder: str, saved: Saved) 
 
 @pytest.mark.parametrize("embedder", ["wordllama", WORDS_ONLY])
 def test_what_nothing_answers_shows_little(embedder: str, saved: Saved, conversations: RecallSet) -> None:
-    """The mean of tokens that `load` shows for questions without an answer; for a thank-you it shows nothing."""
-    shown = [system.noted(question) for system in saved(embedder) for question in system.dialogue.unanswerable]
-    everyday = [system.noted(prompt) for system in saved(embedder) for prompt in conversations.everyday]
-    print(f"\n{embedder}: unanswerable {mean(shown):.0f} tokens, everyday {mean(everyday):.0f} tokens")
-    assert mean(shown) <= SHOWN
-    assert mean(everyday) <= SHOWN
+    """The mean of tokens that `load` shows for what nothing answers, and without a floor; nothing for a thank-you."""
+    for kind, most in (("unanswerable", UNANSWERABLE), ("everyday", EVERYDAY)):
+        asked = [
+            (system, prompt)
+            for system in saved(embedder)
+            for prompt in (system.dialogue.unanswerable if kind == "unanswerable" else conversations.everyday)
+        ]
+        with_floor, without = (mean(system.noted(prompt, floor=f) for system, prompt in asked) for f in (True, False))
+        print(f"\n{embedder}: {kind} {with_floor:.0f} tokens, without a floor {without:.0f}")
+        assert with_floor <= most < without
     assert [
         system.noted(text) for system in saved(embedder) for text in conversations.small_talk if system.noted(text)
     ] == []
+
+
+@pytest.mark.parametrize("embedder", ["wordllama", WORDS_ONLY])
+def test_the_floor_hides_no_answers(embedder: str, saved: Saved) -> None:
+    """Of the evidence that `load` shows without a floor, it shows nearly all."""
+    asked = [(system, question) for system in saved(embedder) for question in system.dialogue.questions]
+    with_floor, without = (sum(system.shown(q, floor=f) for system, q in asked) for f in (True, False))
+    print(f"\n{embedder}: {1 - with_floor / without:.2%} of the evidence lost by the floor")
+    assert with_floor >= (1 - LOST) * without
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
