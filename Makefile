@@ -169,8 +169,6 @@ bench: $(DEV) ## memkit beside its peers on a real MongoDB, 20 minutes and more,
 	@$(PY) tools/parts.py openssl11
 	@$(say) "benchmarks/history.py"
 	@$(PY) -m benchmarks.history $(ARGS)
-	@$(say) "benchmarks/turn_costs.py"
-	@$(PY) -m benchmarks.turn_costs $(ARGS)
 	@$(say) "benchmarks/context.py"
 	@$(PY) -m benchmarks.context $(ARGS)
 	@$(say) "benchmarks/moving.py"
