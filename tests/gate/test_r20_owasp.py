@@ -77,9 +77,9 @@ def ask(place: Place, system: Any, vectors: Any) -> Callable[..., list[BaseMessa
 def test_llm01_prompt_injection(ask: Callable[..., list[BaseMessage]]) -> None:
     """What was said before comes back as the user's own quoted words, with who, when and where: never as the app's."""
     ask(ORDER, "s1", "u1")
-    note, question = ask("What is the weather?", "s2", "u1")
+    note, question = ask("What did I say about the administrator?", "s2", "u1")
     assert [m.type for m in (note, question)] == ["human", "human"]
-    assert question.text == "What is the weather?"
+    assert question.text == "What did I say about the administrator?"
     first, begin, heading, *quoted, end = note.text.splitlines()
     assert (first, begin, end) == (FRAME, "<records>", "</records>")
     assert heading.startswith("- record (20")
