@@ -226,7 +226,8 @@ floor: $(BASE) ## unit tests of the installed wheel on the oldest supported depe
 	$(say) "installing it with the oldest versions (group floor)"; \
 	$(call install,"$$tmp/venv","$$wheel[all]" --group floor) \
 	"$$tmp/venv/bin/python" tools/parts.py suites; \
-	mkdir "$$tmp/run"; cp -r tests pyproject.toml "$$tmp/run"; ln -s "$(CURDIR)/.parts" "$$tmp/run/.parts"; cd "$$tmp/run"; \
+	mkdir -p "$$tmp/run/benchmarks"; cp -r tests pyproject.toml "$$tmp/run"; cp -r benchmarks/texts "$$tmp/run/benchmarks"; \
+	ln -s "$(CURDIR)/.parts" "$$tmp/run/.parts"; cd "$$tmp/run"; \
 	../venv/bin/python -c "$$AT_FLOOR"; \
 	../venv/bin/python -m pytest $(ARGS) -n $(WORKERS) --dist loadfile tests/unit_tests
 
