@@ -107,7 +107,7 @@ strangers: $(DEV) ## code that others wrote for LangChain, run with LangChain's 
 	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed \
 	  tests/strangers tests/unit_tests/suites
 
-gate: $(DEV) ## the reliability gate: bounds on real servers, in under 10 minutes; one at a time, since it measures
+gate: $(DEV) ## the reliability gate: bounds on real servers, in about 12 minutes; one at a time, since it measures
 	@$(PY) tools/parts.py openssl11
 	@$(say) "reliability gate"
 	@$(PYTEST) tests/gate

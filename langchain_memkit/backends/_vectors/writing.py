@@ -235,7 +235,8 @@ class Writing(Reading):
         )
         if written is None:
             return False
-        yield in_thread(partial(self._shelf.wrote, user_id, distinct, removed, written), long=len(rows) > FEW)
+        long = len(rows) > FEW or sum(len(row.text) for row in rows) > SHORT
+        yield in_thread(partial(self._shelf.wrote, user_id, distinct, removed, written), long=long)
         return True
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:

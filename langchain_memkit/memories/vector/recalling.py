@@ -142,9 +142,8 @@ def _ranked(
     """
     index, question = yield from core.look(user_id, text, place)
     found: Iterator[Ranked]
-    found, count, best = yield in_thread(
-        lambda: best_first(index, question, core.ranking, keep), long=len(index) > MANY
-    )
+    long = len(index) > MANY or len(text) > SHORT
+    found, count, best = yield in_thread(lambda: best_first(index, question, core.ranking, keep), long=long)
     if question.vector is None and question.similar is None:  # then everything is ranked, matches first
         found = (ranked for ranked in found if ranked.score > 0)
     if core.reranker is None or (floor is not None and best < floor):
