@@ -297,7 +297,8 @@ def _bring_in_line(
         for key, row in rows.items():
             book.add(key, row)
         book.remove(removed)
-        book.versions = (book.versions - old) | {version}
+        # of a change that went with this one the book may know no more, after a read that began before it: read anew
+        book.versions = (book.versions - old) | {version} if old <= book.versions else frozenset()
 
 
 def _known(book: Book) -> dict[str, Any]:

@@ -21,8 +21,10 @@ from langchain_core.messages import HumanMessage
 from langchain_core.stores import InMemoryStore
 
 from langchain_memkit import SQLiteKeyValueStore, purge_user
+from langchain_memkit._flow import drive, run_step
 from langchain_memkit.base import Mention, user_prefix
 from langchain_memkit.memories.entity import EntityMemory
+from langchain_memkit.memories.entity.shelf import VERSIONS, _bring_in_line
 from langchain_memkit.messages.notes import records_of
 from langchain_memkit.preprocessors.memory_store import MemoryStore
 
@@ -207,6 +209,28 @@ async def test_eight_tasks_lose_nothing(stores: Callable[[], Any]) -> None:
     await asyncio.gather(*map(write, range(8)))
     assert len((await entities("s1", "u1").aentities())[0].facts) == 40
     assert len(facts(stores())) == 40
+
+
+def test_a_change_that_was_read_over_is_read_again() -> None:
+    """A late read takes a fact out of the book again; the next write deletes the sign of it, and is not believed."""
+    store = MemoryStore()
+    entities = EntityMemory.factory(extract, store)
+    memory = entities("s1", "u1")
+    for n in range(VERSIONS):
+        memory.save([HumanMessage(f"Nemo counted {n}")])
+    shelf = entities._core.shelf
+    book = drive(shelf.read("u1"), run_step)
+    old, newest = book.versions, max(book.facts, key=lambda key: book.facts[key].at)
+    assert len(old) >= VERSIONS
+    with shelf.lock:  # as a read leaves it that began before the newest fact was written
+        book.remove([newest])
+        book.versions = frozenset(list(old)[1:])
+    store.mset([(book.keys.version(), {})])
+    version = next(key for key in store.yield_keys(prefix=book.keys.versions) if key not in old)
+    store.mdelete(list(old))
+    with shelf.lock:
+        _bring_in_line(book, version, old, {}, ())
+    assert len(memory.entities()[0].facts) == VERSIONS
 
 
 @pytest.mark.parametrize("same_process", [True, False])
