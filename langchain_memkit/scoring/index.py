@@ -177,7 +177,9 @@ class Index:
         unit, slots = self._unit(vector, learn=False), self.view.slots
         if self.dims is None:
             return np.zeros(self.count, np.float32)
-        scores = self._room(len(self._entries) - 1, self.dims)[: len(self._entries)] @ unit
+        vectors = self._room(len(self._entries) - 1, self.dims)[: len(self._entries)]
+        # not `@`, which from some hundred vectors on spreads over threads, and waits for them where others compute
+        scores: Floats = np.einsum("ij,j->i", vectors, unit)
         return scores if self.count == len(scores) else scores[slots]
 
     @property

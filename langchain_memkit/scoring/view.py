@@ -68,7 +68,7 @@ class View:
         self.spoken = np.array(postings.spoken)
         live = self.row >= 0
         self.removed = not live.all()
-        told = set(self.spoken[live].tolist())
+        told = set(np.bincount(self.spoken[live]).nonzero()[0].tolist())
         self.speakers: dict[int, Speaker] = {n: speaker for speaker, n in postings.speakers.items() if n in told}
         self.first = np.searchsorted(message_slots, self.slots)
         self.lengths: Doubles = np.bincount(self.row[live], lengths[live], minlength=len(entries)).astype(np.float64)
@@ -77,7 +77,7 @@ class View:
         self.session = sessions[self.slots]
         grouped = self.session >= 0
         self.session_lengths: Doubles = np.bincount(self.session[grouped], self.lengths[grouped]).astype(np.float64)
-        self.session_count = len(np.unique(self.session[grouped]))
+        self.session_count = int(np.count_nonzero(np.bincount(self.session[grouped])))
         self.order = np.lexsort((positions[self.slots], self.session))
         ordered = self.session[self.order]
         self.nearby = [(ordered[d:] == ordered[:-d]) & (ordered[d:] >= 0) for d in (1, 2)]
