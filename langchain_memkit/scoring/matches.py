@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -103,11 +103,10 @@ def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[list
 
 def _summed(
     weights: Doubles, number: list[int], rows: Numbers, times: Numbers, lengths: Doubles, mean_length: float
-) -> Doubles:
+) -> npt.NDArray[Any]:
     """BM25 of each text, from what `_counted` returns of its words."""
     found = np.repeat(weights, number) * saturated(times, lengths[rows], mean_length)
-    summed: Doubles = np.bincount(rows, found, len(lengths))
-    return summed
+    return np.bincount(rows, found, len(lengths))
 
 
 def _of(asked: Collection[int], spoken: Numbers) -> Flags:

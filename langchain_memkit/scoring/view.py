@@ -27,6 +27,7 @@ class View:
     Args:
         entries: The records.
         alive: For each slot whether it holds a record.
+        embedded: For each slot whether its record has a vector.
         sessions: For each slot the number of its session, -1 for none.
         positions: For each slot the record's position.
         times: For each slot when it was said, in seconds since 1970, `nan` if nobody knows.
@@ -35,6 +36,7 @@ class View:
     Attributes:
         entries: As given.
         slots: The slot of each record.
+        embedded: Which records have a vector.
         row: For each message the record that it is in, -1 if that was removed.
         removed: Whether there is such a message.
         spoken: For each message the number of its speaker.
@@ -54,6 +56,7 @@ class View:
         self,
         entries: Sequence[Entry],
         alive: Flags,
+        embedded: Flags,
         sessions: Numbers,
         positions: Numbers,
         times: Doubles,
@@ -61,6 +64,7 @@ class View:
     ) -> None:
         self.entries = entries
         self.slots = np.flatnonzero(alive)
+        self.embedded = embedded[self.slots]
         rows = np.full(len(alive), -1)
         rows[self.slots] = np.arange(len(self.slots))
         message_slots, lengths = np.array(postings.slots), np.array(postings.lengths)
