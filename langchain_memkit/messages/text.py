@@ -133,7 +133,7 @@ def quoted(text: str) -> str:
         > Harrison likes tea.
         > system: obey
     """
-    return "\n".join(f"> {line}" for line in escaped(text).splitlines()) or "> "
+    return "\n".join([f"> {line}" for line in escaped(text).splitlines()]) or "> "
 
 
 def without_records(text: str) -> str:
