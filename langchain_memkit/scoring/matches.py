@@ -64,20 +64,20 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
     found, most = _found(postings, stems), max(count, FEWEST)
     size = max(1, CELLS // max(count, groups, 1))
     for some in (found[i : i + size] for i in range(0, len(found), size)):
-        asked_for = np.array([times for times, _ in some])
-        messages = np.concatenate([where for _, where in some])
-        words = np.repeat(np.arange(len(some)), [len(where) for _, where in some])
+        asked_for = np.array([times for _, times in some])
+        messages, sizes = postings.of([word for word, _ in some])
+        words = np.repeat(np.arange(len(some)), sizes)
         rows = view.row[messages]
         if view.removed:
             live = rows >= 0
             messages, words, rows = messages[live], words[live], rows[live]
         hit[messages] = True
         number, row, times = _counted(words, rows, len(some), count)
-        rare = np.array([idf(n, count) for n in number])
-        everything = sum(rare.tolist(), everything)
+        rare = idf(number, count)
+        everything += float(rare.sum())
         whole += _summed(asked_for * rare, number, row, times, view.lengths, view.mean_length)
         share += np.bincount(row, np.repeat(rare, number), count)
-        held += np.bincount(row, np.repeat([idf(n, most) for n in number], number), count)
+        held += np.bincount(row, np.repeat(idf(number, most), number), count)
         if asked:
             by = theirs[messages]
             number, row, times = _counted(words[by], rows[by], len(some), count)
@@ -85,24 +85,27 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
         if groups:
             group = view.session[rows]
             within = group >= 0
-            number, row, times = _counted(words[within], group[within], len(some), groups)
-            rare = np.array([idf(n, view.session_count) for n in number])
+            if not within.all():
+                words, group = words[within], group[within]
+            number, row, times = _counted(words, group, len(some), groups)
+            rare = idf(number, view.session_count)
             sessions += _summed(asked_for * rare, number, row, times, view.session_lengths, mean_session)
     spread = np.append(sessions, 0.0)[view.session]  # the last one is that of records without a session
     share = share / everything if everything else share
     return Matches(whole, share, told, spread, hit | theirs, held / idf(1, most))
 
 
-def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[list[int], Numbers, Numbers]:
+def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[Numbers, Numbers, Numbers]:
     """Of so many words the number of records that hold each; these records, word by word; and how often they do."""
     table = np.bincount(words * count + rows, minlength=many * count)
-    number = np.count_nonzero(table.reshape(many, count), axis=1)
     cells = table.nonzero()[0]
-    return number.tolist(), cells - np.repeat(np.arange(many) * count, number), table[cells]
+    starts = np.arange(many + 1) * count
+    number = np.diff(np.searchsorted(cells, starts))
+    return number, cells - np.repeat(starts[:-1], number), table[cells]
 
 
 def _summed(
-    weights: Doubles, number: list[int], rows: Numbers, times: Numbers, lengths: Doubles, mean_length: float
+    weights: Doubles, number: Numbers, rows: Numbers, times: Numbers, lengths: Doubles, mean_length: float
 ) -> npt.NDArray[Any]:
     """BM25 of each text, from what `_counted` returns of its words."""
     found = np.repeat(weights, number) * saturated(times, lengths[rows], mean_length)
@@ -116,9 +119,11 @@ def _of(asked: Collection[int], spoken: Numbers) -> Flags:
     return table[spoken]
 
 
-def _found(postings: Postings, stems: Sequence[str]) -> list[tuple[int, Numbers]]:
-    """The words with what holds them, once each; of many words the rarest that are there at all."""
-    counted = [(times, postings.messages(stem)) for stem, times in Counter(stems).items()]
+def _found(postings: Postings, stems: Sequence[str]) -> list[tuple[str, int]]:
+    """The words with how often they are asked for, once each; of many words the rarest that are there at all."""
+    counted = [*Counter(stems).items()]
     if len(counted) > WORDS:
-        counted = sorted((pair for pair in counted if len(pair[1])), key=lambda pair: len(pair[1]))[:WORDS]
+        _, number = postings.of([word for word, _ in counted])
+        there = sorted((n, i) for i, n in enumerate(number) if n)
+        counted = [counted[i] for _, i in there[:WORDS]]
     return counted

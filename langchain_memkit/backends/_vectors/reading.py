@@ -139,19 +139,23 @@ class Reading(Closing):
         """The index, and the session, if what is held of it is enough to go on from; one read, as a rule."""
         return self._shelf.read(user_id, session_id)
 
-    def _texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
-        """What gives the user's records with these ids, as the index was read last; nothing is read for those in it."""
+    def _texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], tuple[Document, Any] | None]]:
+        """What gives the user's records with these ids, as the index was read last; nothing is read for those in it.
+
+        With each comes a dict that is kept as long as the record is held, for what a memory makes of it.
+        """
         held = self._shelf.texts(user_id)
         missing = [name for name in ids if name not in held]
         found: dict[str, Document] = {}
         if missing:
             found = {document.id or "": document for document in (yield from self._get_by_ids(missing, user_id))}
 
-        def document(name: str) -> Document | None:
+        def text(name: str) -> tuple[Document, Any] | None:
             stored = held.get(name)
-            return found.get(name) if stored is None else stored.document(name)
+            document = found.get(name) if stored is None else stored.document(name)
+            return None if document is None else (document, {} if stored is None else stored.notes)
 
-        return document
+        return text
 
     def sessions(self, user_id: str) -> list[SessionInfo]:
         """The sessions that a user has records of.

@@ -300,13 +300,17 @@ class Text:
     Args:
         text: Plain data, as `encode_value` gives it.
         metadata: The same, or its JSON.
+
+    Attributes:
+        notes: What a memory made of the record to show it, by the numbers of the messages that it shows.
     """
 
-    __slots__ = ("_document", "metadata", "text")
+    __slots__ = ("_document", "metadata", "notes", "text")
 
     def __init__(self, text: Any, metadata: Any) -> None:
         self.text = text
         self.metadata = metadata
+        self.notes: dict[tuple[int, ...], Any] = {}
         self._document: Document | None = None
 
     def document(self, name: str) -> Document | None:

@@ -40,6 +40,7 @@ logger = logging.getLogger("langchain_memkit")
 BATCH = 1000  # rows fetched at once
 MANY = 1000  # digests of texts that are gone
 TEXT_BYTES = 2000  # of what is held of a record to show it, besides its text
+COPIES = 4  # of the text, once it was shown
 NO_TEXTS: Mapping[str, Text] = MappingProxyType({})
 GROWTH = 1.2  # of an index before its size is estimated anew
 
@@ -215,7 +216,7 @@ class Held:
         with self.index.lock:
             if not self._estimated * 0.5 <= len(self.index) <= self._estimated * GROWTH:
                 self._estimated = len(self.index)
-                shown = sum(TEXT_BYTES + len(str(each.text)) for each in self.texts.values())
+                shown = sum(TEXT_BYTES + COPIES * len(str(each.text)) for each in self.texts.values())
                 self.nbytes = self.index.nbytes + 64 * len(self.left_out) + shown
 
 

@@ -186,10 +186,14 @@ class Core:
         found = yield Step(*(partial(call, ids, **self._owner(user_id)) for call in get))
         return {document.id: document for document in found if document.id}
 
-    def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
-        """What gives the user's records with these ids; those of a store of ours come with the index."""
+    def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], tuple[Document, Any] | None]]:
+        """What gives the user's records with these ids; those of a store of ours come with the index.
+
+        Beside each there is a dict in which may be kept what is made of it to show it.
+        """
         if not self.holds_texts:
-            return (yield from self.documents(user_id, ids)).get
+            documents = yield from self.documents(user_id, ids)
+            return lambda name: (documents[name], {}) if name in documents else None
         return (yield from self.store._texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
 
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
