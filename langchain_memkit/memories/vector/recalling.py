@@ -34,7 +34,7 @@ FEW = 8  # the same, of texts that come with the index
 MANY = 1000  # records whose ranking is worth a thread
 SHORT = 2000  # characters whose words are not worth a thread
 MISSES = 3  # records that do not fit before the note is full
-LEAST, SURE = 0.3, 0.5  # the share of `max_tokens` that is filled at the floor; how far above it all of it is
+LEAST, SURE = 0.05, 0.8  # the share of `max_tokens` that is filled at the floor; how far above it all of it is
 
 Keep: TypeAlias = Callable[[Entry], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
@@ -121,7 +121,7 @@ def recall(
 
 
 def _share(floor: float | None, best: float) -> float:
-    """How much of `max_tokens` may be filled: nothing below the floor, little at it, all half above it."""
+    """How much of `max_tokens` may be filled: nothing below the floor, one record at it, all 0.8 above it."""
     if floor is None:
         return 1.0
     return 0.0 if best < floor else min(1.0, LEAST + (1 - LEAST) * (best - floor) / SURE)
