@@ -185,6 +185,8 @@ def readable(text: str) -> str:
 
 def _encoded(metadata: dict[str, Any], path: str) -> dict[str, Any]:
     encoded, problem = encode_value(metadata, path), ""
+    if encoded == metadata:  # all of it plain, as in every record of a memory: read back it is the same
+        return encoded  # type: ignore[no-any-return]  # a dict is encoded as a dict
     back: Any = None
     try:
         back = decode_value(encoded)
