@@ -302,7 +302,8 @@ def _bring_in_line(
 
 
 def _known(book: Book) -> dict[str, Any]:
-    return {**book.facts, **book.rules, **book.descriptions, **dict.fromkeys(book.unreadable)}
+    """Return the rows that need not be read again: a description is replaced under its key, facts and rules are not."""
+    return {**book.facts, **book.rules, **dict.fromkeys(book.unreadable)}
 
 
 def _sorted_out(
