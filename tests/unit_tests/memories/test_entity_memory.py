@@ -523,7 +523,7 @@ def test_a_new_description_is_shown_at_once(call: Callable[..., Any], other: boo
     looking = reader if other else memory
     for words, wanted in (("Nemo swims", "Swims."), ("Nemo dives", "Swims and dives.")):
         call(memory, "save", [HumanMessage(words)])
-        assert [record.text for record in records_of(call(looking, "load", "Nemo?")[0])][0] == wanted
+        assert next(record.text for record in records_of(call(looking, "load", "Nemo?")[0])) == wanted
 
 
 def test_a_dry_run_removes_nothing(call: Callable[..., Any]) -> None:
