@@ -72,11 +72,11 @@ def bare_read(place: Place, user: str) -> int:
 def measured(place: Place, user: str) -> dict[str, Any]:
     """Processor time of the first recall and of the bare read, in seconds; and whether what was asked was found.
 
-    Processor time, and of the bare read the least of three: other processes on the machine hardly change them.
+    Processor time, and of the bare read the least of two: other processes on the machine hardly change them.
     """
     WordLlamaEmbeddings().embed_query("warm")  # a file is loaded once, whatever is asked: not what grows with a user
     bare = []
-    for _ in range(3):  # the first one loads the driver's own modules
+    for _ in range(2):  # the first one loads the driver's own modules
         started = time.process_time()
         records = bare_read(place, user)
         bare.append(time.process_time() - started)
