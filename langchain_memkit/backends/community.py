@@ -31,11 +31,11 @@ class DatabaseTable:
         self._session_column = session_column
 
     def __repr__(self) -> str:
-        """Names the table."""
+        """Name the table."""
         return f"DatabaseTable({self._table!r})"
 
     def count(self) -> int:
-        """How many rows there are."""
+        """Return how many rows there are."""
         with closing(self._run(count_only=True)) as found:
             return int(next(found)[0])
 
@@ -105,7 +105,7 @@ class FileMessages(NamedTuple):
 
 
 def read_message_file(path: Path) -> FileMessages:
-    """Reads a file of langchain-community's `FileChatMessageHistory`; of one that was cut off, what is whole.
+    """Read a file of langchain-community's `FileChatMessageHistory`; of one that was cut off, what is whole.
 
     Args:
         path: A JSON list of messages.
@@ -131,7 +131,7 @@ def read_message_file(path: Path) -> FileMessages:
 
 
 def _items(text: str) -> tuple[list[Any], str | None]:
-    """The items of a JSON list, as many as can be read, and why there are no more."""
+    """Return the items of a JSON list, as many as can be read, and why there are no more."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):

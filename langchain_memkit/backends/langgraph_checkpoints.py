@@ -48,7 +48,7 @@ class Foreign(NamedTuple):
 
 
 def decode_checkpoint(kind: Any, data: Any) -> Any:
-    """What one column of a checkpoint says, in plain values and `Foreign`.
+    """Return what one column of a checkpoint says, in plain values and `Foreign`.
 
     Args:
         kind: How it was stored: `"msgpack"`, `"json"`, or `"null"` for None.
@@ -99,7 +99,7 @@ def _unpack(data: bytes, depth: int) -> Any:
 
 
 def _of_json(value: dict[str, Any]) -> Any:
-    """What older versions wrote: `{"lc": ..., "type": "constructor", "id": [module..., class], "kwargs": {...}}`."""
+    """Return what older versions wrote: `{"lc": ..., "type": "constructor", "id": [module..., class], "kwargs": {...}}`."""
     if value.get("type") == "constructor" and isinstance(value.get("id"), list) and "lc" in value:
         arguments = value.get("kwargs") or value.get("args")
         if isinstance(arguments, list) and len(arguments) == 1:
@@ -109,7 +109,7 @@ def _of_json(value: dict[str, Any]) -> Any:
 
 
 def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
-    """A message of a graph's state, and what of it had to be left out.
+    """Return a message of a graph's state, and what of it had to be left out.
 
     Args:
         value: From the list that `decode_checkpoint` gave: a message, or what LangChain takes for one (a text, a pair
@@ -142,7 +142,7 @@ def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
 
 
 def _given(value: Any) -> BaseMessage:
-    """A message as apps give it, in plain values."""
+    """Return a message as apps give it, in plain values."""
     try:
         [message] = convert_to_messages([_plain(value, 0)])
         if type(message) in MESSAGE_TYPES.values():
@@ -154,7 +154,7 @@ def _given(value: Any) -> BaseMessage:
 
 
 def replayed(seed: Any, writes: Iterable[Any]) -> list[Any]:
-    """The list that a `DeltaChannel` of messages stands for: what it was, and what was written to it since.
+    """Return the list that a `DeltaChannel` of messages stands for: what it was, and what was written to it since.
 
     Its reducer is code, which is not run. As in LangGraph's and deepagents' own, a message replaces one with its id,
     `RemoveMessage` takes one or all away, and everything else is added.
@@ -195,7 +195,7 @@ def replayed(seed: Any, writes: Iterable[Any]) -> list[Any]:
 
 
 def _name_and_id(item: Any) -> tuple[str, Any]:
-    """The class of a stored message, and its id."""
+    """Return the class of a stored message, and its id."""
     name = item.name.rpartition(".")[2] if isinstance(item, Foreign) else ""
     data = item.data if isinstance(item, Foreign) else item
     found = data.get("id") if isinstance(data, Mapping) else None
@@ -203,7 +203,7 @@ def _name_and_id(item: Any) -> tuple[str, Any]:
 
 
 def _overwrite(write: Any) -> tuple[bool, Any]:
-    """Whether a write replaces the whole list, and with what; in the three forms that LangGraph knows."""
+    """Return whether a write replaces the whole list, and with what; in the three forms that LangGraph knows."""
     if isinstance(write, Foreign) and write.name == "langgraph.types.Overwrite" and isinstance(write.data, Mapping):
         return True, write.data.get("value")
     if isinstance(write, Mapping) and set(write) == {OVERWRITE}:
@@ -227,12 +227,12 @@ class _UnknownError(Exception):
 
 
 def _name(value: Any) -> str:
-    """The name of a class, as a checkpoint gives it, if it can be one."""
+    """Return the name of a class, as a checkpoint gives it, if it can be one."""
     return value if is_name(value) else "something without a name"
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """A value with its objects built; raises `_UnknownError`."""
+    """Return a value with its objects built; raises `_UnknownError`."""
     if depth > MAX_LEVELS:
         msg = f"more than {MAX_LEVELS} levels"
         raise _UnknownError(msg)

@@ -58,7 +58,7 @@ class LangGraphKeyValueStore(KeyValueStore[V]):
         self._shown = f"{type(store).__name__}, {'/'.join(namespace)}"
 
     def __repr__(self) -> str:
-        """Names the store's class and the namespace."""
+        """Name the store's class and the namespace."""
         return f"{type(self).__name__}({self._shown})"
 
 
@@ -132,7 +132,7 @@ class _Items:
             yield listed[i : i + BATCH]
 
     def page(self, keys: KeyRange, limit: int) -> Flow[list[str]]:
-        """All of them, since a search has read them all."""
+        """Return all of them, since a search has read them all."""
         place, found, offset = self._common_place(keys), set[str](), 0
         while True:
             # refresh_ttl: looking for keys is no use of the items
@@ -157,7 +157,7 @@ class _Items:
         """Nothing: the store is the caller's."""
 
     def _place(self, key: str) -> tuple[str, ...]:
-        """The namespace of a key: `user_prefix(user_id)` is one of its own, so a user's keys are found by it."""
+        """Return the namespace of a key: `user_prefix(user_id)` is one of its own, so a user's keys are found by it."""
         # labels hold no full stop; two that fall together do no harm, since the item's key is the whole key
         return *self._namespace, key.partition("/")[0].replace("%", "%25").replace(".", "%2E") or "~"
 
@@ -167,7 +167,7 @@ class _Items:
         return self._place(head) if slash and keys.end is not None and keys.end <= f"{head}0" else self._namespace
 
     def _is_in(self, item: Item, keys: KeyRange) -> bool:
-        """Some stores find by the beginning of the text, so a neighbour's items may be among them."""
+        """Return some stores find by the beginning of the text, so a neighbour's items may be among them."""
         inside = keys.begin <= item.key and (keys.end is None or item.key < keys.end)
         return inside and tuple(item.namespace) == self._place(item.key)
 

@@ -126,16 +126,16 @@ class SpacyEntityExtractor:
         return f"{type(self).__name__}('{meta['lang']}_{meta['name']} {meta['version']}')"
 
     def __call__(self, text: str) -> list[Mention]:
-        """The names in a text, in order, none over another; a long text is read in parts."""
+        """Return the names in a text, in order, none over another; a long text is read in parts."""
         return self._read([text])[0] if self._may_name(text) else []
 
     def _may_name(self, text: str) -> bool:
-        """Whether a word is written as a name: whoever writes capitals writes names with them."""
+        """Return whether a word is written as a name: whoever writes capitals writes names with them."""
         capitals = [word for word in WORD.findall(text) if word[0].isupper()]
         return not (self._mere and capitals and all(word.lower() in self._mere for word in capitals))
 
     def batch(self, texts: Iterable[str], batch_size: int = 256) -> Iterator[list[Mention]]:
-        """The names of each text, in order: faster than one call for each.
+        """Return the names of each text, in order: faster than one call for each.
 
         Args:
             texts: Are taken `batch_size` at a time.
@@ -173,7 +173,7 @@ class SpacyEntityExtractor:
 
 
 def _zone(nlp: Language) -> AbstractContextManager[Any]:
-    """Frees what spaCy keeps of new words, once it knows enough of them; so nothing of it may leave.
+    """Free what spaCy keeps of new words, once it knows enough of them; so nothing of it may leave.
 
     One zone cannot stand in another, the user's say.
     """
@@ -182,7 +182,7 @@ def _zone(nlp: Language) -> AbstractContextManager[Any]:
 
 
 def _portions(texts: Sequence[str], most: int) -> Iterator[list[tuple[int, int, int]]]:
-    """What is read in one go: lists of (number of the text, start, end), each of that many characters at most."""
+    """Return what is read in one go: lists of (number of the text, start, end), each of that many characters at most."""
     portion: list[tuple[int, int, int]] = []
     size = 0
     for i, text in enumerate(texts):
@@ -197,7 +197,7 @@ def _portions(texts: Sequence[str], most: int) -> Iterator[list[tuple[int, int, 
 
 
 def _parts(text: str, most: int) -> Iterator[tuple[int, int]]:
-    """A text as parts of that many characters at most, cut where a name seldom goes on."""
+    """Return a text as parts of that many characters at most, cut where a name seldom goes on."""
     start = 0
     while len(text) - start > most:
         cuts = (text.rfind(mark, start + most // 2, start + most) for mark in ENDS)
@@ -209,7 +209,7 @@ def _parts(text: str, most: int) -> Iterator[tuple[int, int]]:
 
 @lru_cache(maxsize=1)
 def _find() -> str:
-    """The name of a package that may be loaded unasked."""
+    """Return the name of a package that may be loaded unasked."""
     refused = []
     for name in filter(find_spec, (*OFFICIAL, REPACKAGED)):
         try:
@@ -222,7 +222,7 @@ def _find() -> str:
 
 @lru_cache(maxsize=4)  # a memory for each session may make an extractor: the model is loaded once
 def _load(name: str) -> Language:
-    """A pipeline by name or path, once per process."""
+    """Return a pipeline by name or path, once per process."""
     try:
         if name in (*OFFICIAL, REPACKAGED):
             return spacy.load(_checked(name), exclude=[*IDLE])
@@ -234,7 +234,7 @@ def _load(name: str) -> Language:
 
 
 def _checked(name: str) -> Path:
-    """The folder of an English model whose package is what it should be; its Python is not imported."""
+    """Return the folder of an English model whose package is what it should be; its Python is not imported."""
     spec = find_spec(name)  # of a top-level name: this runs nothing
     if spec is None or spec.origin is None:
         msg = f"{name} is not installed"
@@ -276,7 +276,7 @@ def _missing(what: str) -> SpacyModelMissing:
 
 
 def _ruler(nlp: Language, patterns: Sequence[dict[str, Any]]) -> EntityRuler:
-    """The user's vocabulary as a component beside the pipeline, which therefore stays as it is."""
+    """Return the user's vocabulary as a component beside the pipeline, which therefore stays as it is."""
     bare = Language(vocab=nlp.vocab)
     bare.tokenizer = nlp.tokenizer
     try:
@@ -297,7 +297,7 @@ def _reads_tags(ruler: Any) -> bool:
 
 
 def _idle(nlp: Language) -> list[str]:
-    """The components that can rest while names are found."""
+    """Return the components that can rest while names are found."""
     kinds = {name: nlp.get_pipe_meta(name).factory for name in nlp.pipe_names}
     if not KNOWN.issuperset(kinds.values()):
         return []  # a component of the user's may look at anything
@@ -309,7 +309,7 @@ def _idle(nlp: Language) -> list[str]:
 
 
 def _readable(text: str, tokenizer: Any) -> str:
-    """What spaCy can read in linear time, of the same length: no run without a space that holds many signs is long."""
+    """Return what spaCy can read in linear time, of the same length: no run without a space that holds many signs is long."""
     text = HALF.sub("\ufffd", text)
     if isinstance(tokenizer, Tokenizer):  # those of Chinese, Japanese, ... cut runs without spaces in other ways
         return RUN.sub(lambda run: _spaced(run.group()), text)
@@ -317,7 +317,7 @@ def _readable(text: str, tokenizer: Any) -> str:
 
 
 def _spaced(run: str) -> str:
-    """A long run without spaces, with blanks in the place of some of its signs; of a link its beginning."""
+    """Return a long run without spaces, with blanks in the place of some of its signs; of a link its beginning."""
     if LINK.match(run):
         return run[:50].ljust(len(run))
     return PIECE.sub(lambda piece: _ended(piece.group()), _without_long_signs(run))
@@ -328,21 +328,21 @@ def _without_long_signs(text: str) -> str:
 
 
 def _ended(piece: str) -> str:
-    """A piece of a run with a blank for the sign at its end; nothing of what is too long to be a word."""
+    """Return a piece of a run with a blank for the sign at its end; nothing of what is too long to be a word."""
     if len(piece) > LONGEST:
         return " .".ljust(len(piece))
     return piece if piece[-1].isalnum() else f"{piece[:-1]} "
 
 
 def _mere_words(nlp: Language) -> frozenset[str]:
-    """The stop words of a pipeline that learned from texts, and has no rules, which may name anything."""
+    """Return the stop words of a pipeline that learned from texts, and has no rules, which may name anything."""
     kinds = {nlp.get_pipe_meta(name).factory for name in nlp.pipe_names}
     plain = KNOWN - RULERS
     return frozenset(nlp.Defaults.stop_words) if kinds <= plain else frozenset()
 
 
 def _kept_types(nlp: Language, types: Iterable[str] | None, ruler: EntityRuler | None) -> frozenset[str]:
-    """The labels to keep; an error where nothing could ever be found."""
+    """Return the labels to keep; an error where nothing could ever be found."""
     metas = {name: nlp.get_pipe_meta(name) for name in nlp.pipe_names}
     writers = [n for n in metas if "doc.ents" in metas[n].assigns or getattr(nlp.get_pipe(n), "annotate_ents", False)]
     own = not KNOWN.issuperset(meta.factory for meta in metas.values())  # what it writes nobody knows

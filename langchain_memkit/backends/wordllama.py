@@ -80,7 +80,7 @@ class WordLlamaEmbeddings(Embeddings):
         return f"{type(self).__name__}(dims={self.dims})"
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """The vectors of texts. On an event loop `aembed_documents` does it in a thread.
+        """Return the vectors of texts. On an event loop `aembed_documents` does it in a thread.
 
         Args:
             texts: Of any length and number. A long one is read in parts, whole. One in which there is nothing gets the
@@ -99,18 +99,18 @@ class WordLlamaEmbeddings(Embeddings):
         return [self.embed_query(text) for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
-        """The vector of one text: that which `embed_documents` gives."""
+        """Return the vector of one text: that which `embed_documents` gives."""
         vector: list[float] = self._vector(text).tolist()
         return vector
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Async twin of `embed_documents`: what takes a moment is done at once, else in a thread."""
+        """Run `embed_documents` asynchronously: what takes a moment is done at once, else in a thread."""
         if _is_quick(texts):
             return self.embed_documents(texts)
         return await super().aembed_documents(texts)
 
     async def aembed_query(self, text: str) -> list[float]:
-        """Async twin of `embed_query`: what takes a moment is done at once, else in a thread."""
+        """Run `embed_query` asynchronously: what takes a moment is done at once, else in a thread."""
         return self.embed_query(text) if _is_quick([text]) else await super().aembed_query(text)
 
     def _vector(self, text: str) -> Vector:
@@ -126,7 +126,7 @@ class WordLlamaEmbeddings(Embeddings):
 
 
 def _ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The pieces of a text: those that `tokenizer.encode` gives, found word by word, which takes a third of the time.
+    """Return the pieces of a text: those that `tokenizer.encode` gives, found word by word, which takes a third of the time.
 
     No piece reaches over the blank before a word, nor over the end of a line, so a word has the same ones anywhere.
     """
@@ -148,12 +148,12 @@ _pieces_of_short = lru_cache(maxsize=REMEMBERED)(_pieces_of)
 
 
 def _is_quick(texts: Sequence[object]) -> bool:
-    """Whether handing these to a thread takes longer than their vectors: few words, and the model is there."""
+    """Return whether handing these to a thread takes longer than their vectors: few words, and the model is there."""
     return _load.cache_info().currsize > 0 and sum(len(str(text)) for text in texts) <= SHORT
 
 
 def _parts(text: str) -> Iterator[str]:
-    """A text as parts of bounded length, cut at blanks: a part begins as if after one, so no piece is another there."""
+    """Return a text as parts of bounded length, cut at blanks: a part begins as if after one, so no piece is another there."""
     start = 0
     while len(text) - start > PART:
         blank = text.rfind(" ", start + 1, start + PART)
@@ -164,7 +164,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _readable(text: str) -> str:
-    """The text without halves of surrogate pairs, which no tokenizer takes."""
+    """Return the text without halves of surrogate pairs, which no tokenizer takes."""
     if not isinstance(text, str):
         msg = f"a text must be a str, not {type(text).__name__}"  # type: ignore[unreachable]  # callers without types
         raise TypeError(msg)
@@ -176,7 +176,7 @@ def _readable(text: str) -> str:
 
 
 def _folder() -> Path:
-    """Where `wordllama` lies; this imports nothing of it."""
+    """Return where `wordllama` lies; this imports nothing of it."""
     spec = find_spec("wordllama")
     folder = Path(str(spec.origin)).parent if spec else None
     if folder and all((folder / file).is_file() for file in (TOKENS, WEIGHTS)):
@@ -187,7 +187,7 @@ def _folder() -> Path:
 
 
 def _model() -> tuple[Any, Vector]:
-    """The tokenizer and the table, loaded once: of two threads that need it, one does."""
+    """Return the tokenizer and the table, loaded once: of two threads that need it, one does."""
     with _guard:
         return _load()
 
@@ -202,7 +202,7 @@ def _load() -> tuple[Any, Vector]:
 
 
 def _without_cache(file: Path) -> Tokenizer:
-    """The tokenizer of a file without its cache, which keeps 10,000 whole texts (50 MB) in each thread that asks it."""
+    """Return the tokenizer of a file without its cache, which keeps 10,000 whole texts (50 MB) in each thread that asks it."""
     text = file.read_text(encoding="utf-8")
     tokenizer, model = Tokenizer.from_str(text), json.loads(text)["model"]
     merges = [tuple(merge.split(" ")) for merge in model["merges"]]

@@ -84,7 +84,7 @@ class Append:
         self.deadline = 0.0
 
     def flow(self) -> Flow[Head]:
-        """Runs to the end; returns where the last row was stored."""
+        """Run to the end; returns where the last row was stored."""
         store = self.store
         yield from ensure_indexes(store.clients, store.settings)
         yield from store.read_clock()
@@ -143,7 +143,7 @@ class Append:
         return HistoryWriteError(msg, maybe_stored=self._begun, **self.batch.error_context)
 
     def _look_up(self) -> Flow[None]:
-        """Finds out which rows are stored already. Counts only what a majority has: the rest may still vanish."""
+        """Find out which rows are stored already. Counts only what a majority has: the rest may still vanish."""
         ops = [row.op for _, row in self.pending]
         query = turns_filter(*self.scope, op={"$in": ops})
         documents = yield from settled(self.store, query, None, self.deadline)
@@ -199,13 +199,13 @@ class Append:
         self._stored(documents)
 
     def _open(self) -> Flow[None]:
-        """Puts a row without content into a session, by which a purge finds it from now on."""
+        """Put a row without content into a session, by which a purge finds it from now on."""
         row = turns_filter(*self.scope, seq={"$eq": OPENING})
         made = contentless("opening", "opening", EMPTY)
         yield from self.store.retried(lambda c: c.update_one(row, made, upsert=True), self._look)
 
     def _renew(self, head: Head) -> Flow[bool]:
-        """Keeps the marker that the session begins with; returns whether it is still there."""
+        """Keep the marker that the session begins with; returns whether it is still there."""
         row = turns_filter(*self.scope, seq={"$eq": head.seq}, kind={"$in": NO_TURNS}, epoch={"$eq": head.epoch})
         change = [{"$set": {"expiresAt": IN_TWO_HOURS}}]
         result = yield from self.store.retried(lambda c: c.update_one(row, change), self._look)
@@ -255,7 +255,7 @@ class Append:
 
 
 def _read_bulk_error(error: BulkWriteError) -> tuple[int, str | None]:
-    """How many documents went in before the first failure, and, if that was a duplicate key, which field it ends with.
+    """Return how many documents went in before the first failure, and, if that was a duplicate key, which field it ends with.
 
     The field is empty where a server does not tell, and None for any other failure.
     """
@@ -270,13 +270,13 @@ def _read_bulk_error(error: BulkWriteError) -> tuple[int, str | None]:
 
 
 def mark(store: Reader, scope: Scope, kind: Kind) -> Flow[Head]:
-    """Puts a marker without content at the end of a session: whatever is before it is void from now on."""
+    """Put a marker without content at the end of a session: whatever is before it is void from now on."""
     batch = Batch([], [], [Row(f"{kind}:{uuid4()}", [], [])], None)
     return (yield from Append(store, scope, batch, kind, None, Origin()).flow())
 
 
 def void_older(store: Reader, scope: Scope, head: Head) -> Flow[int]:
-    """Removes the content of everything before a marker; returns how many turns that were.
+    """Remove the content of everything before a marker; returns how many turns that were.
 
     What was stored in the last two hours keeps its position, until no writer can come that has read the session before.
     Older markers go of themselves.

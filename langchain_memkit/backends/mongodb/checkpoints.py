@@ -47,17 +47,17 @@ class CheckpointCollection:
         self._writes = writes
 
     def __repr__(self) -> str:
-        """Names the host and the collection."""
+        """Name the host and the collection."""
         return f"CheckpointCollection({self._clients.hosts}, {'.'.join(self._names)})"
 
     def count(self) -> int:
-        """How many threads there are."""
+        """Return how many threads there are."""
         counted = [*NEWEST[:-1], {"$count": "n"}]
         found = list(self._reading(lambda c: iter([list(c.aggregate(counted))])))
         return int(found[0][0]["n"]) if found[0] else 0
 
     def rows(self) -> Generator[tuple[Any, Any, Any, Any, Older], None, None]:
-        """The latest checkpoint of each thread's root namespace.
+        """Return the latest checkpoint of each thread's root namespace.
 
         Yields:
             Thread id, type, checkpoint, metadata, and a function that reads what came before in a channel.
@@ -101,7 +101,7 @@ def _checkpoint(collection: Any, thread_id: Any, checkpoint_id: Any) -> dict[str
 
 
 def _older(collection: Any, log: Any, thread_id: Any, parent: Any, channel: str) -> Iterator[OlderCheckpoint | None]:
-    """What came before a checkpoint, the newest first; None for one that is gone."""
+    """Return what came before a checkpoint, the newest first; None for one that is gone."""
     seen: set[Any] = set()
     while isinstance(parent, str) and parent and parent not in seen:
         seen.add(parent)

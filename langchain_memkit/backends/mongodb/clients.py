@@ -37,12 +37,12 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 
 def redact(text: str) -> str:
-    """The text without the user and password of any connection string in it."""
+    """Return the text without the user and password of any connection string in it."""
     return re.sub(r"//[^/?#]*@", "//", text)
 
 
 def hosts_of(uri: str) -> str:
-    """The hosts of a connection string, for messages: no credentials, no options."""
+    """Return the hosts of a connection string, for messages: no credentials, no options."""
     authority = re.split(r"[/?#]", uri.partition("//")[2], maxsplit=1)[0]
     return authority.rpartition("@")[2] or "the server"
 
@@ -76,7 +76,7 @@ class Clients:
         self._async_client = async_client
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs: the connection string."""
+        """Return what another process needs: the connection string."""
         if not self._uri:
             msg = "a client of yours cannot be pickled: give a connection_string instead of client= or async_client="
             raise TypeError(msg)
@@ -87,7 +87,7 @@ class Clients:
         return self
 
     def __repr__(self) -> str:
-        """Names hosts only."""
+        """Name hosts only."""
         return f"Clients({self.hosts})"
 
     @property
@@ -118,7 +118,7 @@ class Clients:
         return not self._uri or getattr(asyncio.get_running_loop(), "_asyncgens_shutdown_called", False)
 
     def sync(self) -> MongoClient[dict[str, Any]]:
-        """The sync client for this process."""
+        """Return the sync client for this process."""
         if self._client is not None:
             return self._client
         if not self._uri:
@@ -139,7 +139,7 @@ class Clients:
         return (os.getpid(), id(asyncio.get_running_loop()), self._uri)
 
     async def asynchronous(self) -> AsyncMongoClient[dict[str, Any]]:
-        """The async client for this process and the running event loop."""
+        """Return the async client for this process and the running event loop."""
         if self._async_client is not None:
             return self._async_client
         loop, key = asyncio.get_running_loop(), self.loop_key
@@ -162,12 +162,12 @@ class Clients:
             raise ConfigurationError(msg) from None
 
     def hold(self) -> None:
-        """Counts a factory as a user of the shared client in this process."""
+        """Count a factory as a user of the shared client in this process."""
         with _lock:
             _users.setdefault((os.getpid(), self._uri), weakref.WeakSet()).add(self)
 
     def release(self) -> None:
-        """Closes the shared sync client when the last factory that held it lets go."""
+        """Close the shared sync client when the last factory that held it lets go."""
         key = (os.getpid(), self._uri)
         with _lock:
             holders = _users.setdefault(key, weakref.WeakSet())
@@ -178,14 +178,14 @@ class Clients:
                 client.close()
 
     async def arelease(self) -> None:
-        """Async twin of `release`: closes the shared async client of the running loop as well."""
+        """Run `release` asynchronously: closes the shared async client of the running loop as well."""
         await asyncio.to_thread(self.release)
         if not _users.get((os.getpid(), self._uri)) and (entry := _async.get(self.loop_key)):
             await entry[2].aclose()
 
 
 def _check_address(given: object) -> None:
-    """Raises unless it is a connection string, or nothing: the driver would take a file's name for a host's."""
+    """Raise unless it is a connection string, or nothing: the driver would take a file's name for a host's."""
     if given is None or given == "" or (isinstance(given, str) and given.startswith(SCHEMES)):
         return
     # never the value: a mistyped address holds a password
@@ -199,14 +199,14 @@ def _check_address(given: object) -> None:
 
 
 def _is_closed(client: Any) -> bool:
-    """Whether somebody closed the shared client, which a history's `client` hands out: then a new one is due."""
+    """Return whether somebody closed the shared client, which a history's `client` hands out: then a new one is due."""
     return bool(getattr(client, "_closed", False))
 
 
 async def _close_with_loop(
     client: AsyncMongoClient[dict[str, Any]], key: tuple[int, int, str]
 ) -> AsyncGenerator[None, None]:
-    """Closes the client when its loop shuts down: `asyncio.run` ends every started async generator first.
+    """Close the client when its loop shuts down: `asyncio.run` ends every started async generator first.
 
     Streams that are ended in the same moment store what they had with the sync client: see `async_runs_in_thread`.
     """

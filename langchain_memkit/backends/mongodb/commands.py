@@ -62,7 +62,7 @@ class Call(NamedTuple):
 
 
 def jitter(longest: float) -> float:
-    """Seconds to wait before the next try, random so that writers do not meet again."""
+    """Return seconds to wait before the next try, random so that writers do not meet again."""
     return random.uniform(longest / 5, longest)  # noqa: S311  # no secret
 
 
@@ -73,7 +73,7 @@ class Pause(NamedTuple):
 
 
 def next_try(deadline: float, longest: float = 0.25) -> Pause | None:
-    """The pause before the next try, no longer than half of what is left; None if too little is left for one."""
+    """Return the pause before the next try, no longer than half of what is left; None if too little is left for one."""
     left = deadline - time.monotonic()
     return Pause(min(jitter(longest), left / 2)) if left > LEAST else None
 
@@ -122,7 +122,7 @@ class Runner:
         self.settings = settings
 
     def __repr__(self) -> str:
-        """Names hosts and collection only."""
+        """Name hosts and collection only."""
         return f"{type(self).__name__}({self.clients.hosts}, {'.'.join(self.settings.names)})"
 
     @property
@@ -141,7 +141,7 @@ class Runner:
         return self.settings.save_timeout if self.reached else self.settings.timeout
 
     def collection(self, client: Any) -> Any:
-        """The collection with the guarantees pinned, whatever the connection string says."""
+        """Return the collection with the guarantees pinned, whatever the connection string says."""
         database, name = self.settings.names
         return client[database].get_collection(
             name,
@@ -152,7 +152,7 @@ class Runner:
         )
 
     def run(self, flow: Flow[T]) -> T:
-        """Runs a flow with the sync client."""
+        """Run a flow with the sync client."""
 
         def step(operation: Call | Pause) -> Any:
             if isinstance(operation, Pause):
@@ -166,7 +166,7 @@ class Runner:
         return drive(flow, step)
 
     async def arun(self, flow: Flow[T]) -> T:
-        """Runs a flow with the async client of the running loop."""
+        """Run a flow with the async client of the running loop."""
         if self.clients.async_runs_in_thread:
             return await asyncio.to_thread(self.run, flow)
 
@@ -182,15 +182,15 @@ class Runner:
         return await adrive(flow, step)
 
     def close(self) -> None:
-        """Lets go of the shared client."""
+        """Let go of the shared client."""
         self.clients.release()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         await self.clients.arelease()
 
     def retried(self, function: Callable[[Any], Any], patience: float | None = None) -> Flow[Any]:
-        """A repeatable command, sent again for so many seconds; None: as long as a write is."""
+        """Return a repeatable command, sent again for so many seconds; None: as long as a write is."""
 
         def once(seconds: float) -> Flow[Any]:
             return (yield Call(function, seconds))
@@ -198,7 +198,7 @@ class Runner:
         return (yield from self._again(once, patience or self.patience))
 
     def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> Flow[T]:
-        """Makes an attempt, told how many seconds are left, until one does not break off."""
+        """Make an attempt, told how many seconds are left, until one does not break off."""
         deadline, unknown = time.monotonic() + patience, False
         while True:
             try:
@@ -213,7 +213,7 @@ class Runner:
             yield pause
 
     def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
-        """The result of an aggregation; these look at a whole user, so they get the long time limit."""
+        """Return the result of an aggregation; these look at a whole user, so they get the long time limit."""
 
         def whole(seconds: float) -> Flow[list[dict[str, Any]]]:
             deadline = time.monotonic() + seconds
@@ -224,11 +224,11 @@ class Runner:
         return (yield from self._again(whole, self.settings.save_timeout))
 
     def there(self) -> Flow[None]:
-        """Tells within `timeout` that the server is down, before a command that may take longer."""
+        """Tell within `timeout` that the server is down, before a command that may take longer."""
         yield from self.retried(lambda c: c.database.command("ping"), self.settings.timeout)
 
     def reading(self, flow: Flow[T]) -> Flow[T]:
-        """The flow with a driver's errors raised as `HistoryReadError`."""
+        """Return the flow with a driver's errors raised as `HistoryReadError`."""
         try:
             return (yield from flow)
         except PyMongoError as error:
@@ -236,7 +236,7 @@ class Runner:
             raise HistoryReadError(msg) from error
 
     def writing(self, flow: Flow[T], batch: Batch | None = None) -> Flow[T]:
-        """The flow with a driver's errors raised as `HistoryWriteError`, which carries the batch."""
+        """Return the flow with a driver's errors raised as `HistoryWriteError`, which carries the batch."""
         context = batch.error_context if batch else {}
         try:
             return (yield from flow)
@@ -267,7 +267,7 @@ class Commands(Runner):
         return (self.run(self.reading(self._server())), self.settings.names)
 
     def read_clock(self) -> Flow[None]:
-        """Asks the server for its time, once in a process."""
+        """Ask the server for its time, once in a process."""
         if self.clients.key not in _clocks:
             said = yield Call(lambda c: c.database.command("hello"), self.settings.timeout)
             moment = said["localTime"]
@@ -276,7 +276,7 @@ class Commands(Runner):
             ).timestamp() - time.monotonic()
 
     def server_now(self) -> datetime:
-        """The server's time, whatever the clock of this machine says."""
+        """Return the server's time, whatever the clock of this machine says."""
         return datetime.fromtimestamp(_clocks[self.clients.key] + time.monotonic(), UTC)
 
     def _server(self) -> Flow[Any]:
@@ -287,7 +287,7 @@ class Commands(Runner):
 
 
 def text_of(error: PyMongoError) -> str:
-    """A driver's error in words: no credentials, and no document, which a bulk error carries whole."""
+    """Return a driver's error in words: no credentials, and no document, which a bulk error carries whole."""
     if isinstance(error, BulkWriteError):
         details = error.details or {}
         failures = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
@@ -301,14 +301,14 @@ def text_of(error: PyMongoError) -> str:
 
 
 def codes_of(error: PyMongoError) -> set[int]:
-    """The server's error codes, those of single writes included."""
+    """Return the server's error codes, those of single writes included."""
     details = getattr(error, "details", None) or {}
     nested = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
     return {code for code in (getattr(error, "code", None), *(e.get("code") for e in nested)) if isinstance(code, int)}
 
 
 def is_transient(error: PyMongoError) -> bool:
-    """Whether trying the same again may help: connection, election, time-out, write concern."""
+    """Return whether trying the same again may help: connection, election, time-out, write concern."""
     if isinstance(error, ConnectionFailure) or error.timeout:
         return True
     if isinstance(error, InvalidOperation):  # another factory closed the shared client: the next try gets a new one

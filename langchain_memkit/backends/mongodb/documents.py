@@ -55,7 +55,7 @@ IN_TWO_HOURS = {"$add": ["$$NOW", MARKER_TTL // timedelta(milliseconds=1)]}
 
 
 def turns_filter(user_id: str, session_id: str | None = None, **conditions: Any) -> dict[str, Any]:
-    """A filter on our documents: always with the user, always by equality, so that an id is never an operator.
+    """Return a filter on our documents: always with the user, always by equality, so that an id is never an operator.
 
     Args:
         user_id: Whose; an empty string is the unowned space.
@@ -69,19 +69,19 @@ def turns_filter(user_id: str, session_id: str | None = None, **conditions: Any)
 
 
 def legacy_filter(session_id_key: str, history_key: str, session_id: str | None = None) -> dict[str, Any]:
-    """A filter on rows of langchain-mongodb; `session_id=None` means every session."""
+    """Return a filter on rows of langchain-mongodb; `session_id=None` means every session."""
     chosen: dict[str, Any] = {"$exists": True} if session_id is None else {"$eq": session_id}
     return {session_id_key: chosen, history_key: {"$exists": True}, "seq": {"$exists": False}}
 
 
 def unique_index(name: str) -> IndexModel:
-    """A partial unique index on (user_id, session_id, `name`): the compare-and-set of the storage model."""
+    """Return a partial unique index on (user_id, session_id, `name`): the compare-and-set of the storage model."""
     keys = [("user_id", ASCENDING), ("session_id", ASCENDING), (name, ASCENDING)]
     return IndexModel(keys, unique=True, partialFilterExpression=OURS, name=f"memkit_{name}")
 
 
 def index_models(session_id_key: str, index_kwargs: Mapping[str, Any]) -> list[IndexModel]:
-    """Every index of a collection: order, idempotence, message ids, shard key, expiry, legacy rows."""
+    """Return every index of a collection: order, idempotence, message ids, shard key, expiry, legacy rows."""
     scope = [("user_id", ASCENDING), ("session_id", ASCENDING)]
     return [
         unique_index("seq"),
@@ -94,7 +94,7 @@ def index_models(session_id_key: str, index_kwargs: Mapping[str, Any]) -> list[I
 
 
 def legacy_index(session_id_key: str, index_kwargs: Mapping[str, Any]) -> IndexModel:
-    """The index that reads langchain-mongodb's rows of a session in order."""
+    """Return the index that reads langchain-mongodb's rows of a session in order."""
     return IndexModel([(session_id_key, ASCENDING), ("_id", ASCENDING)], **{"name": "memkit_legacy", **index_kwargs})
 
 
@@ -107,7 +107,7 @@ def turn_document(
     ttl: float | None,
     counter: TokenCounter | None,
 ) -> dict[str, Any]:
-    """The document of one turn, in the order in which a person reads it."""
+    """Return the document of one turn, in the order in which a person reads it."""
     now = row.created_at or now
     document: dict[str, Any] = {
         "user_id": scope.user_id,
@@ -135,14 +135,14 @@ def turn_document(
 
 
 def contentless(kind: str, op: str, head: Head) -> list[dict[str, Any]]:
-    """What makes a marker, or what opens a session, of an upsert's filter; the server's clock says when it goes."""
+    """Return what makes a marker, or what opens a session, of an upsert's filter; the server's clock says when it goes."""
     fields = {"op": op, "kind": kind, "epoch": head.epoch, "base": head.base, "v": FORMAT_VERSION}
     literal = {name: {"$literal": value} for name, value in fields.items()}
     return [{"$set": {"createdAt": "$$NOW", **literal, "expiresAt": IN_TWO_HOURS}}]
 
 
 def voided(epoch: int) -> list[dict[str, Any]]:
-    """What a clear leaves of a turn: its position, so that no late writer takes it.
+    """Return what a clear leaves of a turn: its position, so that no late writer takes it.
 
     Its name is free again, since the turn may be stored once more after the clear. Its `base` stays what it was: with
     the marker's, turns would be void that are stored after the marker is gone.
@@ -154,7 +154,7 @@ def voided(epoch: int) -> list[dict[str, Any]]:
 
 
 def _stored_long_ago() -> dict[str, Any]:
-    """A condition: stored before any writer read its session that may still come, by the server's clock."""
+    """Return a condition: stored before any writer read its session that may still come, by the server's clock."""
     stamped = {"$eq": [{"$type": "$storedAt"}, "timestamp"]}
     stored = {"$cond": [stamped, {"$toDate": "$storedAt"}, "$createdAt"]}
     since = {"$subtract": ["$$NOW", (MARKER_TTL + 2 * CLOCKS) // timedelta(milliseconds=1)]}
@@ -165,7 +165,7 @@ STORED_LONG_AGO = _stored_long_ago()
 
 
 def is_live(document: Mapping[str, Any], base: int, now: datetime, hidden: bool = False) -> bool:
-    """Whether a document is a turn to show: after the last clear, not expired, not soft-deleted unless `hidden`."""
+    """Return whether a document is a turn to show: after the last clear, not expired, not soft-deleted unless `hidden`."""
     seq, expires = document.get("seq"), document.get("expiresAt")
     return (
         document.get("kind", "turn") not in NO_TURNS
@@ -176,12 +176,12 @@ def is_live(document: Mapping[str, Any], base: int, now: datetime, hidden: bool 
 
 
 def is_soft_deleted(document: Mapping[str, Any]) -> bool:
-    """Whether a document was hidden; without a mark it was not."""
+    """Return whether a document was hidden; without a mark it was not."""
     return document.get("isDeleted") is True or document.get("isActive") is False
 
 
 def head_of(documents: list[dict[str, Any]]) -> Head | None:
-    """Where the session stands, from its newest documents, newest first; damaged ones are passed over."""
+    """Return where the session stands, from its newest documents, newest first; damaged ones are passed over."""
     for document in documents:
         epoch, base = document.get("epoch"), document.get("base")
         if isinstance(epoch, int) and isinstance(base, int):
@@ -192,7 +192,7 @@ def head_of(documents: list[dict[str, Any]]) -> Head | None:
 
 
 def position(seq: Any) -> int:
-    """A stored position as a whole number, though the row may be damaged; 0 for what is none."""
+    """Return a stored position as a whole number, though the row may be damaged; 0 for what is none."""
     if isinstance(seq, list):  # the unique index holds each of its numbers
         return max(map(position, seq), default=0)
     number = seq.to_decimal() if isinstance(seq, Decimal128) else seq
@@ -200,7 +200,7 @@ def position(seq: Any) -> int:
 
 
 def legacy_turn(document: Mapping[str, Any], history_key: str, counter: TokenCounter | None) -> Turn:
-    """A row of langchain-mongodb, `{SessionId, History: "<json>"}`, as a turn of one message."""
+    """Return a row of langchain-mongodb, `{SessionId, History: "<json>"}`, as a turn of one message."""
     identity = document.get("_id")
     created_at = identity.generation_time if isinstance(identity, ObjectId) else None
     note = document.get("memkit")  # rows that we wrote say which turn they belong to
@@ -219,5 +219,5 @@ def legacy_turn(document: Mapping[str, Any], history_key: str, counter: TokenCou
 
 
 def native_turn(document: Mapping[str, Any], counter: TokenCounter | None) -> Turn:
-    """One of our documents as a turn."""
+    """Return one of our documents as a turn."""
     return read_turn(document, counter)

@@ -70,7 +70,7 @@ def without_documents(error: Exception) -> Exception:
 
 
 def _reply(details: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
-    """A server's answer: its numbers, and what it says of each write."""
+    """Return a server's answer: its numbers, and what it says of each write."""
     kept: dict[str, Any] = {k: value for k, value in details.items() if isinstance(value, (bool, int, float))}
     kept |= {name: [_failure(each) for each in details[name]] for name in LISTS if details.get(name)}
     return {**kept, **_failure(details), **({"errorLabels": labels} if labels else {})}
@@ -86,5 +86,5 @@ def _failure(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _said(text: str) -> str:
-    """What a server says, up to where it quotes."""
+    """Return what a server says, up to where it quotes."""
     return QUOTE.split(redact(text), maxsplit=1)[0].rstrip(" :,;([") or "failed"

@@ -33,7 +33,7 @@ _indexed: set[Any] = set()
 
 
 def ascending_ids(count: int) -> list[ObjectId]:
-    """Ids for rows whose order is that of their ids: the driver's counter starts again from 0 now and then."""
+    """Return ids for rows whose order is that of their ids: the driver's counter starts again from 0 now and then."""
     return sorted(ObjectId() for _ in range(count))
 
 
@@ -45,7 +45,7 @@ def refuse_positions(layout: str, expected_seq: int | None) -> None:
 
 
 def ensure(store: Commands, models: list[IndexModel]) -> Flow[None]:
-    """Builds the indexes of a layout, once per process and collection, unless `create_index=False`."""
+    """Build the indexes of a layout, once per process and collection, unless `create_index=False`."""
     key = (store.clients.key, store.settings.names, tuple(m.document["name"] for m in models))
     if store.settings.create_index and key not in _indexed:
         yield from store.there()
@@ -54,7 +54,7 @@ def ensure(store: Commands, models: list[IndexModel]) -> Flow[None]:
 
 
 def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch, deadline: float) -> Flow[None]:
-    """Inserts documents in order, with their ids, until all are there; what a broken connection hides is looked up."""
+    """Insert documents in order, with their ids, until all are there; what a broken connection hides is looked up."""
     pending, begun = list(documents), False
     while pending:
         try:
@@ -77,7 +77,7 @@ def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch, 
 
 
 def _met_itself(error: PyMongoError) -> bool:
-    """Whether a document is there already under the id that an earlier try made."""
+    """Return whether a document is there already under the id that an earlier try made."""
     failures = error.details.get("writeErrors") or [] if isinstance(error, BulkWriteError) and error.details else []
     return bool(failures) and all(
         f.get("code") == DUPLICATE_KEY and list(f.get("keyPattern") or ()) == ["_id"] for f in failures
@@ -90,6 +90,6 @@ def _inserted(error: PyMongoError) -> int:
 
 
 def is_shown(document: Mapping[str, Any], now: datetime, hidden: bool = False) -> bool:
-    """Whether a document is neither expired nor (unless `hidden`) soft-deleted."""
+    """Return whether a document is neither expired nor (unless `hidden`) soft-deleted."""
     expires = document.get("expiresAt")
     return (hidden or not is_soft_deleted(document)) and not (isinstance(expires, datetime) and expires <= now)

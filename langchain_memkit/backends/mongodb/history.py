@@ -231,7 +231,7 @@ class MongoDBChatMessageHistory(TurnHistory):
         return self._mongo.settings.legacy_keys[1]
 
     def close(self) -> None:
-        """Does nothing: the client is shared by every history of the process and closes at exit, or with its factory.
+        """Do nothing: the client is shared by every history of the process and closes at exit, or with its factory.
 
         Kept because apps call it on langchain-mongodb's class.
         """
@@ -244,7 +244,7 @@ class MongoDBChatMessageHistory(TurnHistory):
         collection_name: str = "message_store",
         **options: Unpack[MongoDBOptions],
     ) -> HistoryFactory[Self]:
-        """A `get_session_history(session_id, user_id=None)` for one collection. No I/O.
+        """Return a `get_session_history(session_id, user_id=None)` for one collection. No I/O.
 
         Args:
             connection_string: As in the class.

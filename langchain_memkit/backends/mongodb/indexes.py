@@ -20,7 +20,7 @@ _known: set[Any] = set()
 
 
 def ensure_indexes(clients: Clients, settings: Settings, *, forced: bool = False, again: bool = False) -> Flow[None]:
-    """Sees to it that the collection has its indexes; asks once per process, and at the first turn of a session.
+    """See to it that the collection has its indexes; asks once per process, and at the first turn of a session.
 
     Args:
         clients: For the server's name.

@@ -69,7 +69,7 @@ class CollectionFacts(NamedTuple):
 
 
 def inspect_server(uri: str, timeout: float = 5.0) -> ServerFacts:
-    """Asks a server what it is.
+    """Ask a server what it is.
 
     Raises:
         ConfigurationError: The connection string is not valid.
@@ -94,7 +94,7 @@ def inspect_server(uri: str, timeout: float = 5.0) -> ServerFacts:
 def kinds_in(
     uri: str, database: str, keys: tuple[str, str], timeout: float = 5.0, *, user_id: str | None = None
 ) -> dict[str, frozenset[str]]:
-    """The collections of a database, and what each seems to hold, by its indexes and some documents from either end.
+    """Return the collections of a database, and what each seems to hold, by its indexes and some documents from either end.
 
     Args:
         uri: The connection string.
@@ -116,7 +116,7 @@ def kinds_in(
 def inspect_collection(
     uri: str, database: str, name: str, keys: tuple[str, str], user_id_key: str = "userId", timeout: float = 5.0
 ) -> CollectionFacts:
-    """Looks at a collection: what it holds, and the indexes that this needs.
+    """Look at a collection: what it holds, and the indexes that this needs.
 
     Raises:
         ConfigurationError: The connection string is not valid.
@@ -137,7 +137,7 @@ def inspect_collection(
 
 
 def build_indexes(uri: str, database: str, name: str, faults: list[Fault]) -> None:
-    """Drops indexes of ours that are wrong, and builds all that are missing, however long it takes.
+    """Drop indexes of ours that are wrong, and builds all that are missing, however long it takes.
 
     Raises:
         HistoryWriteError: The server cannot be reached, or refuses.
@@ -156,7 +156,7 @@ def build_indexes(uri: str, database: str, name: str, faults: list[Fault]) -> No
 
 
 def count_records(uri: str, database: str, name: str, user_id: str, timeout: float = 5.0) -> int:
-    """How many vectors of a user a collection has, without an embedding model.
+    """Return how many vectors of a user a collection has, without an embedding model.
 
     Raises:
         HistoryReadError: The server cannot be reached or read.
@@ -179,7 +179,7 @@ def _server(uri: str, timeout: float) -> Iterator[tuple[MongoClient[dict[str, An
 
 
 def _allowed(ask: Callable[[], Any]) -> Any:
-    """The answer, or None where the user of the connection may not ask, or the server does not know the question."""
+    """Return the answer, or None where the user of the connection may not ask, or the server does not know the question."""
     try:
         return ask()
     except OperationFailure:
@@ -199,7 +199,7 @@ def _kinds(collection: Any, keys: tuple[str, str], timeout: float, user_id: str 
 
 
 def _kind(document: Mapping[str, Any], keys: tuple[str, str]) -> str | None:
-    """What a document is, by its fields; None for what is nothing of ours."""
+    """Return what a document is, by its fields; None for what is nothing of ours."""
     if {"seq", "epoch", "op", "session_id"} <= document.keys():
         return "turns"
     if {*keys} <= document.keys() and "seq" not in document:
@@ -223,7 +223,7 @@ def _indexes(collection: Any) -> dict[str, Any]:
 
 
 def _wanted(kinds: frozenset[str], session_id_key: str, user_id_key: str) -> list[IndexModel]:
-    """The indexes that stores of ours need for what a collection holds."""
+    """Return the indexes that stores of ours need for what a collection holds."""
     models: list[IndexModel] = []
     if kinds & {"turns", "langchain-mongodb"}:
         models += documents.index_models(session_id_key, {})
@@ -235,7 +235,7 @@ def _wanted(kinds: frozenset[str], session_id_key: str, user_id_key: str) -> lis
 
 
 def _fault(model: IndexModel, present: dict[str, Any]) -> list[Fault]:
-    """What is wrong with an index, if anything; users rename indexes and build them by hand, so keys count."""
+    """Return what is wrong with an index, if anything; users rename indexes and build them by hand, so keys count."""
     wanted = model.document
     keys = list(wanted["key"].items())
     same = {name: index for name, index in present.items() if [tuple(pair) for pair in index["key"]] == keys}

@@ -77,7 +77,7 @@ class MongoDBKeyValueStore(KeyValueStore[V]):
         self._name = f"{clients.hosts}, {database_name}.{collection_name}"
 
     def __repr__(self) -> str:
-        """Names hosts and collection only."""
+        """Name hosts and collection only."""
         return f"{type(self).__name__}({self._name})"
 
 
@@ -141,12 +141,12 @@ class _Documents(RepeatingRunner):
 
 
 def _between(keys: KeyRange) -> dict[str, Any]:
-    """A range of the index on `_id`; keys of other types are in no range of texts."""
+    """Return a range of the index on `_id`; keys of other types are in no range of texts."""
     return {"_id": {"$gte": keys.begin} if keys.end is None else {"$gte": keys.begin, "$lt": keys.end}}
 
 
 def _failing_without(key: str) -> UpdateOne:
-    """What changes nothing where the key is, and fails where it is not, so that an ordered write ends there.
+    """Return what changes nothing where the key is, and fails where it is not, so that an ordered write ends there.
 
     It would have to be inserted then, under another `_id` than the one that was looked for, which no server does.
     """
@@ -154,13 +154,13 @@ def _failing_without(key: str) -> UpdateOne:
 
 
 def _is_missing(error: BaseException | None) -> bool:
-    """Whether a write ended there."""
+    """Return whether a write ended there."""
     errors = (error.details or {}).get("writeErrors", ()) if isinstance(error, BulkWriteError) else ()
     return any(found.get("code") == IMMUTABLE for found in errors)
 
 
 def _replacement(key: str, value: Any) -> ReplaceOne[Any]:
-    """What stores one pair; refused here rather than by the server after other pairs went in."""
+    """Return what stores one pair; refused here rather than by the server after other pairs went in."""
     raw = encode({"_id": key, "value": value, "v": FORMAT_VERSION})
     if len(raw) > MAX_DOCUMENT:
         msg = f"values[{key!r}] is larger than one MongoDB document may be (16 MB). Nothing was stored."

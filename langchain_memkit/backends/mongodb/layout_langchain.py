@@ -27,7 +27,7 @@ class LangChainRowStore(MongoTurnStore):
     layout = "langchain"
 
     def setup(self) -> Flow[None]:
-        """Builds the indexes for rows of langchain-mongodb."""
+        """Build the indexes for rows of langchain-mongodb."""
         yield from self.reading(self._ensure())
 
     def _ensure(self) -> Flow[None]:
@@ -41,7 +41,7 @@ class LangChainRowStore(MongoTurnStore):
         yield from ensure(self, [order, ops])
 
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
-        """Inserts a row per message; returns 0, because rows have no position."""
+        """Insert a row per message; returns 0, because rows have no position."""
         refuse_positions("langchain", expected_seq)
         documents = self._documents(scope, batch)
         yield from self.writing(self._append(scope, batch, documents), batch)
@@ -77,7 +77,7 @@ class LangChainRowStore(MongoTurnStore):
         return documents
 
     def clear(self, scope: Scope) -> Flow[None]:
-        """Deletes the session's rows; native turns in the same collection are cleared with their marker."""
+        """Delete the session's rows; native turns in the same collection are cleared with their marker."""
         yield from self.writing(self._clear(scope))
 
     def _clear(self, scope: Scope) -> Flow[None]:
@@ -89,7 +89,7 @@ class LangChainRowStore(MongoTurnStore):
 
 
 def row_text(message: BaseMessage, path: str) -> str:
-    """A message as langchain-mongodb stores it: JSON in a string, refused if it would not come back equal.
+    """Return a message as langchain-mongodb stores it: JSON in a string, refused if it would not come back equal.
 
     Raises:
         MessageEncodeError: JSON cannot say it.

@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 
 def qa_index_models(user_id_key: str, ttl: float | None) -> list[IndexModel]:
-    """Every index of a collection of such documents: order, retries, expiry."""
+    """Return every index of a collection of such documents: order, retries, expiry."""
     scope = [(user_id_key, ASCENDING), ("chatId", ASCENDING)]
     models = [
         IndexModel([*scope, ("createdAt", ASCENDING), ("_id", ASCENDING)], name="memkit_qa"),
@@ -74,7 +74,7 @@ class QAStore(Commands):
     # -- set-up
 
     def setup(self) -> Flow[None]:
-        """Builds the indexes for order and for retries."""
+        """Build the indexes for order and for retries."""
         yield from self.reading(self._ensure())
 
     def _ensure(self) -> Flow[None]:
@@ -83,14 +83,14 @@ class QAStore(Commands):
     # -- reading
 
     def page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Flow[Page]:
-        """Turns newest first."""
+        """Return turns newest first."""
         turns, older = yield from self.reading(self._page(scope, older, -1, limit))
         return Page(turns, 0, 0, None, older)
 
     def page_forward(
         self, scope: Scope, after: Any | None, limit: int, *, hidden: bool = False
     ) -> Flow[tuple[list[Turn], Any | None]]:
-        """Turns oldest first; positions mean nothing here, so `after` is only where the last page ended."""
+        """Return turns oldest first; positions mean nothing here, so `after` is only where the last page ended."""
         place = after if isinstance(after, Place) else None
         return (yield from self.reading(self._page(scope, place, 1, limit, hidden)))
 
@@ -122,7 +122,7 @@ class QAStore(Commands):
         return turns, None
 
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
-        """Ids of messages in documents of ours."""
+        """Return ids of messages in documents of ours."""
         query = {**self._filter(scope), "messages.id": {"$in": list(ids)}}
         documents = yield from self.reading(
             self.retried(lambda c: c.find(query, ["messages.id", "isActive", "isDeleted", "expiresAt"]).to_list())
@@ -132,7 +132,7 @@ class QAStore(Commands):
         return set(ids) & {i for i in found if isinstance(i, str)}  # what is no UTF-8 is tagged
 
     def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
-        """The user's chats, most recently used first; `hidden`: counted with their soft-deleted documents."""
+        """Return the user's chats, most recently used first; `hidden`: counted with their soft-deleted documents."""
         match = self._filter(Scope(user_id, "")) | ({} if hidden else SHOWN)
         match["chatId"] = {"$type": "string"}
         group = {"_id": "$chatId", "n": {"$sum": 1}, "a": {"$min": "$createdAt"}, "z": {"$max": "$createdAt"}}
@@ -142,7 +142,7 @@ class QAStore(Commands):
         return [SessionInfo(row["_id"], row["n"], a, z) for row, (a, z) in zip(rows, dates, strict=True)]
 
     def owners(self) -> Flow[list[str]]:
-        """Every user with documents."""
+        """Return every user with documents."""
         key = self.settings.user_id_key
         pipeline: list[dict[str, Any]] = [
             {"$match": {key: {"$type": "string"}, "question": {"$exists": True}}},
@@ -154,7 +154,7 @@ class QAStore(Commands):
     # -- writing
 
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
-        """Inserts a document per turn; returns 0, because documents have no position."""
+        """Insert a document per turn; returns 0, because documents have no position."""
         refuse_positions("qa", expected_seq)
         documents = [d for row, messages in batch.parts() for d in self._documents(scope, row, messages)]
         yield from self.writing(self._append(scope, batch, documents), batch)
@@ -202,7 +202,7 @@ class QAStore(Commands):
         return documents
 
     def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
-        """Sets the flags of the document whose `op` (or `_id`, for documents of other apps) is given."""
+        """Set the flags of the document whose `op` (or `_id`, for documents of other apps) is given."""
         identity = str(turn).removeprefix("qa:")
         by_id = {"_id": ObjectId(identity)} if ObjectId.is_valid(identity) else {"op": {"$eq": turn}}
         query = {**self._filter(scope), **by_id}
@@ -211,12 +211,12 @@ class QAStore(Commands):
         return bool(result.matched_count)
 
     def clear(self, scope: Scope) -> Flow[None]:
-        """Deletes the chat's documents."""
+        """Delete the chat's documents."""
         query = self._filter(scope)
         yield from self.writing(self.retried(lambda c: c.delete_many(query)))
 
     def purge(self, user_id: str) -> Flow[dict[str, int]]:
-        """Deletes the user's documents."""
+        """Delete the user's documents."""
         sessions = yield from self.sessions(user_id)
         query = {k: v for k, v in self._filter(Scope(user_id, "")).items() if k != "chatId"}
         result = yield from self.writing(self.retried(lambda c: c.delete_many(query)))
@@ -224,13 +224,13 @@ class QAStore(Commands):
 
 
 def said(messages: Sequence[BaseMessage], kind: type[BaseMessage]) -> str | None:
-    """What was said on one side of a turn, as text that a database takes; None if nothing was."""
+    """Return what was said on one side of a turn, as text that a database takes; None if nothing was."""
     texts = [m.text for m in messages if isinstance(m, kind) and m.text]
     return "\n".join(texts).encode("utf-8", "replace").decode() if texts else None
 
 
 def qa_turn(document: Mapping[str, Any], counter: TokenCounter | None) -> Turn:
-    """A document as a turn: our messages if they still say what the plain fields say, else question and response."""
+    """Return a document as a turn: our messages if they still say what the plain fields say, else question and response."""
     op = str(document.get("op") or f"qa:{document.get('_id')}")
     question, response = document.get("question"), document.get("response")
     created_at = document.get("createdAt")

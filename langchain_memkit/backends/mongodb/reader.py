@@ -51,7 +51,7 @@ class Reader(Commands):
         return self.settings.ttl
 
     def page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Flow[Page]:
-        """Turns newest first; below our own lie the rows of langchain-mongodb, for histories without a user."""
+        """Return turns newest first; below our own lie the rows of langchain-mongodb, for histories without a user."""
         return (yield from self.reading(self._page_back(scope, older, limit, enough, floor)))
 
     def _page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Flow[Page]:
@@ -116,7 +116,7 @@ class Reader(Commands):
     def page_forward(
         self, scope: Scope, after: Any | None, limit: int, *, hidden: bool = False
     ) -> Flow[tuple[list[Turn], Any | None]]:
-        """Turns oldest first: langchain-mongodb's rows, then ours; `hidden`: soft-deleted ones as well."""
+        """Return turns oldest first: langchain-mongodb's rows, then ours; `hidden`: soft-deleted ones as well."""
         return (yield from self.reading(self._page_forward(scope, after, limit, hidden)))
 
     def _page_forward(
@@ -134,7 +134,7 @@ class Reader(Commands):
         return turns, documents[-1]["seq"] if len(documents) == limit else None
 
     def unowned(self, session_id: str) -> Flow[str | None]:
-        """What tells a turn of this session that is stored without a user; None if there is none: one query."""
+        """Return what tells a turn of this session that is stored without a user; None if there is none: one query."""
         ours = {**turns_filter("", session_id), "kind": {"$nin": NO_TURNS}, **SHOWN}
         query = {"$or": [ours, legacy_filter(*self.settings.legacy_keys, session_id)]}
         found = self.retried(lambda c: c.find_one(query, ["_id"]), self.settings.timeout)
@@ -142,7 +142,7 @@ class Reader(Commands):
         return str(row["_id"]) if row else None
 
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
-        """Which of the ids belong to live messages of the session: one indexed query."""
+        """Return which of the ids belong to live messages of the session: one indexed query."""
         query = {**turns_filter(*scope), "messages.id": {"$in": list(ids)}}
         fields = ["messages.id", "kind", "seq", "isActive", "isDeleted", "expiresAt"]
         found = self.retried(lambda c: c.find(query, fields).to_list(), self.settings.timeout)
@@ -152,7 +152,7 @@ class Reader(Commands):
         return set(ids) & {i for i in live if isinstance(i, str)}  # what is no UTF-8 is tagged
 
     def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
-        """The user's sessions, most recently used first; `hidden`: counted with their soft-deleted turns."""
+        """Return the user's sessions, most recently used first; `hidden`: counted with their soft-deleted turns."""
         return (yield from self.reading(self._sessions(user_id, hidden)))
 
     def _sessions(self, user_id: str, hidden: bool) -> Flow[list[SessionInfo]]:
@@ -175,7 +175,7 @@ class Reader(Commands):
         return sorted(merged.values(), key=lambda s: s.updated_at or oldest, reverse=True)
 
     def owners(self) -> Flow[list[str]]:
-        """Every user with turns; an empty string stands for nobody, with rows of langchain-mongodb."""
+        """Return every user with turns; an empty string stands for nobody, with rows of langchain-mongodb."""
         match = {"user_id": {"$type": "string"}, "seq": {"$gt": 0}, "kind": {"$nin": NO_TURNS}}
         rows = yield from self.reading(self.aggregate([{"$match": match}, {"$group": {"_id": "$user_id"}}]))
         legacy = legacy_filter(*self.settings.legacy_keys)
@@ -185,7 +185,7 @@ class Reader(Commands):
     def find(
         self, query: dict[str, Any], direction: int, limit: int, key: str = "seq", newest: int | None = None
     ) -> Flow[Any]:
-        """A bounded, sorted find, sent again if a failover breaks it off.
+        """Return a bounded, sorted find, sent again if a failover breaks it off.
 
         `newest`: one message more than this of each row, since rows of imports are long.
         """
@@ -197,7 +197,7 @@ class Reader(Commands):
         )
 
     def head(self, scope: Scope, level: str, timeout: float | None = None) -> Flow[Head | None]:
-        """Where the session stands; `level` local sees what writers compete for, majority what is certain."""
+        """Return where the session stands; `level` local sees what writers compete for, majority what is certain."""
         query, fields = turns_filter(*scope), ["seq", "epoch", "base", "kind", "expiresAt"]
 
         def newest(collection: Any) -> Any:
@@ -207,6 +207,6 @@ class Reader(Commands):
         return head_of((yield from self.retried(newest, timeout or self.settings.timeout)))
 
     def purged(self, user_id: str, timeout: float | None = None) -> Flow[int]:
-        """The epoch of the user's last purge, kept under the session id that no caller can pass."""
+        """Return the epoch of the user's last purge, kept under the session id that no caller can pass."""
         head = yield from self.head(Scope(user_id, ""), "local", timeout)
         return head.epoch if head else 0

@@ -35,7 +35,7 @@ class RepeatingRunner(Runner):
     """Whether an id that is taken means that two upserts of it met, of which the other goes through next time."""
 
     def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Flow[Any]:
-        """A command, sent again until the deadline: repeating it changes nothing. `begun`: there were writes before.
+        """Return a command, sent again until the deadline: repeating it changes nothing. `begun`: there were writes before.
 
         Raises:
             Taken: There is a document with this id, and upserts cannot meet.
@@ -61,5 +61,5 @@ class RepeatingRunner(Runner):
 
 
 def batches(items: Sequence[Any]) -> Iterator[list[Any]]:
-    """Parts that one command takes."""
+    """Return parts that one command takes."""
     return (list(items[i : i + BATCH]) for i in range(0, len(items), BATCH))

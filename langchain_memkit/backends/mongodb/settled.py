@@ -21,7 +21,7 @@ from langchain_memkit.errors import HistoryWriteError
 def settled(
     store: Commands, query: dict[str, Any], fields: dict[str, Any] | list[str] | None, deadline: float
 ) -> Flow[list[dict[str, Any]] | None]:
-    """What matches, once a majority has what the primary has; None if that is not so in time."""
+    """Return what matches, once a majority has what the primary has; None if that is not so in time."""
 
     def primary_only(collection: Any) -> Any:
         return collection.with_options(read_concern=ReadConcern("local")).find(query, ["_id"]).to_list()
@@ -44,7 +44,7 @@ def known(
     batch: Batch,
     deadline: float,
 ) -> Flow[list[dict[str, Any]]]:
-    """What is stored of a batch already, sent again until the deadline.
+    """Return what is stored of a batch already, sent again until the deadline.
 
     Raises:
         HistoryWriteError: Something is, but no majority has confirmed it in time.
@@ -64,6 +64,6 @@ def known(
 
 
 def unclear(store: Commands, reason: str, batch: Batch) -> HistoryWriteError:
-    """The error that says that nobody can tell whether the batch is stored."""
+    """Return the error that says that nobody can tell whether the batch is stored."""
     msg = f"cannot write to {store.clients.hosts}: {reason}. It may be stored: retry with the same turn_id."
     return HistoryWriteError(msg, maybe_stored=True, **batch.error_context)

@@ -26,17 +26,17 @@ class MongoTurnStore(Reader):
     layout = "turns"
 
     def setup(self) -> Flow[None]:
-        """Builds missing indexes, however large the collection is."""
+        """Build missing indexes, however large the collection is."""
         yield from self.reading(ensure_indexes(self.clients, self.settings, forced=True))
 
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
-        """Stores a batch; returns the position of its last row."""
+        """Store a batch; returns the position of its last row."""
         flow = Append(self, scope, batch, "turn", expected_seq, origin).flow()
         head = yield from self.writing(flow, batch)
         return head.seq
 
     def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
-        """Sets or removes the soft-delete mark of a turn."""
+        """Set or removes the soft-delete mark of a turn."""
         which = "op" if isinstance(turn, str) else "seq"
         query = {**turns_filter(*scope, kind={"$nin": NO_TURNS}), which: {"$eq": turn}}
         change = {"$set": {"isDeleted": deleted}}
@@ -44,7 +44,7 @@ class MongoTurnStore(Reader):
         return bool(result.matched_count)
 
     def drop_turns(self, scope: Scope, ops: Sequence[str]) -> Flow[None]:
-        """Deletes turns that were written somewhere else, and nothing that came since."""
+        """Delete turns that were written somewhere else, and nothing that came since."""
         for begin in range(0, len(ops), 1000):
             query = turns_filter(*scope, op={"$in": list(ops[begin : begin + 1000])})
             yield from self.writing(self.retried(lambda c, query=query: c.delete_many(query)))  # type: ignore[misc]  # bound now
@@ -76,12 +76,12 @@ class MongoTurnStore(Reader):
         return {"sessions": sessions, "turns": turns}
 
     def _void(self, scope: Scope, kind: Kind) -> Flow[int]:
-        """Puts a marker at the end of a session and deletes what is before it; returns how many turns went."""
+        """Put a marker at the end of a session and deletes what is before it; returns how many turns went."""
         head = yield from mark(self, scope, kind)
         return (yield from self._begun(self._remove_older(scope, head)))
 
     def _begun(self, flow: Flow[T]) -> Flow[T]:
-        """What follows a marker: if it fails, something was done already."""
+        """Return what follows a marker: if it fails, something was done already."""
         try:
             return (yield from flow)
         except (PyMongoError, HistoryWriteError) as error:

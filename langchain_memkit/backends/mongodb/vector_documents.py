@@ -62,7 +62,7 @@ ON_BEGIN = {**ON_STORED, "digest": 1, "last": 1}
 
 
 def records_filter(user_id: str, session_id: str | None = None, **conditions: Any) -> dict[str, Any]:
-    """A filter on records: always with the user, always by equality, so that an id is never an operator.
+    """Return a filter on records: always with the user, always by equality, so that an id is never an operator.
 
     Args:
         user_id: Whose; an empty string is the unowned space.
@@ -76,29 +76,29 @@ def records_filter(user_id: str, session_id: str | None = None, **conditions: An
 
 
 def key_of(user_id: str, name: str) -> Any:
-    """What a new record is stored under: an id is unique for its user."""
+    """Return what a new record is stored under: an id is unique for its user."""
     return {"id": name, "user_id": user_id} if user_id else name
 
 
 def name_of(key: Any) -> Any:
-    """The id of a record, from what it is stored under."""
+    """Return the id of a record, from what it is stored under."""
     return key["id"] if isinstance(key, Mapping) and "id" in key else key
 
 
 def with_ids(user_id: str, ids: Sequence[str]) -> dict[str, Any]:
-    """A filter on ids, which are strings; to go with one on the user."""
+    """Return a filter on ids, which are strings; to go with one on the user."""
     return {"_id": {"$in": [*ids, *(key_of(user_id, name) for name in ids if user_id)]}}
 
 
 def owned_filter(ids: Sequence[str]) -> dict[str, Any]:
-    """A filter on records of users, whichever, with these ids."""
+    """Return a filter on records of users, whichever, with these ids."""
     # documents are compared field by field: these are all that begin with the id, and the index knows them
     ranges = [{"_id": {"$gt": {"id": name}, "$lt": {"id": name, "user_id": MaxKey()}}} for name in ids]
     return {"$or": [{"_id": {"$in": list(ids)}, "user_id": {"$gt": ""}}, *ranges]}
 
 
 def session_filter(user_id: str, session_id: str) -> dict[str, Any]:
-    """A filter on the document of a session."""
+    """Return a filter on the document of a session."""
     return {
         "user_id": {"$eq": user_id},
         "session_id": {"$eq": session_id},
@@ -107,7 +107,7 @@ def session_filter(user_id: str, session_id: str) -> dict[str, Any]:
 
 
 def news_pipeline(collection: str, user_id: str, session_id: str | None, since: Since | None) -> list[dict[str, Any]]:
-    """What gives a session, the sum of the stamps of all of the user's, and records that were added, in this order."""
+    """Return what gives a session, the sum of the stamps of all of the user's, and records that were added, in this order."""
     whole = [{"$match": not_records(user_id)}, {"$group": {"_id": None, "total": {"$sum": "$stamp"}}}]
     parts: list[list[dict[str, Any]]] = [whole]
     if session_id is not None:  # before the sum: what is stored in between is then among what is new
@@ -121,12 +121,12 @@ def news_pipeline(collection: str, user_id: str, session_id: str | None, since: 
 
 
 def not_records(user_id: str) -> dict[str, Any]:
-    """A filter on the documents of a user's sessions."""
+    """Return a filter on the documents of a user's sessions."""
     return {"user_id": {"$eq": user_id}, "stamp": {"$lte": 0}}
 
 
 def begin_filter(user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
-    """A filter on a session's document, on records with these ids, and on those with texts of these digests."""
+    """Return a filter on a session's document, on records with these ids, and on those with texts of these digests."""
     owned = {"user_id": {"$eq": user_id}}
     named = {
         **owned,
@@ -138,17 +138,17 @@ def begin_filter(user_id: str, session_id: str, digests: Sequence[str], ids: Seq
 
 
 def is_session(document: Mapping[str, Any]) -> bool:
-    """Whether this is the document of a session."""
+    """Return whether this is the document of a session."""
     return isinstance(document["_id"], Mapping) and "session_id" in document["_id"]
 
 
 def live(now: datetime) -> dict[str, Any]:
-    """A condition on what has not expired: the server removes it a minute later."""
+    """Return a condition on what has not expired: the server removes it a minute later."""
     return {"$not": {"$lte": now}}
 
 
 def index_models() -> list[IndexModel]:
-    """Every index of a collection: number and stamps of a user's records, shard key, texts, recalls, expiry."""
+    """Return every index of a collection: number and stamps of a user's records, shard key, texts, recalls, expiry."""
 
     def model(name: str, *fields: str, **options: Any) -> IndexModel:
         return IndexModel([(field, ASCENDING) for field in fields], name=f"memkit_{name}", **options)
@@ -169,7 +169,7 @@ def draw_stamps(count: int) -> list[int]:
 
 
 def upsert(row: Row, generation: str | None, stamp: int, step: int) -> UpdateOne:
-    """What stores a row in place of the one with its id, if that one is of the same session; its recalls stay.
+    """Return what stores a row in place of the one with its id, if that one is of the same session; its recalls stay.
 
     Args:
         row: The row.
@@ -188,7 +188,7 @@ def upsert(row: Row, generation: str | None, stamp: int, step: int) -> UpdateOne
 
 
 def insert(row: Row, generation: str, stamp: int, step: int) -> UpdateOne:
-    """What stores a row, if there is none with its id."""
+    """Return what stores a row, if there is none with its id."""
     query = {**record_filter(row.user_id, row.entry.session, row.entry.id), "generation": {"$eq": generation}}
     fields = _fields_of(row, stamp, step, _id=key_of(row.user_id, row.entry.id))
     return UpdateOne(query, {"$setOnInsert": fields}, upsert=True, hint=BY_ID)
@@ -197,7 +197,7 @@ def insert(row: Row, generation: str, stamp: int, step: int) -> UpdateOne:
 def exchange(
     user_id: str, place: tuple[str, str], name: str, digest: str, new: tuple[Row, int, int] | None
 ) -> UpdateOne:
-    """What replaces a record, if its text is still the one with this digest; nothing is added.
+    """Return what replaces a record, if its text is still the one with this digest; nothing is added.
 
     Args:
         user_id: Whose.
@@ -215,12 +215,12 @@ def exchange(
 
 
 def record_filter(user_id: str, session_id: str, name: str) -> dict[str, Any]:
-    """A filter on one record of a session."""
+    """Return a filter on one record of a session."""
     return {"user_id": {"$eq": user_id}, "session_id": {"$eq": session_id}, **with_ids(user_id, [name])}
 
 
 def _fields_of(row: Row, stamp: int, step: int, **more: Any) -> RawBSONDocument:
-    """All that is stored of a row, but whose it is; encoded once, to see how large it is."""
+    """Return all that is stored of a row, but whose it is; encoded once, to see how large it is."""
     entry = row.entry
     fields = {
         "round_id": entry.round_id,
@@ -254,7 +254,7 @@ def draw_step() -> int:
 
 
 def stir(user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[str, Any] | None = None) -> UpdateOne:
-    """What tells that records were changed; sent after the change, or as the last of the same command.
+    """Return what tells that records were changed; sent after the change, or as the last of the same command.
 
     Args:
         user_id: Whose.
@@ -275,7 +275,7 @@ def stir(user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[s
 
 
 def take_turn(user_id: str, step: int, place: tuple[str, str], last: Mapping[str, Any], stamp: int) -> UpdateOne:
-    """The same for newer records than all others, if nobody has changed anything since the session had this stamp.
+    """Return the same for newer records than all others, if nobody has changed anything since the session had this stamp.
 
     Nor looked at it, as whoever is about to does: but for the `first_look` of those who send this.
     """
@@ -285,12 +285,12 @@ def take_turn(user_id: str, step: int, place: tuple[str, str], last: Mapping[str
 
 
 def look(user_id: str, place: tuple[str, str]) -> UpdateOne:
-    """What matches if the session is the one of this generation; from now on its last record has to be read."""
+    """Return what matches if the session is the one of this generation; from now on its last record has to be read."""
     return UpdateOne(_alive(user_id, place), MATTERS, hint=BY_ID)
 
 
 def first_look(user_id: str, place: tuple[str, str], stamp: int) -> UpdateOne:
-    """The same, if nobody has looked or changed anything since the session had this stamp."""
+    """Return the same, if nobody has looked or changed anything since the session had this stamp."""
     here = {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}, "last.waits": {"$eq": False}}
     return UpdateOne(here, MATTERS, hint=BY_ID)
 
@@ -300,7 +300,7 @@ def _alive(user_id: str, place: tuple[str, str]) -> dict[str, Any]:
 
 
 def last_of(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """What there is to know of the last one of these records."""
+    """Return what there is to know of the last one of these records."""
     row = max(rows, key=lambda row: row.entry.position, default=None)
     if row is None:
         return None
@@ -310,7 +310,7 @@ def last_of(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def matters(last: Any, digests: Sequence[str], messages: Collection[str] | None) -> bool:
-    """Whether a session's last record has to be read.
+    """Return whether a session's last record has to be read.
 
     Args:
         last: As `last_of` said it.
@@ -323,12 +323,12 @@ def matters(last: Any, digests: Sequence[str], messages: Collection[str] | None)
 
 
 def probe_document(probe: bytes) -> dict[str, Any]:
-    """What is kept of the embedding model."""
+    """Return what is kept of the embedding model."""
     return {"_id": PROBE_ID, "user_id": "", "session_id": "", "probe": Binary(FLOAT32 + probe, VECTOR_SUBTYPE)}
 
 
 def cells_of(document: Mapping[str, Any]) -> Cells:
-    """A document as it is ranked."""
+    """Return a document as it is ranked."""
     try:
         facts: Any = [
             name_of(document["_id"]),
@@ -352,7 +352,7 @@ def cells_of(document: Mapping[str, Any]) -> Cells:
 
 
 def stored_of(document: Mapping[str, Any]) -> Stored:
-    """A document as it is shown."""
+    """Return a document as it is shown."""
     get = document.get
     vector = vector_of(document)
     place = (name_of(get("_id")), get("user_id"), get("session_id"))
@@ -360,7 +360,7 @@ def stored_of(document: Mapping[str, Any]) -> Stored:
 
 
 def vector_of(document: Mapping[str, Any]) -> bytes | None:
-    """The floats of a document; nothing that could be a vector if it is damaged."""
+    """Return the floats of a document; nothing that could be a vector if it is damaged."""
     found = document.get("vector")
     if found is None:
         return None

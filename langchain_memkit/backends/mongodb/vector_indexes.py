@@ -17,7 +17,7 @@ _known: set[Any] = set()
 def ensure_vector_indexes(
     clients: Clients, settings: Place, *, forced: bool = False, again: bool = False
 ) -> Flow[None]:
-    """Sees to it that the collection has its indexes; asks once per process, and when a session begins.
+    """See to it that the collection has its indexes; asks once per process, and when a session begins.
 
     Args:
         clients: For the server's name.

@@ -52,7 +52,7 @@ class VectorReader(Runner):
         self._now = now
 
     def setup(self) -> Flow[None]:
-        """Builds missing indexes, however large the collection is."""
+        """Build missing indexes, however large the collection is."""
         yield from self.reading(ensure_vector_indexes(self.clients, self.settings, forced=True))
 
     def _call(self, function: Callable[[Any], Any]) -> Flow[Any]:
@@ -70,7 +70,7 @@ class VectorReader(Runner):
         return rows
 
     def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]:
-        """The mark: the sum of the stamps of the user's sessions, None if there is no session; and what is new."""
+        """Return the mark: the sum of the stamps of the user's sessions, None if there is no session; and what is new."""
         pipeline = news_pipeline(self.settings.names[1], user_id, session_id, since)
         mark: Mark | None = None
         session, cells = None, []
@@ -88,23 +88,23 @@ class VectorReader(Runner):
         return (sum({int(row.step) for row in cells if isinstance(row.step, int)}),)
 
     def stamps(self, user_id: str) -> Flow[list[int]]:
-        """Stamps of the user's records."""
+        """Return stamps of the user's records."""
         listing = self._found(records_filter(user_id), {"_id": 0, "stamp": 1}, sort=[("stamp", 1)])
         rows = yield from self.reading(listing)
         return [int(row["stamp"]) for row in rows]
 
     def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]:
-        """Records to rank."""
+        """Return records to rank."""
         query = records_filter(user_id, stamp={"$in": list(stamps)})
         return [cells_of(d) for d in (yield from self.reading(self._alive(user_id, query, ON_CELLS)))]
 
     def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]:
-        """Records to show."""
+        """Return records to show."""
         query = records_filter(user_id, stamp={"$in": list(stamps)})
         return [stored_of(d) for d in (yield from self.reading(self._alive(user_id, query, ON_TEXTS)))]
 
     def _alive(self, user_id: str, query: dict[str, Any], fields: Any) -> Flow[list[dict[str, Any]]]:
-        """Records of a user; those of forgotten sessions, which a writer that was killed may have left, are removed."""
+        """Return records of a user; those of forgotten sessions, which a writer that was killed may have left, are removed."""
         found = yield from self._found(query, fields)
         dead = yield from self._dead(user_id, found)
         if not dead:
@@ -116,7 +116,7 @@ class VectorReader(Runner):
         return [d for d in found if d["stamp"] not in gone]
 
     def _dead(self, user_id: str, found: Sequence[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
-        """Those that are of sessions that were forgotten; looked up now: a session is there before its records."""
+        """Return those that are of sessions that were forgotten; looked up now: a session is there before its records."""
         bound = [d for d in found if d.get("generation") and isinstance(d["session_id"], str)]
         generations = yield from self._generations(user_id, sorted({d["session_id"] for d in bound}))
         return [d for d in bound if d["generation"] != generations.get(d["session_id"])]
@@ -133,7 +133,7 @@ class VectorReader(Runner):
     def _known(
         self, user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]
     ) -> Flow[list[dict[str, Any]]]:
-        """A session's document, records with these ids, and some with these digests."""
+        """Return a session's document, records with these ids, and some with these digests."""
         most = 1 + len(ids) + SAME * len(digests)
         found = yield from self._found(begin_filter(user_id, session_id, digests, ids), ON_BEGIN, limit=most)
         if digests and len(found) == most:  # one text many times: nothing else must be left out for it
@@ -143,7 +143,7 @@ class VectorReader(Runner):
     def _last(
         self, session: Mapping[str, Any], digests: Sequence[str], messages: Collection[str] | None
     ) -> Flow[tuple[dict[str, Any] | None, int]]:
-        """The last record of a session, if it has to be read, and the position of the last one."""
+        """Return the last record of a session, if it has to be read, and the position of the last one."""
         told: Any = session.get("last")
         if not matters(told, digests, messages):
             return None, int(told["position"])
@@ -153,7 +153,7 @@ class VectorReader(Runner):
         return (found[0], int(found[0]["position"])) if found else (None, 0)
 
     def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
-        """Records of a user to show."""
+        """Return records of a user to show."""
         return (yield from self.reading(self._by_ids(user_id, ids, ON_STORED if vectors else ON_TEXTS)))
 
     def _by_ids(self, user_id: str, ids: Sequence[str], fields: Any) -> Flow[list[Stored]]:
@@ -167,7 +167,7 @@ class VectorReader(Runner):
         return found
 
     def owned(self, ids: Sequence[str]) -> Flow[bool]:
-        """Whether a user has a record with one of these ids."""
+        """Return whether a user has a record with one of these ids."""
         for batch in batches(ids):
             if (yield from self.reading(self._found(owned_filter(batch), {"_id": 1}, limit=1))):
                 return True
@@ -180,7 +180,7 @@ class VectorReader(Runner):
         return {row["_id"]: row["accessed_at"] for row in rows}
 
     def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
-        """The user's sessions, most recently used first."""
+        """Return the user's sessions, most recently used first."""
         match = {**records_filter(user_id), "session_id": {"$gt": ""}, "expires_at": live(self._now())}
         rounds = {"session": "$session_id", "round": "$round_id", "generation": "$generation"}
         sessions = {"session": "$_id.session", "generation": "$_id.generation"}
@@ -202,6 +202,6 @@ class VectorReader(Runner):
         ]
 
     def probe(self) -> Flow[bytes | None]:
-        """What is kept of the embedding model."""
+        """Return what is kept of the embedding model."""
         found = yield from self.reading(self._found({"_id": {"$eq": PROBE_ID}}, {"probe": 1}))
         return vector_of({"vector": found[0].get("probe")}) if found else None

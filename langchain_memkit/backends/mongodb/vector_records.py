@@ -84,7 +84,7 @@ class VectorRecords(VectorWriter):
             return str(document["generation"])
 
     def keep_probe(self, probe: bytes) -> Flow[bytes]:
-        """Keeps the probe unless there is one; returns the one that is kept."""
+        """Keep the probe unless there is one; returns the one that is kept."""
         yield from self._ready()
         with suppress(Taken):
             yield from self._sent(lambda c: c.insert_one(probe_document(probe)))
@@ -101,7 +101,7 @@ class VectorRecords(VectorWriter):
         expected: Mapping[str, str],
         state: int | None,
     ) -> Flow[Written | None]:
-        """Stores rows and deletes others; None if the session is another one."""
+        """Store rows and deletes others; None if the session is another one."""
         yield from self._ready()
         if place is None:
             yield from self._check_owners(user_id, rows, "Nothing was stored")
@@ -131,7 +131,7 @@ class VectorRecords(VectorWriter):
         return Written(stamps, (total,))
 
     def _added(self, user_id: str, place: tuple[str, str], rows: Sequence[Row], state: int) -> Flow[Written | None]:
-        """Stores rows that are new, if their session is as the turn found it; nothing is replaced.
+        """Store rows that are new, if their session is as the turn found it; nothing is replaced.
 
         None if the session was forgotten since.
 
@@ -169,7 +169,7 @@ class VectorRecords(VectorWriter):
         *,
         begun: bool,
     ) -> Flow[bool]:
-        """Stores rows; returns whether their session is still there."""
+        """Store rows; returns whether their session is still there."""
         # all in one command, in this order: the session is looked at after the records were written
         last = last_of([row for row, _ in batch])
         operations = [upsert(row, place and place[1], stamp, step) for row, stamp in batch]
@@ -200,7 +200,7 @@ class VectorRecords(VectorWriter):
         expected: Mapping[str, str],
         step: int,
     ) -> Flow[bool]:
-        """Replaces records that are as they were expected to be, before anything else is stored; raises if one is not.
+        """Replace records that are as they were expected to be, before anything else is stored; raises if one is not.
 
         False if their session is not there any more.
         """

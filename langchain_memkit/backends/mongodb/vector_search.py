@@ -37,7 +37,7 @@ class Candidates(NamedTuple):
 
 
 def search_index_models(dims: int) -> list[SearchIndexModel]:
-    """What the server has to build: vectors with their user as a filter, and words."""
+    """Return what the server has to build: vectors with their user as a filter, and words."""
     near = [{"type": "vector", "path": "vector", "numDimensions": dims, "similarity": "cosine"}]
     near += [{"type": "filter", "path": path} for path in ("user_id", "session_id")]
     fields = {"text": {"type": "string", "analyzer": "lucene.english"}, "user_id": {"type": "token"}}
@@ -48,7 +48,7 @@ def search_index_models(dims: int) -> list[SearchIndexModel]:
 
 
 def near_pipeline(user_id: str, session_id: str | None, vector: Sequence[float], k: int) -> list[dict[str, Any]]:
-    """The records with the nearest vectors; the user is a filter inside of the search."""
+    """Return the records with the nearest vectors; the user is a filter inside of the search."""
     where: dict[str, Any] = {"user_id": {"$eq": user_id}}
     if session_id is not None:
         where["session_id"] = {"$eq": session_id}
@@ -64,7 +64,7 @@ def near_pipeline(user_id: str, session_id: str | None, vector: Sequence[float],
 
 
 def words_pipeline(user_id: str, words: str, k: int) -> list[dict[str, Any]]:
-    """The records with words of a text; the server stems both."""
+    """Return the records with words of a text; the server stems both."""
     search = {
         "index": WORDS,
         "compound": {
@@ -79,7 +79,7 @@ class SearchedRecords(VectorRecords):
     """The flows of a store, with the searches of the server."""
 
     def searches(self) -> Flow[frozenset[str]]:
-        """The search indexes that can be used; the server is asked once per process and collection."""
+        """Return the search indexes that can be used; the server is asked once per process and collection."""
         if self.place not in _ready:
             try:
                 rows = yield from self._asked([{"$listSearchIndexes": {}}])
@@ -91,14 +91,14 @@ class SearchedRecords(VectorRecords):
         return _ready[self.place]
 
     def _asked(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
-        """The result of a search: the server runs none with a read concern of majority."""
+        """Return the result of a search: the server runs none with a read concern of majority."""
         timeout, plain = self.settings.timeout, ReadConcern("local")
         cursor = yield Call(lambda c: c.with_options(read_concern=plain).aggregate(pipeline), timeout)
         rows: list[dict[str, Any]] = yield Call(lambda c: cursor.to_list(), timeout)
         return rows
 
     def build_searches(self, dims: int) -> Flow[None]:
-        """Has the server build its search indexes, which takes it a while."""
+        """Have the server build its search indexes, which takes it a while."""
         models = search_index_models(dims)
         try:
             names = {row["name"] for row in (yield from self._asked([{"$listSearchIndexes": {}}]))}
@@ -112,12 +112,12 @@ class SearchedRecords(VectorRecords):
         _ready.pop(self.place, None)
 
     def near(self, user_id: str, session_id: str | None, vector: Vector, k: int) -> Flow[list[tuple[Shown, float]]]:
-        """Records with the nearest vectors, with their cosines, nearest first."""
+        """Return records with the nearest vectors, with their cosines, nearest first."""
         found = yield from self._hits(user_id, near_pipeline(user_id, session_id, vector.tolist(), k))
         return [(shown, 2 * score - 1) for shown, score in found]
 
     def saying(self, user_id: str, words: str, k: int) -> Flow[list[tuple[Shown, float]]]:
-        """Records with words of a text, with the server's scores, best first."""
+        """Return records with words of a text, with the server's scores, best first."""
         return (yield from self._hits(user_id, words_pipeline(user_id, words, k)))
 
     def _hits(self, user_id: str, pipeline: list[dict[str, Any]]) -> Flow[list[tuple[Shown, float]]]:

@@ -30,12 +30,12 @@ class VectorWriter(VectorReader, RepeatingRunner):
     """What is recalled and deleted."""
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> Flow[None]:
-        """Keeps recalls."""
+        """Keep recalls."""
         query, change = records_filter(user_id, **with_ids(user_id, ids)), {"$max": {"accessed_at": at}}
         yield from self._sent(lambda c: c.update_many(query, change))
 
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
-        """Deletes records of a user."""
+        """Delete records of a user."""
         for batch in batches(ids):
             gone = {"user_id": {"$eq": user_id}, **with_ids(user_id, batch)}
             # before, too: whoever calls again after this process was killed cannot know that there were some
@@ -45,7 +45,7 @@ class VectorWriter(VectorReader, RepeatingRunner):
                 yield from self._stir(user_id)
 
     def _stir(self, user_id: str) -> Flow[None]:
-        """Tells that records are deleted, by any session of the user: without one nobody relies on what he holds."""
+        """Tell that records are deleted, by any session of the user: without one nobody relies on what he holds."""
         step = {"$inc": {"stamp": Int64(draw_step())}}
         some = not_records(user_id)
         found = yield from self._sent(lambda c: c.find(some, {"session_id": 1}, limit=SEVERAL).to_list(), begun=True)
@@ -56,7 +56,7 @@ class VectorWriter(VectorReader, RepeatingRunner):
                 return
 
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
-        """Deletes a session or a user; returns how many records."""
+        """Delete a session or a user; returns how many records."""
         # the generations first: from then on a save is refused
         first = not_records(user_id) if session_id is None else session_filter(user_id, session_id)
         yield from self._sent(lambda c: c.delete_many(first))
@@ -67,7 +67,7 @@ class VectorWriter(VectorReader, RepeatingRunner):
         return int(result.deleted_count)
 
     def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]:
-        """Deletes what is too much; returns how many."""
+        """Delete what is too much; returns how many."""
         counting = self._call(lambda c: c.count_documents(records_filter(user_id)))
         count: int = yield from self.reading(counting)
         surplus = left = max(0, count - max_records)
@@ -100,7 +100,7 @@ class VectorWriter(VectorReader, RepeatingRunner):
                     raise HistoryConflictError(msg)
 
     def _withdraw(self, user_id: str, rows: Sequence[Row], place: tuple[str, str]) -> Flow[None]:
-        """Removes what was written for a session that is gone."""
+        """Remove what was written for a session that is gone."""
         for batch in batches([row.entry.id for row in rows]):
             mine = records_filter(user_id, place[0], generation={"$eq": place[1]}, **with_ids(user_id, batch))
             yield from self._sent(lambda c, mine=mine: c.delete_many(mine), begun=True)  # type: ignore[misc]  # bound now

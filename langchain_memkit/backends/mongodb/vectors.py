@@ -146,11 +146,11 @@ class MongoDBVectorStore(RecordVectorStore):
         return self._searched.collection(self._searched.clients.sync())
 
     def __repr__(self) -> str:
-        """Names hosts and collection only."""
+        """Name hosts and collection only."""
         return f"{type(self).__name__}({self._name})"
 
     def setup(self, *, search_index: bool = False) -> None:
-        """Builds the indexes of the collection, however large it is.
+        """Build the indexes of the collection, however large it is.
 
         Args:
             search_index: Also those of `$vectorSearch` and `$search`, for vectors of this embedding model. The server
@@ -163,7 +163,7 @@ class MongoDBVectorStore(RecordVectorStore):
         drive(self._setup(search_index), run_step)
 
     async def asetup(self, *, search_index: bool = False) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         await adrive(self._setup(search_index), arun_step)
 
     def _setup(self, search_index: bool) -> Flow[None]:
@@ -173,7 +173,7 @@ class MongoDBVectorStore(RecordVectorStore):
             yield self._step(lambda: self._searched.reading(self._searched.build_searches(dims)))
 
     def candidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
-        """What the server's two searches find for a user, without the user's records in process.
+        """Return what the server's two searches find for a user, without the user's records in process.
 
         Args:
             user_id: Whose.
@@ -193,7 +193,7 @@ class MongoDBVectorStore(RecordVectorStore):
         return drive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)), run_step)
 
     async def acandidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
-        """Async twin of `candidates`."""
+        """Run `candidates` asynchronously."""
         return await adrive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)), arun_step)
 
     def _candidates(self, user_id: str, vector: Any, words: str, k: int) -> Flow[Candidates]:
