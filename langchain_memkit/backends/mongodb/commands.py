@@ -238,7 +238,7 @@ class Runner:
             except PyMongoError as error:
                 unselected, pause = isinstance(error, ServerSelectionTimeoutError), next_try(deadline)
                 if not is_transient(error) or pause is None:
-                    # The last try sent nothing, but an earlier one may have been applied: do not let the caller conclude
+                    # The last try sent nothing, but an earlier one may have been applied: the caller must not conclude
                     # from a failed server selection that nothing was done.
                     if unknown and unselected:
                         raise ConnectionFailure(str(error)) from error
@@ -247,7 +247,7 @@ class Runner:
             yield pause
 
     def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
-        """Run an aggregation. Ours look at a whole user, so they get `save_timeout`; a dead server fails in `timeout`."""
+        """Run an aggregation. Ours look at a whole user, so they get `save_timeout`; a dead server fails earlier."""
 
         def whole(seconds: float) -> Flow[list[dict[str, Any]]]:
             deadline = time.monotonic() + seconds
@@ -325,7 +325,7 @@ class Commands(Runner):
     def _server(self) -> Flow[Any]:
         said = yield from self.retried(lambda c: c.database.client.admin.command("hello"))
         process = (said.get("topologyVersion") or {}).get("processId")
-        # Several routers lead to the same sharded cluster, so their process ids would make one collection look like two.
+        # Several routers lead to one sharded cluster: by their process ids one collection would look like two.
         is_router = said.get("msg") == "isdbgrid"
         return self.clients.servers if process is None or is_router else process
 

@@ -173,8 +173,8 @@ def voided(epoch: int) -> list[dict[str, Any]]:
     Args:
         epoch: The epoch of the tombstone.
     """
-    # The `op` gives way to one made of the position: the same turn may be stored once more after the clear. `base` stays
-    # as it was: with the tombstone's base, turns stored after the tombstone has expired would count as void.
+    # The `op` gives way to one made of the position, because the same turn may be stored once more after the clear.
+    # `base` stays as it was: with the tombstone's base, turns stored after the tombstone expired would count as void.
     name = {"$convert": {"input": "$seq", "to": "string", "onError": {"$toString": "$_id"}}}
     kept = {field: f"${field}" for field in ("_id", "user_id", "session_id", "seq", "base")}
     made = {"op": {"$concat": ["void:", name]}, "kind": "void", "epoch": {"$literal": epoch}, "v": FORMAT_VERSION}

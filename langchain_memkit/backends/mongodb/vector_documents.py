@@ -284,7 +284,7 @@ def _fields_of(row: Row, stamp: int, step: int, **more: Any) -> RawBSONDocument:
 
 
 def draw_step() -> int:
-    """Draw the step, below 0, by which a session's version changes: random, so that no two sets of changes sum alike."""
+    """Draw the step, below 0, by which a session's version changes: random, so that no two sets of steps sum alike."""
     # Not from `random`: an app may give it the same seed in all of its processes.
     return -1 - secrets.randbits(STEP_BITS)
 
