@@ -162,8 +162,7 @@ class _Items:
 
     def _place(self, key: str) -> tuple[str, ...]:
         """Return the namespace of a key: each user's keys have one of their own, by which they are found."""
-        # Labels hold no full stop, so it is escaped. Two keys with the same label do no harm, since the item's key is the
-        # whole key.
+        # Labels hold no full stop, so it is escaped. Two keys with one label do no harm, since the item's key is whole.
         return *self._namespace, key.partition("/")[0].replace("%", "%25").replace(".", "%2E") or "~"
 
     def _common_place(self, keys: KeyRange) -> tuple[str, ...]:

@@ -64,12 +64,12 @@ def without_documents(error: Exception) -> Exception:
         return kind(_said(str(error).partition(", full error: ")[0]), error.code, details)  # type: ignore[no-any-return]  # chosen at run time
     text = redact(str(error).partition(", full error: ")[0])
     if isinstance(error, AutoReconnect):
-        return kind(text, {"errorLabels": labels})  # type: ignore[no-any-return]  # as above
+        return kind(text, {"errorLabels": labels})  # type: ignore[no-any-return]  # chosen at run time
     if isinstance(error, ConnectionFailure):
-        return kind(text, labels)  # type: ignore[no-any-return]  # as above
+        return kind(text, labels)  # type: ignore[no-any-return]  # chosen at run time
     if isinstance(error, driver.EncryptionError):
         return driver.EncryptionError(Exception(type(error.cause).__name__))
-    return kind(text)  # type: ignore[no-any-return]  # as above
+    return kind(text)  # type: ignore[no-any-return]  # chosen at run time
 
 
 def _reply(details: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:

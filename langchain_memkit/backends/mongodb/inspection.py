@@ -106,7 +106,7 @@ def kinds_in(
         uri: The connection string.
         database: The database's name.
         keys: `session_id_key` and `history_key` of langchain-mongodb's rows.
-        timeout: Seconds for each command.
+        timeout: Seconds for all commands together.
         user_id: A user whose key-values are found wherever they are in a collection; None for nobody.
 
     Raises:
@@ -130,7 +130,7 @@ def inspect_collection(
         name: The collection's name.
         keys: `session_id_key` and `history_key` of langchain-mongodb's rows.
         user_id_key: The field that holds the user's id in documents of layout "qa".
-        timeout: Seconds for each command; counting langchain-mongodb's rows may take six times that.
+        timeout: Seconds for all commands together.
 
     Raises:
         ConfigurationError: The connection string is not valid.
