@@ -55,7 +55,7 @@ from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, Sta
 
 
 class Append:
-    """Append one batch or tombstone to a session, retrying until it is stored or the deadline has passed.
+    """The append of one batch or tombstone to a session, retried until it is stored or the deadline has passed.
 
     Args:
         store: The collection to write to.
@@ -193,8 +193,8 @@ class Append:
     def _insert(self) -> Flow[None]:
         """Try once to insert the pending rows after the head. The head may be out of date: the unique index decides."""
         store, scope, origin = self.store, self.scope, self.origin
-        # Use the remembered head for one try only. A local read suffices otherwise, too: if the head is stale or rolled
-        # back, the unique index refuses the position.
+        # Use the remembered head for one try only. A local read suffices after that: a stale head leads to a position
+        # that is taken, and a majority confirms our insert only together with the row that it follows.
         known = head = self.known
         self.known = None
         if head is None or (head.seq and head.epoch != origin.epoch):

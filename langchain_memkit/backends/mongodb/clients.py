@@ -28,7 +28,7 @@ GOODBYE_SECONDS = 1.0  # limit for closing a client, which tells the server; tha
 _lock = threading.RLock()
 _sync: dict[tuple[int, str], MongoClient[dict[str, Any]]] = {}
 _async: dict[tuple[int, int, str], tuple[asyncio.AbstractEventLoop, AsyncMongoClient[dict[str, Any]], Any]] = {}
-_users: dict[tuple[int, str], weakref.WeakSet[Clients]] = {}  # factories that were dropped hold nothing open
+_users: dict[tuple[int, str], weakref.WeakSet[Clients]] = {}  # weak: a dropped factory keeps no client open
 
 try:
     _DRIVER = DriverInfo("langchain-memkit", version("langchain-memkit"))
@@ -91,7 +91,7 @@ class Clients:
         return self
 
     def __repr__(self) -> str:
-        """Name hosts only."""
+        """Name the hosts, but no credentials."""
         return f"Clients({self.hosts})"
 
     @property
@@ -221,7 +221,7 @@ async def _close_with_loop(
     try:
         yield
     finally:
-        _async.pop(key, None)  # whoever comes later gets a new client
+        _async.pop(key, None)  # a later caller gets a new client
         with pymongo.timeout(GOODBYE_SECONDS):
             await client.close()
 

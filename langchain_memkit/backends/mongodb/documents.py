@@ -219,7 +219,7 @@ def is_soft_deleted(document: Mapping[str, Any]) -> bool:
 
 
 def head_of(documents: list[dict[str, Any]]) -> Head | None:
-    """Return the session's head, given its newest documents, newest first; None if there are none.
+    """Return the session's head, given its newest documents, newest first; None if none is undamaged.
 
     Epoch and base come from the newest undamaged document; the position is the highest of all of them.
     """

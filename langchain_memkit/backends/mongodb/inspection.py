@@ -107,7 +107,7 @@ def kinds_in(
         database: The database's name.
         keys: `session_id_key` and `history_key` of langchain-mongodb's rows.
         timeout: Seconds for all commands together.
-        user_id: A user whose key-values are found wherever they are in a collection; None for nobody.
+        user_id: A user whose key-values are found wherever they are in a collection; None for none.
 
     Raises:
         ConfigurationError: The connection string is not valid.

@@ -2,7 +2,7 @@
 
 `{question, response, chatId, userId, isActive, isDeleted, createdAt, updatedAt}`. Documents of other apps are read as
 turns; ours carry `messages` as well, so that tool calls and metadata survive. Where the two disagree, the plain fields
-win: somebody edited them.
+win, because an app has edited them.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class QAStore(Commands):
         turns = [qa_turn(d, self.settings.token_counter) for d in found if is_shown(d, now, hidden)]
         if len(found) == limit:
             return turns, Place(None if undated else found[-1]["createdAt"], found[-1]["_id"])
-        if undated == (direction > 0):  # the other kind follows
+        if undated == (direction > 0):  # dated documents follow undated ones, or the other way round
             return turns, Place(EARLIEST if undated else None, None)
         return turns, None
 
@@ -179,7 +179,7 @@ class QAStore(Commands):
         found = yield from known(self, query, ["op", "messages", "v"], batch, deadline)
         there = {d["op"]: d for d in found}
         for index, row in enumerate(batch.rows):
-            if row.op in there:  # else it is new, or several documents
+            if row.op in there:  # else the row is new, or was split into several documents
                 stored_or_conflict(batch, index, read_turn(there[row.op], self.settings.token_counter))
         if missing := [d for d in documents if d["op"] not in there]:
             yield from insert_once(self, missing, batch, deadline)

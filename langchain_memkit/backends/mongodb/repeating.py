@@ -21,7 +21,7 @@ from langchain_memkit.backends.mongodb.commands import (
 )
 from langchain_memkit.errors import HistoryWriteError
 
-BATCH = 500  # documents of one command
+BATCH = 500  # documents in one command
 
 
 class Taken(Exception):  # noqa: N818  # never leaves the flows
@@ -45,7 +45,7 @@ class RepeatingRunner(Runner):
             The command's result.
 
         Raises:
-            Taken: A document with this id exists, and it is not that of a concurrent upsert.
+            Taken: A document with this id exists. With `upserts_may_meet` the command is retried instead.
             HistoryWriteError: The server refused, or the deadline has passed.
         """
         deadline = time.monotonic() + self.patience

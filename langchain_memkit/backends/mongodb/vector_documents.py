@@ -39,11 +39,11 @@ from langchain_memkit.scoring.words import STEMS_VERSION
 
 MAX_DOCUMENT = 16 * 2**20 - 4096  # bytes: room for the ids, which are added on the server
 VECTOR_SUBTYPE = 9
-FLOAT32 = b"\x27\x00"  # what a binary vector of 4-byte floats begins with
+FLOAT32 = b"\x27\x00"  # header of a binary vector of 4-byte floats
 CHANCE_BITS = 11
 STEP_BITS = 32  # of the random step of a session's version: two thousand million of them fit into 64 bits
 MATTERS = {"$set": {"last.waits": True}}
-A_NUMBER = {"$lt": float("inf")}  # a condition on a position, which may be damaged
+A_NUMBER = {"$lt": float("inf")}  # matches numbers only: a stored position may be damaged
 BY_ID = [("_id", ASCENDING)]  # an index hint: without it the planner tries every index that begins with the user
 LAST_FIRST = [("position", DESCENDING)]
 PROBE_ID = {"probe": 1}
@@ -324,8 +324,8 @@ def take_turn(user_id: str, step: int, place: tuple[str, str], last: Mapping[str
         last: The description of the newest appended record, which becomes the session's `last`.
         stamp: The session's version as the turn read it.
     """
-    # Besides an unchanged version it wants nobody to have announced a write: `look` sets `last.waits`. So `waits` must
-    # still be False, unless the appended record itself waits, because then our own `first_look` has just set it.
+    # Besides an unchanged version, no other writer may have announced a write, which sets `last.waits` (see `look`). So
+    # `waits` must still be False; only if the appended record itself waits, our own `first_look` has just set it.
     here = {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}, "last.waits": {"$eq": last["waits"]}}
     here["last.position"] = {"$lt": last["position"]}
     return UpdateOne(here, {"$inc": {"stamp": Int64(step)}, "$set": {"last": last}}, hint=BY_ID)

@@ -41,7 +41,7 @@ from langchain_memkit.backends.mongodb.vector_documents import (
 from langchain_memkit.backends.mongodb.vector_indexes import ensure_vector_indexes
 from langchain_memkit.base import Now, SessionInfo
 
-SAME = 8  # records with one text that are looked at for its vector
+SAME = 8  # the most records read for one text, to find its vector
 
 
 class VectorReader(Runner):
@@ -81,7 +81,7 @@ class VectorReader(Runner):
         Args:
             user_id: The user.
             session_id: The session of the coming write; None for none.
-            since: What the cache holds; None if it has to be listed anew.
+            since: What the cache holds; None if it holds nothing that can be brought up to date.
 
         Returns:
             The session, unless its last record has to be read; the user's version, which is the sum of the versions of
@@ -131,7 +131,7 @@ class VectorReader(Runner):
             return found
         gone = {d["stamp"] for d in dead}
         remove = records_filter(user_id, stamp={"$in": sorted(gone)}, **with_ids(user_id, [d["_id"] for d in dead]))
-        with suppress(PyMongoError):  # they stay dead; whoever reads them next tries again
+        with suppress(PyMongoError):  # they stay dead; the next reader tries again
             yield from self._call(lambda c: c.delete_many(remove))
         return [d for d in found if d["stamp"] not in gone]
 

@@ -23,7 +23,7 @@ from langchain_memkit.backends.mongodb.vector_indexes import ensure_vector_index
 from langchain_memkit.backends.mongodb.vector_reader import VectorReader
 from langchain_memkit.errors import HistoryConflictError
 
-SEVERAL = 5  # tries of what may meet somebody else
+SEVERAL = 5  # sessions to try, since one may be forgotten meanwhile
 
 
 class VectorWriter(VectorReader, RepeatingRunner):
@@ -47,8 +47,8 @@ class VectorWriter(VectorReader, RepeatingRunner):
 
     def _stir(self, user_id: str) -> Flow[None]:
         """Bump the version of any session of the user, so that cached indexes of this user are read again."""
-        # Any session will do, since caches compare the sum. Several are tried because one may be forgotten meanwhile. A
-        # user without sessions needs none: without a version no cache relies on what it holds.
+        # Any session will do, since caches compare the sum. A user without sessions needs no bump: without a version no
+        # cache relies on what it holds.
         step = {"$inc": {"stamp": Int64(draw_step())}}
         some = not_records(user_id)
         found = yield from self._sent(lambda c: c.find(some, {"session_id": 1}, limit=SEVERAL).to_list(), begun=True)
