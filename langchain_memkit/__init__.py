@@ -102,7 +102,7 @@ _LAZY = {
 
 
 def _load(name: str) -> Any:
-    """Loads a name that needs an extra, or a module (PEP 562), or reads the version of the installed package."""
+    """Load a name that needs an extra, or a module (PEP 562), or reads the version of the installed package."""
     if name == "__all__":  # asked for by `import *`
         return [name for name in _NAMES if _is_there(name)]
     if name in _MODULES:
@@ -127,7 +127,7 @@ def _load(name: str) -> Any:
 
 
 def _is_there(name: str) -> bool:
-    """Whether the extra that a name needs is installed."""
+    """Return whether the extra that a name needs is installed."""
     try:
         return name in globals() or _load(name) is not None
     except MissingExtraError:

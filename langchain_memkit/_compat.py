@@ -65,7 +65,7 @@ except ImportError:
             super().__init__(*args, **kwargs)  # other bases of a subclass get their arguments
 
         async def aget_messages(self) -> list[BaseMessage]:
-            """Async twin of `messages`."""
+            """Run `messages` asynchronously."""
             return await run_in_executor(None, lambda: self.messages)
 
         def add_user_message(self, message: HumanMessage | str) -> None:
@@ -94,7 +94,7 @@ except ImportError:
                 self.add_message(message)
 
         async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
-            """Async twin of `add_messages`."""
+            """Run `add_messages` asynchronously."""
             await run_in_executor(None, self.add_messages, messages)
 
         @abstractmethod
@@ -102,7 +102,7 @@ except ImportError:
             """Remove all messages."""
 
         async def aclear(self) -> None:
-            """Async twin of `clear`."""
+            """Run `clear` asynchronously."""
             await run_in_executor(None, self.clear)
 
         def __str__(self) -> str:
@@ -127,7 +127,7 @@ except ImportError:
         """The conversation, oldest first."""
 
         async def aget_messages(self) -> list[BaseMessage]:
-            """Async twin of `messages`."""
+            """Run `messages` asynchronously."""
             return self.messages
 
         def add_message(self, message: BaseMessage) -> None:
@@ -135,7 +135,7 @@ except ImportError:
             self.messages.append(message)
 
         async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
-            """Async twin of `add_messages`."""
+            """Run `add_messages` asynchronously."""
             self.add_messages(messages)
 
         def clear(self) -> None:
@@ -143,5 +143,5 @@ except ImportError:
             self.messages = []
 
         async def aclear(self) -> None:
-            """Async twin of `clear`."""
+            """Run `clear` asynchronously."""
             self.clear()

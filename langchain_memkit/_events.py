@@ -14,7 +14,7 @@ CONDENSED = "memkit_condense_question"
 
 
 def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step:
-    """Tells callback handlers; only what a question became holds text of a message."""
+    """Tell callback handlers; only what a question became holds text of a message."""
 
     def sync() -> None:
         dispatch_custom_event(name, data, config=config)

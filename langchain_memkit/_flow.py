@@ -30,7 +30,7 @@ Flow: TypeAlias = Generator[Any, Any, T]
 
 
 def drive(flow: Flow[T], run: Callable[[Any], Any]) -> T:
-    """Runs a flow, calling `run(operation)` for each step; errors are raised inside the flow."""
+    """Run a flow, calling `run(operation)` for each step; errors are raised inside the flow."""
     result, failure = None, None
     try:
         while True:
@@ -48,7 +48,7 @@ def drive(flow: Flow[T], run: Callable[[Any], Any]) -> T:
 
 
 async def adrive(flow: Flow[T], run: Callable[[Any], Awaitable[Any]]) -> T:
-    """Async twin of `drive`."""
+    """Run `drive` asynchronously."""
     result, failure = None, None
     try:
         while True:
@@ -72,23 +72,23 @@ class Step(NamedTuple):
 
 
 def run_step(step: Step) -> Any:
-    """Runs a step by calling."""
+    """Run a step by calling."""
     return step.sync()
 
 
 async def arun_step(step: Step) -> Any:
-    """Runs a step by awaiting."""
+    """Run a step by awaiting."""
     return await step.asynchronous()
 
 
 def is_async(function: Any) -> bool:
-    """Whether calling it gives a coroutine: an async function, or an object with an async `__call__`."""
+    """Return whether calling it gives a coroutine: an async function, or an object with an async `__call__`."""
     called = getattr(function, "__call__", None)  # noqa: B004  # the method itself is asked
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def user_code(function: Callable[..., Any], *args: Any, name: str) -> Step:
-    """A caller's function, plain or async. On an event loop a plain one runs in a thread: it may do I/O."""
+    """Return a caller's function, plain or async. On an event loop a plain one runs in a thread: it may do I/O."""
 
     def sync() -> Any:
         result = function(*args)
@@ -118,7 +118,7 @@ def in_thread(function: Callable[[], T], *, long: bool = True) -> Step:
 
 
 def together(steps: Sequence[Step]) -> Step:
-    """All of these, one after the other or, on an event loop, at once; a failed one's result is its error."""
+    """Return all of these, one after the other or, on an event loop, at once; a failed one's result is its error."""
 
     def sync() -> list[Any]:
         results: list[Any] = []
@@ -140,7 +140,7 @@ def together(steps: Sequence[Step]) -> Step:
 
 
 def internal_call(run_name: str, purpose: str) -> RunnableConfig:
-    """The config of a call that is ours and no part of an answer: a summary, a rewritten question, a rating.
+    """Return the config of a call that is ours and no part of an answer: a summary, a rewritten question, a rating.
 
     From 1.5 on langchain knows such calls by a value that it draws for each process. It is asked for that where it is
     loaded; elsewhere no agent runs that would look for it.
@@ -151,7 +151,7 @@ def internal_call(run_name: str, purpose: str) -> RunnableConfig:
 
 
 def model_call(llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig, seconds: float | None) -> Step:
-    """One call of a model, given up after a time: on an event loop it is cancelled, else its thread is left behind.
+    """Return one call of a model, given up after a time: on an event loop it is cancelled, else its thread is left behind.
 
     Raises:
         TimeoutError: The model took longer, or says so itself.
@@ -191,7 +191,7 @@ def _within(seconds: float | None, late: str | None, function: Callable[[], T]) 
 
 
 async def shielded(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Awaits to the end even if cancelled meanwhile: a save that has begun is whole or nothing."""
+    """Await to the end even if cancelled meanwhile: a save that has begun is whole or nothing."""
     task = asyncio.ensure_future(work())
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -219,14 +219,14 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends what this object began."""
+        """End what this object began."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
 
     def __enter__(self) -> Self:
-        """Returns itself."""
+        """Return itself."""
         return self
 
     def __exit__(
@@ -236,7 +236,7 @@ class Closing(ABC):
         self.close()
 
     async def __aenter__(self) -> Self:
-        """Returns itself."""
+        """Return itself."""
         return self
 
     async def __aexit__(

@@ -67,14 +67,14 @@ def overrides(history: Any, verb: str, *, without: Sequence[str] = ()) -> bool:
 
 
 def _overriding(history: Any) -> list[Mapping[str, Any]]:
-    """What the object and its classes define, the nearest first, down to where `append_turn` is defined at first."""
+    """Return what the object and its classes define, the nearest first, down to where `append_turn` is defined at first."""
     spaces = [getattr(history, "__dict__", {}), *(vars(kind) for kind in type(history).__mro__)]
     native = [i for i, names in enumerate(spaces) if "append_turn" in names]
     return spaces[: native[-1]] if native else spaces  # a wrapper may have it from `__getattr__`
 
 
 def _report(history: Any, changed: Sequence[str]) -> None:
-    """Says once for a class what its overrides cost, and what to use in their place."""
+    """Say once for a class what its overrides cost, and what to use in their place."""
     name = f"{type(history).__module__}.{type(history).__qualname__}"
     if name in _reported:
         return
@@ -93,12 +93,12 @@ def _report(history: Any, changed: Sequence[str]) -> None:
 
 
 def read_messages(history: Any) -> Step:
-    """The whole conversation, oldest first."""
+    """Return the whole conversation, oldest first."""
     return _step(history, lambda: history.messages, "aget_messages")
 
 
 def add_messages(history: Any, messages: Sequence[BaseMessage]) -> Step:
-    """Appends messages."""
+    """Append messages."""
     return _step(history, lambda: history.add_messages(messages), "aadd_messages", messages)
 
 
@@ -129,17 +129,17 @@ def _takes_head(method: Callable[..., Any]) -> bool:
 
 
 def clear_messages(history: Any) -> Step:
-    """Empties the session."""
+    """Empty the session."""
     return _step(history, lambda: history.clear(), "aclear")
 
 
 def stored_ids(history: Any, ids: Sequence[str]) -> Step:
-    """Which of these messages one of our histories has: one indexed query."""
+    """Return which of these messages one of our histories has: one indexed query."""
     return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
 
 
 def epoch_at(history: Any, seq: int) -> Step:
-    """The epoch of the turn at this position of one of our histories; None if it was erased."""
+    """Return the epoch of the turn at this position of one of our histories; None if it was erased."""
 
     async def asynchronous() -> int | None:
         return next(iter([turn.epoch async for turn in history.aiter_turns(**at)]), None)

@@ -24,21 +24,21 @@ class ForkSafeLock:
         _locks.add(self)
 
     def __enter__(self) -> None:
-        """Waits for the lock."""
+        """Wait for the lock."""
         self._lock.acquire()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Opens it."""
+        """Open it."""
         self._lock.release()
 
     def enter_now(self) -> bool:
-        """Takes the lock if it is open; whoever got True leaves with `__exit__`."""
+        """Take the lock if it is open; whoever got True leaves with `__exit__`."""
         return self._lock.acquire(blocking=False)
 
     def open_in_child(self) -> None:
-        """Begins anew after a fork."""
+        """Begin anew after a fork."""
         self._lock = Lock()
         if self._renew is not None:
             self._renew()

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 @contextlib.contextmanager
 def progress_bar(wanted: bool, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Gives a function that moves the bar on by so many."""
+    """Give a function that moves the bar on by so many."""
     if not wanted or find_spec("rich") is None:
         yield lambda n: None
         return

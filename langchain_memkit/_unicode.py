@@ -12,7 +12,7 @@ RUN = re.compile(r"[^\x00-\u02ff\s]{31,}")  # where more may stand: no mark has 
 
 
 def few_marks(text: str) -> str:
-    """The text with at most 30 combining marks on each letter: Python sorts them in the square of the time.
+    """Return the text with at most 30 combining marks on each letter: Python sorts them in the square of the time.
 
     Example:
         >>> len(few_marks("e" + 1000 * "\u0301")), few_marks("cafe\u0301") == "cafe\u0301"

@@ -37,7 +37,7 @@ def as_classic_memory(
     human_prefix: str = "Human",
     ai_prefix: str = "AI",
 ) -> BaseMemory:
-    """A memory as langchain-classic's chains take it: `ConversationChain(memory=...)` and all others.
+    """Return a memory as langchain-classic's chains take it: `ConversationChain(memory=...)` and all others.
 
     As text, each message is one line, `Human: ...` or `AI: ...`, and what a memory recalled is one line for each
     record, as it was said. Line breaks become spaces, and a record with a colon near its beginning, as a speaker's line
@@ -107,11 +107,11 @@ class ClassicMemory(BaseMemory):
         return [self.memory_key]
 
     def load_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """What the memory has to say to the question in the inputs; without a question, to none."""
+        """Return what the memory has to say to the question in the inputs; without a question, to none."""
         return {self.memory_key: self._shown(self.source.load(self._question(inputs)))}
 
     async def aload_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Async twin of `load_memory_variables`."""
+        """Run `load_memory_variables` asynchronously."""
         return {self.memory_key: self._shown(await self.source.aload(self._question(inputs)))}
 
     def save_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
@@ -119,15 +119,15 @@ class ClassicMemory(BaseMemory):
         self.source.save(self._turn(inputs, outputs))
 
     async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """Async twin of `save_context`."""
+        """Run `save_context` asynchronously."""
         await self.source.asave(self._turn(inputs, outputs))
 
     def clear(self) -> None:
-        """Forgets what came from the session."""
+        """Forget what came from the session."""
         self.source.clear()
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await self.source.aclear()
 
     def _question(self, inputs: Mapping[str, Any]) -> str:

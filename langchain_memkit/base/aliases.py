@@ -29,5 +29,5 @@ Now: TypeAlias = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """The present, aware, in UTC: the default clock."""
+    """Return the present, aware, in UTC: the default clock."""
     return datetime.now(UTC)

@@ -104,7 +104,7 @@ def check_arguments(given: Iterable[str], *takers: Callable[..., Any]) -> None:
 
 
 def file_given(path: P) -> P:
-    """The path, unless it is a connection string: as the name of a file it would stand in errors, password and all.
+    """Return the path, unless it is a connection string: as the name of a file it would stand in errors, password and all.
 
     Args:
         path: What the caller passed.
@@ -131,7 +131,7 @@ def file_given(path: P) -> P:
 
 
 def kind_given(value: object, wanted: type) -> str:
-    """What a value is: its type; of a class itself that it is one, since parentheses are easily forgotten.
+    """Return what a value is: its type; of a class itself that it is one, since parentheses are easily forgotten.
 
     Args:
         value: What the caller passed.
@@ -149,7 +149,7 @@ def kind_given(value: object, wanted: type) -> str:
 
 
 def seconds_given(value: Any, name: str, *, none: str = "", most: float = LONGEST) -> None:
-    """Checks a span of time that a caller passed.
+    """Check a span of time that a caller passed.
 
     Args:
         value: Seconds.

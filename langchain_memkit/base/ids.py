@@ -20,7 +20,7 @@ WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@\s]*:[^/\s]*@")
 
 
 def check_id(value: object, name: str) -> str:
-    """Returns `value` if it can serve as an id, and raises before any I/O otherwise.
+    """Return `value` if it can serve as an id, and raises before any I/O otherwise.
 
     Strings only: a dict that reaches a filter would become a query operator, and `1` and `"1"` would be two sessions.
 
@@ -86,7 +86,7 @@ def check_text(value: object, name: str, most: int, least: int = 1) -> str:
 
 
 def user_prefix(user_id: str) -> str:
-    """What every key of a user begins with in a key-value store; `purge(user_id)` deletes all that lies under it.
+    """Return what every key of a user begins with in a key-value store; `purge(user_id)` deletes all that lies under it.
 
     The id is percent-quoted, so that no user's prefix begins another's, whatever the ids are made of.
 
@@ -145,7 +145,7 @@ def session(session_id: str, *, user_id: str | None = None, turn_id: str | None 
 
 
 def _check_key(name: str) -> None:
-    """Refuses a misspelt id: as a key of its own it would be ignored, and all users would share a conversation."""
+    """Refuse a misspelt id: as a key of its own it would be ignored, and all users would share a conversation."""
     known = {key.replace("_", ""): key for key in IDS}
     if name in known.values() or name in RunnableConfig.__annotations__:
         return

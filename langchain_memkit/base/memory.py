@@ -49,7 +49,7 @@ class Query(str):
         trial: bool = False,
         remarks: list[str] | None = None,
     ) -> Query:
-        """The text with what is known beside it; `seen` is all of the past if nothing is said."""
+        """Return the text with what is known beside it; `seen` is all of the past if nothing is said."""
         query = super().__new__(cls, text)
         query.past = past
         query.seen = past if seen is None else seen
@@ -122,7 +122,7 @@ class Memory(ABC):
 
     @abstractmethod
     def load(self, query: str = "") -> list[BaseMessage]:
-        """What the model should see for a query, oldest first.
+        """Return what the model should see for a query, oldest first.
 
         Args:
             query: The new input as text; in a turn a `Query`, which knows the history as well.
@@ -141,18 +141,18 @@ class Memory(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Forgets what came from this session; never what came from the user's others."""
+        """Forget what came from this session; never what came from the user's others."""
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return await run_in_executor(None, self.load, query)
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
+        """Run `save` asynchronously."""
         await run_in_executor(None, self.save, messages)
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await run_in_executor(None, self.clear)
 
 

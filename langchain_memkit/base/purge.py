@@ -16,16 +16,16 @@ class Purgeable(Protocol):
     """Anything that can forget a user: our stores, and the factories of histories and memories."""
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Deletes all content of the user and returns counts."""
+        """Delete all content of the user and returns counts."""
         ...
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         ...
 
 
 def purge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
-    """Forgets a user in every part of an app: histories first, then what was derived from them.
+    """Forget a user in every part of an app: histories first, then what was derived from them.
 
     Args:
         user_id: Whose content goes.
@@ -52,7 +52,7 @@ def purge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
 
 
 async def apurge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
-    """Async twin of `purge_user`."""
+    """Run `purge_user` asynchronously."""
     _check(user_id, parts)
     return [await part.apurge(user_id) for part in parts]
 

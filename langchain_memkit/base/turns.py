@@ -140,11 +140,11 @@ class HistoryMessages(list[BaseMessage]):
         self._read = tuple(messages)
 
     def knows(self, i: int) -> bool:
-        """Whether message `i` is the one that was read, so that what is known of it holds."""
+        """Return whether message `i` is the one that was read, so that what is known of it holds."""
         return len(self) == len(self._read) and self[i] is self._read[i]
 
     def position(self, i: int) -> Position:
-        """Where message `i` stands."""
+        """Return where message `i` stands."""
         turn = self.turns[i]
         return Position(turn.epoch if turn.seq else self.epoch, turn.seq, turn.op, self._read[i].id)
 

@@ -15,7 +15,7 @@ EXTRA = ("typer", "rich")
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs a command: what the console script `memkit` calls.
+    """Run a command: what the console script `memkit` calls.
 
     Args:
         args: The words behind `memkit`; None takes those of the process.

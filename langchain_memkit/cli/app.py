@@ -233,7 +233,7 @@ def doctor(
 
 
 def _given(where: str | None, *names: str) -> str | None:
-    """What was said, else what stands in the environment."""
+    """Return what was said, else what stands in the environment."""
     return where or next((os.environ[name] for name in (*names, URI) if os.environ.get(name)), None)
 
 
@@ -250,6 +250,6 @@ def _places(
 
 
 def run(args: Sequence[str]) -> int:
-    """Runs a command and returns its exit code."""
+    """Run a command and returns its exit code."""
     command = typer.main.get_command(app)
     return int(command.main(list(args), standalone_mode=False))

@@ -30,7 +30,7 @@ OLDEST_SERVER = (5, 0)
 
 
 def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool) -> int:
-    """Looks at this machine and at the given places.
+    """Look at this machine and at the given places.
 
     Args:
         output: Where the lines go.
@@ -56,7 +56,7 @@ def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool)
 
 
 def _looked_at(output: Output, place: Place, fix: bool) -> list[Check]:
-    """All of a place; what cannot be read is a line like any other."""
+    """Return all of a place; what cannot be read is a line like any other."""
     checks: list[Check] = []
     try:
         if fix:
@@ -225,7 +225,7 @@ def _collection(place: Place, name: str) -> Iterator[Check]:
 
 
 def _fix(output: Output, place: Place) -> None:
-    """Says what it builds, and builds it."""
+    """Say what it builds, and builds it."""
     if place.is_mongodb:
         server = require_mongodb()
         for name, kinds in server.kinds_in(place.where, place.database, place.keys).items():

@@ -26,7 +26,7 @@ class Guarded(TyperGroup):
     """Commands whose every way to end is one line without credentials, and an exit code."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Runs a command; exits with its code, or returns it if not standalone."""
+        """Run a command; exits with its code, or returns it if not standalone."""
         words = list(sys.argv[1:] if args is None else args)
         output = Output([*words, *(os.environ.get(name, "") for name in (URI, FROM_URI, TO_URI))])
         handler, logger = NotesHandler(output), logging.getLogger("langchain_memkit")
@@ -46,7 +46,7 @@ class Guarded(TyperGroup):
         return code
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the chosen command; Ctrl-C is an end like any other."""
+        """Run the chosen command; Ctrl-C is an end like any other."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -57,7 +57,7 @@ class Guarded(TyperGroup):
 
 
 def _ended(output: Output, error: Exception) -> int:
-    """Says what went wrong, in one line; returns the exit code."""
+    """Say what went wrong, in one line; returns the exit code."""
     output.trace(error)
     if hasattr(error, "format_message"):  # what typer says of words it does not know
         output.fault(f"{error.format_message()} (memkit --help)")

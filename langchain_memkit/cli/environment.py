@@ -28,7 +28,7 @@ class Check(NamedTuple):
 
 
 def package_version(name: str = PACKAGE) -> str | None:
-    """The version of an installed package; None if it is not there."""
+    """Return the version of an installed package; None if it is not there."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -36,7 +36,7 @@ def package_version(name: str = PACKAGE) -> str | None:
 
 
 def check_environment() -> Iterator[Check]:
-    """Everything that needs no server and no file."""
+    """Return everything that needs no server and no file."""
     yield Check("Python", "ok", f"{platform.python_version()} ({sys.executable})")
     yield Check("SQLite", "ok", library_version())
     yield Check(PACKAGE, "ok", package_version() or "run from a source tree that is not installed")
@@ -46,7 +46,7 @@ def check_environment() -> Iterator[Check]:
 
 
 def _extras() -> Iterator[Check]:
-    """Which extras are whole; one that is not installed is not needed, as far as anybody can tell."""
+    """Return which extras are whole; one that is not installed is not needed, as far as anybody can tell."""
     try:
         lines = requires(PACKAGE) or []
     except PackageNotFoundError:
@@ -73,7 +73,7 @@ def _fits(requirement: Requirement) -> bool:
 
 
 def _spacy() -> Check:
-    """Whether there is a trained pipeline: it is loaded, which takes a second."""
+    """Return whether there is a trained pipeline: it is loaded, which takes a second."""
     if package_version("spacy") is None:
         return Check("spaCy pipeline", "ok", "spaCy is not installed: only SpacyEntityExtractor needs it")
     try:

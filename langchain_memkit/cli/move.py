@@ -50,7 +50,7 @@ def migrate(
     dry_run: bool,
     progress: bool,
 ) -> int:
-    """Copies all conversations of one place to another.
+    """Copy all conversations of one place to another.
 
     Args:
         output: Where the report goes.
@@ -86,7 +86,7 @@ def migrate(
 def export(
     output: Output, file: str, place: Place, read_as: Format | None, user_id: str | None, *, progress: bool
 ) -> int:
-    """Writes conversations as lines of JSON; returns the exit code.
+    """Write conversations as lines of JSON; returns the exit code.
 
     Raises:
         ConfigurationError: They are kept as something else than our formats.
@@ -116,7 +116,7 @@ def import_(
     max_size: int,
     progress: bool,
 ) -> int:
-    """Reads what `export` wrote; returns the exit code. The limits are in MB.
+    """Read what `export` wrote; returns the exit code. The limits are in MB.
 
     Raises:
         ConfigurationError: It is no export, or the place cannot take it.
@@ -140,7 +140,7 @@ def _named(place: Place, collection: str | None) -> str:
 
 
 def _source(place: Place, kept_as: Format, collection: str | None) -> Any:
-    """What `migrate` reads, for a format."""
+    """Return what `migrate` reads, for a format."""
     if kept_as is Format.SQL:
         options = {"table_name": place.table, "session_id_column": place.session_id_column}
         return langchain_sql_source(place.where, **{k: v for k, v in options.items() if v})
@@ -193,7 +193,7 @@ def _factory(place: Place, layout: str, collection: str | None) -> HistoryFactor
 def _whose(
     source: HistoryFactory[Any], target: HistoryFactory[Any], kept_as: Format, user_id: str | None, output: Output
 ) -> Any:
-    """The source, without what has an owner where only what has none is to be given to a user."""
+    """Return the source, without what has an owner where only what has none is to be given to a user."""
     same = source._store.place == target._store.place
     if same and target._store.layout == "langchain":
         output.note("one collection on both sides: its turns become rows of langchain-mongodb")
@@ -204,7 +204,7 @@ def _whose(
 
 
 def _report(output: Output, report: MigrationReport, verb: str = "moved", *, beside: bool = False) -> int:
-    """Prints what was done; on stderr where stdout is taken."""
+    """Print what was done; on stderr where stdout is taken."""
     output.beside = beside
     done = f"would be {verb}" if report.dry_run else verb
     output.table([done, "count"], [(n, getattr(report, n)) for n in ("sessions", "turns", "messages")])

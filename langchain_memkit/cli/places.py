@@ -103,7 +103,7 @@ def place_of(
     exists: bool = True,
     **names: Any,
 ) -> Place:
-    """The place that a user named.
+    """Return the place that a user named.
 
     Args:
         where: A path or a URL; None if nothing was said.
@@ -146,7 +146,7 @@ def place_of(
 def found_in(
     place: Place, wanted: Format | None, option: str, *, of_server: str = "--from-"
 ) -> tuple[Format, str | None]:
-    """What conversations at a place are kept as, and in which collection.
+    """Return what conversations at a place are kept as, and in which collection.
 
     Args:
         place: Where to look.
@@ -200,13 +200,13 @@ def _in_database(place: Place, wanted: Format | None, of_server: str) -> tuple[F
 
 
 def _format_of(kinds: Iterable[str]) -> Format | None:
-    """What a collection is read as; our own format reads rows of langchain-mongodb in it as well."""
+    """Return what a collection is read as; our own format reads rows of langchain-mongodb in it as well."""
     known = [OF_KIND[kind] for kind in kinds if kind in OF_KIND]
     return Format.MEMKIT if Format.MEMKIT in known else (known[0] if known else None)
 
 
 def require_mongodb() -> Any:
-    """The module that looks at servers.
+    """Return the module that looks at servers.
 
     Raises:
         MissingExtraError: The extra is not installed; the text says how to install it.

@@ -30,7 +30,7 @@ MARKS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def secrets_in(words: Iterable[str]) -> list[str]:
-    """What must not be printed of connection strings: passwords, and the values of telling options; longest first.
+    """Return what must not be printed of connection strings: passwords, and the values of telling options; longest first.
 
     Args:
         words: Arguments of a command and values of environment variables, mistyped URIs included.
@@ -70,7 +70,7 @@ def _spelled(text: str) -> tuple[str, ...]:
 
 
 def escaped(text: str) -> str:
-    r"""The text on one line, with nothing in it that a terminal would act on or that changes the order of reading.
+    r"""Return the text on one line, with nothing in it that a terminal would act on or that changes the order of reading.
 
     Example:
         >>> print(escaped("a\x1b[2Jb\n"))
@@ -115,17 +115,17 @@ class Output:
         return self._out.is_terminal and self._err.is_terminal
 
     def safe(self, text: object) -> str:
-        """The text as it may be printed, on one line."""
+        """Return the text as it may be printed, on one line."""
         return escaped(self.scrubbed(str(text)))
 
     def scrubbed(self, text: str) -> str:
-        """The text without credentials."""
+        """Return the text without credentials."""
         if self._secret is not None:
             text = self._secret.sub(HIDDEN, text)
         return USERINFO.sub("//", text)
 
     def brief(self, error: BaseException) -> str:
-        """An error without what the driver adds for those who debug it; `--debug` shows that."""
+        """Return an error without what the driver adds for those who debug it; `--debug` shows that."""
         return DETAILS.sub("", str(error))
 
     @property
@@ -177,7 +177,7 @@ class Output:
 
 
 def _whole(secret: str) -> str:
-    """The pattern of a secret; a short one only where it stands alone, else it would stand in every other word."""
+    """Return the pattern of a secret; a short one only where it stands alone, else it would stand in every other word."""
     quoted = re.escape(secret)
     return quoted if len(secret) > 3 else rf"(?<!\w){quoted}(?!\w)"
 
@@ -196,5 +196,5 @@ class NotesHandler(logging.Handler):
 
 
 def show_warning(output: Output) -> Any:
-    """What `warnings.showwarning` is replaced by: libraries warn of options, values included."""
+    """Return what `warnings.showwarning` is replaced by: libraries warn of options, values included."""
     return lambda message, *_args, **_kwargs: output.note(f"warning: {message}")

@@ -48,7 +48,7 @@ class NoEmbeddings(Embeddings):
 
 
 def purge(output: Output, user_id: str, places: Sequence[Place], *, yes: bool, dry_run: bool) -> int:
-    """Shows what there is of a user, asks, and deletes it.
+    """Show what there is of a user, asks, and deletes it.
 
     Args:
         output: Where it is shown.
@@ -103,7 +103,7 @@ def _ask(output: Output, user_id: str) -> None:
 
 
 def _counts(parts: Sequence[Part], user_id: str) -> dict[tuple[str, str], int]:
-    """How many of each kind are where."""
+    """Return how many of each kind are where."""
     return {(what, part.where): n for part in parts for what, n in part.found(user_id).items()}
 
 

@@ -90,7 +90,7 @@ def readable(file: str) -> Iterator[str | TextIO]:
 
 
 def _open(stream: Any, name: str) -> Any:
-    """A stream of this process, which whoever started it may have closed."""
+    """Return a stream of this process, which whoever started it may have closed."""
     if stream is None:
         msg = f"{name} is closed: name a file instead of {STREAM}"
         raise ConfigurationError(msg)

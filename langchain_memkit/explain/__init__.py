@@ -29,7 +29,7 @@ __all__ = ["RecalledRecord", "ShownMessage", "TurnExplanation", "aexplain_turn",
 
 
 def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfig | None = None) -> TurnExplanation:
-    """Shows what the model would be given for an input, without calling it and without storing the turn.
+    """Show what the model would be given for an input, without calling it and without storing the turn.
 
     Loads and composes as the turn itself would, so a summary that is due is written, and a RAG chain searches and has a
     follow-up question rewritten. What prompts inside the wrapped runnable add is not seen, nor an agent's system
@@ -66,7 +66,7 @@ def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfi
 async def aexplain_turn(
     runnable: Runnable[Any, Any], input: Any, config: RunnableConfig | None = None
 ) -> TurnExplanation:
-    """Async twin of `explain_turn`."""
+    """Run `explain_turn` asynchronously."""
     turn, config, listener = _prepare(runnable, config)
     if turn is None:
         return _explained(await runnable.ainvoke(input, config), None, runnable, listener)
@@ -131,7 +131,7 @@ def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[_Turn | None
 
 
 def _steps(runnable: Any) -> list[Any]:
-    """The runnables of a sequence, or the one."""
+    """Return the runnables of a sequence, or the one."""
     found = _bare(runnable)
     return list(found.steps) if isinstance(found, RunnableSequence) else [found]
 
@@ -143,14 +143,14 @@ def _bare(runnable: Any) -> Any:
 
 
 def _is_ours(runnable: Any) -> bool:
-    """Whether a preprocessor of ours (or one that says what it needs) is in it."""
+    """Return whether a preprocessor of ours (or one that says what it needs) is in it."""
     return any(hasattr(step, "window") for step in _steps(runnable))
 
 
 def _explained(
     shown: Sequence[BaseMessage], opened: OpenTurn | None, preprocessor: Any, listener: _Listener
 ) -> TurnExplanation:
-    """What came out, and what all preprocessors in a row said of it."""
+    """Return what came out, and what all preprocessors in a row said of it."""
     counters = [step.token_counter for step in map(_bare, _steps(preprocessor)) if hasattr(step, "token_counter")]
     counter: TokenCounter = counters[-1] if counters else approximate_tokens
     asked: Sequence[BaseMessage] = () if opened is None else opened.asked
@@ -197,5 +197,5 @@ def _explained(
 
 
 def _names(messages: Sequence[BaseMessage]) -> set[int | str]:
-    """What messages are known by: the objects that they are, and their ids."""
+    """Return what messages are known by: the objects that they are, and their ids."""
     return {id(m) for m in messages} | {m.id for m in messages if m.id}

@@ -14,7 +14,7 @@ __all__ = ["drawn"]
 
 
 def drawn(seen: TurnExplanation) -> Any:
-    """A bar of the budget, a line for each message and record. All that was said is `Text`: no markup of rich's."""
+    """Return a bar of the budget, a line for each message and record. All that was said is `Text`: no markup of rich's."""
     whole = max(sum(seen.tokens.values()), seen.max_tokens or 0, 1)
     bar, legend = Text(), Text()
     for part, count in seen.tokens.items():

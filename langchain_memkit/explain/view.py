@@ -99,12 +99,12 @@ class TurnExplanation:
         return sum(message.part == "history" for message in self.messages)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as JSON takes it: dates in ISO 8601."""
+        """Return plain data, as JSON takes it: dates in ISO 8601."""
         recalled = [{**asdict(r), "date": r.date and r.date.isoformat()} for r in self.recalled]
         return {**asdict(self), "recalled": recalled}
 
     def __str__(self) -> str:
-        """A bar for each part, a line for each message, and one for each record that was recalled."""
+        """Return a bar for each part, a line for each message, and one for each record that was recalled."""
         whole = max(sum(self.tokens.values()), self.max_tokens or 0, 1)
         lines = [f"{self.size}; {self.left_out}"]
         lines += [f"{p:>8} {'█' * round(BAR * n / whole):<{BAR}} {n:>7,}" for p, n in self.tokens.items() if n]
@@ -115,7 +115,7 @@ class TurnExplanation:
         return "\n".join([*lines, *(f"    note {excerpt(note)}" for note in self.notes)])
 
     def __repr__(self) -> str:
-        """The same: what a prompt shows."""
+        """Return the same: what a prompt shows."""
         return str(self)
 
     @property
@@ -132,7 +132,7 @@ class TurnExplanation:
         return f"{self.kept:,} messages kept, {self.summarized:,} summarized, {self.dropped:,} dropped{recalled}"
 
     def _repr_html_(self) -> str:
-        """The same for notebooks; what was said is shown as text, whatever it holds."""
+        """Return the same for notebooks; what was said is shown as text, whatever it holds."""
         whole = max(sum(self.tokens.values()), self.max_tokens or 0, 1)
         bar = "".join(
             f'<div title="{p}: {n:,}" style="width:{100 * n / whole:.2f}%;background:{COLOURS[p]}"></div>'
@@ -164,19 +164,19 @@ class TurnExplanation:
         )
 
     def __rich__(self) -> Any:
-        """The same for a terminal, in colours: what `rich.print` shows."""
+        """Return the same for a terminal, in colours: what `rich.print` shows."""
         from langchain_memkit.explain.terminal import drawn
 
         return drawn(self)
 
 
 def score_of(record: RecalledRecord) -> str:
-    """Its score in two digits, if it has one."""
+    """Return its score in two digits, if it has one."""
     return "" if record.score is None else f"{record.score:.2f}"
 
 
 def known_of(record: RecalledRecord) -> str:
-    """What it is about, when and from where, as far as anybody knows."""
+    """Return what it is about, when and from where, as far as anybody knows."""
     day = record.date.date().isoformat() if record.date else ""
     return ", ".join(part for part in (record.about, day, record.source) if part)
 
@@ -187,7 +187,7 @@ def _origin(record: RecalledRecord) -> str:
 
 
 def unframed(message: ShownMessage) -> str:
-    """A summary or records without the words around them, which would take up the line."""
+    """Return a summary or records without the words around them, which would take up the line."""
     tag = {"summary": "summary", "notes": "records"}.get(message.part)
     inner = message.text.partition(f"<{tag}>\n")[2].removesuffix(f"\n</{tag}>") if tag else ""
     if tag == "summary":
@@ -196,6 +196,6 @@ def unframed(message: ShownMessage) -> str:
 
 
 def excerpt(text: str) -> str:
-    """The beginning of a text as one line without control characters, which a terminal would obey."""
+    """Return the beginning of a text as one line without control characters, which a terminal would obey."""
     line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text[: 10 * EXCERPT].split()))
     return line if len(line) <= EXCERPT else line[: EXCERPT - 3] + "..."

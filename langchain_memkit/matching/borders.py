@@ -15,7 +15,7 @@ NEAREST_FIRST = (0, -1, 1, -2, 2)  # characters by which typos before or after a
 
 
 def is_wide(char: str) -> bool:
-    """Whether a character is of a script without spaces between words.
+    """Return whether a character is of a script without spaces between words.
 
     Example:
         >>> is_wide("日"), is_wide("a")
@@ -45,13 +45,13 @@ class Borders:
         self._near_ends: dict[int, tuple[int, ...]] = {}
 
     def starts_near(self, place: int) -> tuple[int, ...]:
-        """Where words begin, at most two characters from a place, the nearest first."""
+        """Return where words begin, at most two characters from a place, the nearest first."""
         if place not in self._near_starts:
             self._near_starts[place] = tuple(place + i for i in NEAREST_FIRST if place + i in self.starts)
         return self._near_starts[place]
 
     def ends_near(self, place: int) -> tuple[int, ...]:
-        """Where words end, at most two characters from a place, the nearest first."""
+        """Return where words end, at most two characters from a place, the nearest first."""
         if place not in self._near_ends:
             self._near_ends[place] = tuple(place + i for i in NEAREST_FIRST if place + i in self.ends)
         return self._near_ends[place]

@@ -71,7 +71,7 @@ class KeyFinder:
         self._pieces = PieceIndex(self._folded, min_score) if min_score is not None else None
 
     def find(self, text: str) -> list[Found]:
-        """The names in a text.
+        """Return the names in a text.
 
         A place counts for one name: without typos before with typos, then the higher score, then the longer name, then
         exact before folded, then the one that comes first. Names that cannot be told apart there are found together. A
@@ -102,7 +102,7 @@ class KeyFinder:
         return sorted(chosen, key=lambda found: found.start)
 
     def _plain(self, text: str, folded: Folded) -> Iterator[list[Found]]:
-        """What stands there without typos, the names of one place together."""
+        """Return what stands there without typos, the names of one place together."""
         if self._symbols:
             for match in self._symbols.finditer(text):
                 yield [Found(self._keys[match.group()], *match.span(), 100, "exact")]
@@ -115,7 +115,7 @@ class KeyFinder:
                     yield found
 
     def _fuzzy(self, folded: Folded) -> list[list[Found]]:
-        """What stands there with typos, the names of one place together."""
+        """Return what stands there with typos, the names of one place together."""
         places: dict[tuple[int, int], list[Found]] = {}
         for near in self._pieces.find(folded.text) if self._pieces else ():
             span = folded.span(near.start, near.end)
@@ -124,7 +124,7 @@ class KeyFinder:
         return list(places.values())
 
     def _spelled(self, text: str, folded: Folded, number: int, start: int, end: int) -> list[Found]:
-        """The names that fold to what stands at a place: those that are written so, else all."""
+        """Return the names that fold to what stands at a place: those that are written so, else all."""
         first, last = folded.span(start, end)
         exact: list[str] = []
         for surface in self._surfaces[number]:
@@ -145,7 +145,7 @@ class KeyFinder:
 
 @lru_cache(maxsize=4096)
 def _lead(surface: str) -> int:
-    """Where the folded part of a name begins in it."""
+    """Return where the folded part of a name begins in it."""
     return fold.__wrapped__(surface).span(0, 1)[0]
 
 

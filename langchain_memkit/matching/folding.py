@@ -41,7 +41,7 @@ class Folded:
         return self._maps
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """Where `text[start:end]`, which must not be empty, stands in the original.
+        """Return where `text[start:end]`, which must not be empty, stands in the original.
 
         Example:
             >>> fold("Hello, Straße!").span(6, 13)
@@ -53,14 +53,14 @@ class Folded:
         return self.maps[0][start], self.maps[1][end - 1]
 
     def _place(self, i: int) -> int:
-        """Where a letter of plain ASCII stands: for the few that are asked for, no map has to be drawn."""
+        """Return where a letter of plain ASCII stands: for the few that are asked for, no map has to be drawn."""
         if self._words is None:
             self._words = [match.start() for match in WORD.finditer(self._chars)]
         return self._words[self.text.count(" ", 0, i)] + i - self.text.rfind(" ", 0, i) - 1
 
 
 def fold_text(text: str) -> str:
-    """The text of `fold(text)`, faster.
+    """Return the text of `fold(text)`, faster.
 
     Example:
         >>> fold_text("Harrison's  O'Brien-Straße!")
@@ -75,7 +75,7 @@ def fold_text(text: str) -> str:
 
 @lru_cache(maxsize=2)  # several finders look at one text in turn
 def fold(text: str) -> Folded:
-    """Makes spellings comparable: NFKC, case folded, all that is neither letter nor digit a space.
+    """Make spellings comparable: NFKC, case folded, all that is neither letter nor digit a space.
 
     Marks that make one character with a letter stay with it; format characters within words (soft hyphens) go.
 
@@ -107,7 +107,7 @@ def fold(text: str) -> Folded:
 
 
 def _mapped(chars: str, starts: list[int], ends: list[int]) -> tuple[str, tuple[list[int], list[int]]]:
-    """One space between words, none at the ends."""
+    """Return one space between words, none at the ends."""
     words: list[str] = []
     begins: list[int] = []
     finishes: list[int] = []
@@ -132,13 +132,13 @@ def _normal(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _cluster(text: str) -> str:
-    """A character with its marks, folded by itself; the same comes of it within a text."""
+    """Return a character with its marks, folded by itself; the same comes of it within a text."""
     return "".join(map(_plain, _normal("".join(c for c in text if not _unseen(c)))))
 
 
 @lru_cache(maxsize=4096)
 def _continues(char: str) -> bool:
-    """Whether a character may melt with the one before it."""
+    """Return whether a character may melt with the one before it."""
     first = unicodedata.normalize("NFKD", char)[0]
     return unicodedata.category(first)[0] == "M" or "\u1160" <= first <= "\u11ff" or _unseen(char)
 
@@ -154,7 +154,7 @@ def _unseen(char: str) -> bool:
 
 
 def _based(word: str) -> str:
-    """A word without marks that have no letter before them."""
+    """Return a word without marks that have no letter before them."""
     if word.isascii():
         return word
     first = next((i for i, c in enumerate(word) if c.isalnum()), len(word))

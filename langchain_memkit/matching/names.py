@@ -107,7 +107,7 @@ Relation: TypeAlias = Literal["same", "close", "near"]
 
 @lru_cache(maxsize=8192)
 def display_form(text: str) -> str:
-    """A name as it is shown: one line, without 's, quotes around it, and the "Hey" or "the" before it.
+    """Return a name as it is shown: one line, without 's, quotes around it, and the "Hey" or "the" before it.
 
     Example:
         >>> display_form(' "LangChain" '), display_form("Dr.  Smith,"), display_form("Hey Melanie!")
@@ -129,7 +129,7 @@ def _ends(char: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def name_key(text: str, *, given: bool = False) -> str | None:
-    """What is equal for spellings of one name: no case, 's, quotes, punctuation, leading article or title.
+    """Return what is equal for spellings of one name: no case, 's, quotes, punctuation, leading article or title.
 
     Args:
         text: As it was written.
@@ -159,7 +159,7 @@ def name_key(text: str, *, given: bool = False) -> str | None:
 
 
 def kind_of(label: str) -> str | None:
-    """A label of an extractor in spaCy's words; None for kinds that are dropped.
+    """Return a label of an extractor in spaCy's words; None for kinds that are dropped.
 
     Example:
         >>> kind_of("person"), kind_of("DATE"), kind_of("programming language")
@@ -170,7 +170,7 @@ def kind_of(label: str) -> str | None:
 
 
 def is_ordinary(key: str) -> bool:
-    """Whether a name is a common English word as well, so that a text which holds it may mean the word.
+    """Return whether a name is a common English word as well, so that a text which holds it may mean the word.
 
     Example:
         >>> is_ordinary("will"), is_ordinary("harrison")
@@ -180,7 +180,7 @@ def is_ordinary(key: str) -> bool:
 
 
 def compatible(a: str, b: str) -> bool:
-    """Whether one thing may be of both kinds; an empty kind goes with all.
+    """Return whether one thing may be of both kinds; an empty kind goes with all.
 
     Example:
         >>> compatible("ORG", "PRODUCT"), compatible("ORG", "GPE"), compatible("", "GPE")
@@ -190,7 +190,7 @@ def compatible(a: str, b: str) -> bool:
 
 
 def relation(a: str, b: str) -> Relation | None:
-    """How near two name keys are; the same whichever comes first.
+    """Return how near two name keys are; the same whichever comes first.
 
     Returns:
         - `"same"`: at least five letters that differ by spaces and one doubled letter at most. Harrison and Harison;
@@ -221,7 +221,7 @@ def relation(a: str, b: str) -> Relation | None:
 
 
 def _one_doubled(short: str, long: str) -> bool:
-    """Whether the longer one is the shorter one, or has one letter twice where that has it once."""
+    """Return whether the longer one is the shorter one, or has one letter twice where that has it once."""
     if len(long) - len(short) > 1:
         return False
     if short == long:

@@ -16,7 +16,7 @@ SHORT = 6  # characters: a name that is shorter is like something in any text
 
 
 def nearest(text: str, names: Sequence[str], most: int) -> list[str]:
-    """Those names that are most like some part of a text, by `rapidfuzz.fuzz.partial_ratio`; longer ones first.
+    """Return those names that are most like some part of a text, by `rapidfuzz.fuzz.partial_ratio`; longer ones first.
 
     It compares every name: a hundred thousand take about a second.
 

@@ -76,7 +76,7 @@ class PieceIndex:
         self._automaton = AhoCorasick(list(found), store_patterns=False)
 
     def find(self, text: str) -> Iterator[Near]:
-        """Each place with the names that are most like it; places may overlap.
+        """Return each place with the names that are most like it; places may overlap.
 
         Args:
             text: Folded.
@@ -102,7 +102,7 @@ class PieceIndex:
             yield from nears
 
     def _is_meant(self, window: str, name: str) -> bool:
-        """Whether what is like a name may be that name: neither another one nor other words."""
+        """Return whether what is like a name may be that name: neither another one nor other words."""
         if window in self._known or _digits(window) != _digits(name) or not _only_typos(window, name):
             return False
         rest, article = _bare(name), name.partition(" ")[0] + " "
@@ -167,14 +167,14 @@ def _thirds(part: Part) -> list[Part]:
 
 
 def _halves(part: Part) -> list[Part]:
-    """Two pieces; if they are long, with a character between them: two letters that changed places break one only."""
+    """Return two pieces; if they are long, with a character between them: two letters that changed places break one only."""
     start, end = part
     middle = (start + end) // 2
     return [(start, middle), (middle + (end - start >= WITH_GAP), end)]
 
 
 def _piece(name: str, part: Part) -> str:
-    """The text of a piece; at the ends of the name with a space, where the script has spaces."""
+    """Return the text of a piece; at the ends of the name with a space, where the script has spaces."""
     start, end = part
     before = " " if start == 0 and not is_wide(name[0]) else ""
     after = " " if end == len(name) and not is_wide(name[-1]) else ""
@@ -182,7 +182,7 @@ def _piece(name: str, part: Part) -> str:
 
 
 def _bare(name: str) -> str:
-    """A name without its article."""
+    """Return a name without its article."""
     first, _, rest = name.partition(" ")
     return rest if rest and first in ("a", "an", "the") else name
 
@@ -192,7 +192,7 @@ def _digits(text: str) -> list[str]:
 
 
 def _only_typos(window: str, name: str) -> bool:
-    """Whether each word is the name's word with typos, not another word: one for every four letters, at least one."""
+    """Return whether each word is the name's word with typos, not another word: one for every four letters, at least one."""
     words, others = window.split(), name.split()
     if len(words) != len(others):  # a space was typed or left out
         return distance(window.replace(" ", ""), name.replace(" ", "")) <= 1

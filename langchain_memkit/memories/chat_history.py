@@ -70,7 +70,7 @@ class ChatHistoryMemory(Memory):
         self._at: dict[str, int | datetime | None] = {}
 
     def __repr__(self) -> str:
-        """Names the session."""
+        """Name the session."""
         return f"ChatHistoryMemory(session_id={self.session_id!r}, user_id={self.user_id!r})"
 
     @classmethod
@@ -81,7 +81,7 @@ class ChatHistoryMemory(Memory):
         *,
         read_only: bool = False,
     ) -> ChatHistoryMemoryFactory:
-        """Makes memories over what `get_session_history(session_id, user_id=None)` returns.
+        """Make memories over what `get_session_history(session_id, user_id=None)` returns.
 
         Example:
             >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -92,7 +92,7 @@ class ChatHistoryMemory(Memory):
         return ChatHistoryMemoryFactory(get_session_history, preprocessor, read_only=read_only)
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """The dialogue as the preprocessor leaves it, oldest first.
+        """Return the dialogue as the preprocessor leaves it, oldest first.
 
         Args:
             query: The new input, which shares the preprocessor's budget; it is not part of what is returned.
@@ -103,11 +103,11 @@ class ChatHistoryMemory(Memory):
         return drive(self._load(query), run_step)
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return await adrive(self._load(query), arun_step)
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Appends one turn to the history, atomically where it is one of ours.
+        """Append one turn to the history, atomically where it is one of ours.
 
         Raises:
             HistoryWriteError: It was not stored; `StaleTurnError` if the session was cleared since `load`.
@@ -115,15 +115,15 @@ class ChatHistoryMemory(Memory):
         drive(self._save(messages), run_step)
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
+        """Run `save` asynchronously."""
         await adrive(self._save(messages), arun_step)
 
     def clear(self) -> None:
-        """Clears the session, and what the preprocessor keeps of it."""
+        """Clear the session, and what the preprocessor keeps of it."""
         drive(self._clear(), run_step)
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await adrive(self._clear(), arun_step)
 
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
@@ -171,11 +171,11 @@ class ChatHistoryMemoryFactory(Closing):
         self._read_only = read_only
 
     def __repr__(self) -> str:
-        """Names the histories."""
+        """Name the histories."""
         return f"ChatHistoryMemoryFactory({shown(self._histories)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> ChatHistoryMemory:
-        """The memory of one session; no I/O.
+        """Return the memory of one session; no I/O.
 
         Raises:
             ConfigurationError: There is a `user_id`, and `get_session_history` cannot take one.
@@ -188,33 +188,33 @@ class ChatHistoryMemoryFactory(Closing):
         return ChatHistoryMemory(self._histories(*args, **owner), self._preprocessor, read_only=self._read_only)
 
     def setup(self) -> None:
-        """Sets up the histories' store, if their factory can."""
+        """Set up the histories' store, if their factory can."""
         if hasattr(self._histories, "setup"):
             self._histories.setup()
 
     async def asetup(self) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         if hasattr(self._histories, "asetup"):
             await self._histories.asetup()
 
     def list_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """The user's sessions, the last used first, if the histories' factory knows."""
+        """Return the user's sessions, the last used first, if the histories' factory knows."""
         return self._histories.list_sessions(user_id)  # type: ignore[no-any-return]  # any factory
 
     async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
+        """Run `list_sessions` asynchronously, a list as well: `for session in await histories.alist_sessions(user_id)`."""
         return await self._histories.alist_sessions(user_id)  # type: ignore[no-any-return]  # any factory
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Forgets a user, if the histories' factory can: a part of `purge_user`."""
+        """Forget a user, if the histories' factory can: a part of `purge_user`."""
         return self._histories.purge(user_id)  # type: ignore[no-any-return]  # any factory
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await self._histories.apurge(user_id)  # type: ignore[no-any-return]  # any factory
 
     def close(self) -> None:
-        """Does nothing: the histories' factory is yours."""
+        """Do nothing: the histories' factory is yours."""
 
     async def aclose(self) -> None:
-        """Does nothing: the histories' factory is yours."""
+        """Do nothing: the histories' factory is yours."""

@@ -20,7 +20,7 @@ M = TypeVar("M", bound="DerivedMemory")
 
 
 def check_writable(core: Any) -> None:
-    """Raises if the options of a memory say that it is read-only."""
+    """Raise if the options of a memory say that it is read-only."""
     if core.read_only:
         msg = "this memory is read-only"
         raise ConfigurationError(msg)
@@ -53,14 +53,14 @@ class DerivedMemory(Memory):
         self.user_id = self._user = check_id(user_id, "user_id")
 
     def _for_session(self, session_id: str, user_id: str | None) -> Self:
-        """The same for another session: what a factory hands out."""
+        """Return the same for another session: what a factory hands out."""
         other = copy.copy(self)
         other._fetched = None
         other._bind(session_id, user_id)
         return other
 
     def __repr__(self) -> str:
-        """Names the session, never what is remembered."""
+        """Name the session, never what is remembered."""
         return f"{type(self).__name__}(session_id={self.session_id!r}, user_id={self.user_id!r})"
 
     @property
@@ -76,7 +76,7 @@ class DerivedMemory(Memory):
         drive(self._prefetched(), run_step)
 
     async def aprefetch(self) -> None:
-        """Async twin of `prefetch`."""
+        """Run `prefetch` asynchronously."""
         await adrive(self._prefetched(), arun_step)
 
     def _prefetched(self) -> Flow[None]:
@@ -86,30 +86,30 @@ class DerivedMemory(Memory):
             self._fetched = error
 
     def _take_fetched(self) -> Any:
-        """What was read for this load; None if nothing was."""
+        """Return what was read for this load; None if nothing was."""
         fetched, self._fetched = self._fetched, None
         if isinstance(fetched, Exception):
             raise fetched
         return fetched
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return await adrive(self._load(query), arun_step)
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
+        """Run `save` asynchronously."""
         await adrive(self._save(messages), arun_step)
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await adrive(self._clear(), arun_step)
 
     async def aforget_messages(self, ids: Collection[str]) -> int:
-        """Async twin of `forget_messages`."""
+        """Run `forget_messages` asynchronously."""
         return await adrive(self._forget_messages(ids), arun_step)
 
     async def arebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
-        """Async twin of `rebuild`."""
+        """Run `rebuild` asynchronously."""
         return await adrive(self._rebuild(history, progress), arun_step)
 
     def _forget_messages(self, ids: Collection[str]) -> Flow[int]:
@@ -153,11 +153,11 @@ class DerivedMemoryFactory(Closing, Generic[M]):
         self._core = memory._core
 
     def __repr__(self) -> str:
-        """Names the store."""
+        """Name the store."""
         return f"{type(self).__name__}({shown(self._core.store)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> M:
-        """The memory of one session; no I/O.
+        """Return the memory of one session; no I/O.
 
         Args:
             session_id: The conversation.
@@ -171,23 +171,23 @@ class DerivedMemoryFactory(Closing, Generic[M]):
         return self._memory._for_session(session_id, user_id)
 
     def setup(self) -> None:
-        """Sets up the store, if it has to be."""
+        """Set up the store, if it has to be."""
         drive(self._setup(), run_step)
 
     async def asetup(self) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         await adrive(self._setup(), arun_step)
 
     async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
-        """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
+        """Run `list_sessions` asynchronously, a list as well: `for session in await histories.alist_sessions(user_id)`."""
         return await adrive(self._list_sessions(check_id(user_id, "user_id")), arun_step)
 
     async def arebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
-        """Async twin of `rebuild`."""
+        """Run `rebuild` asynchronously."""
         return await adrive(self._rebuild(histories, check_id(user_id, "user_id"), progress), arun_step)
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
 
     def _setup(self) -> Flow[None]:

@@ -58,22 +58,22 @@ class RetrieverMemory(Memory):
         self.score_threshold = score_threshold
 
     def __repr__(self) -> str:
-        """Names the retriever's class: it may hold credentials."""
+        """Name the retriever's class: it may hold credentials."""
         return f"RetrieverMemory({type(self.retriever).__name__})"
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """One note with the documents in the retriever's order; `[]` if it finds none, or if there is no query."""
+        """Return one note with the documents in the retriever's order; `[]` if it finds none, or if there is no query."""
         return self._note(self.retriever.invoke(str(query)), query) if query.strip() else []
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return self._note(await self.retriever.ainvoke(str(query)), query) if query.strip() else []
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Does nothing: a retriever is only read."""
+        """Do nothing: a retriever is only read."""
 
     def clear(self) -> None:
-        """Does nothing: a retriever is only read."""
+        """Do nothing: a retriever is only read."""
 
     def _note(self, found: Sequence[Any], query: str) -> list[BaseMessage]:
         records = [record_of(document) for document in found]
@@ -89,7 +89,7 @@ class RetrieverMemory(Memory):
 
 
 def record_of(document: Any) -> Record:
-    """A document as a quoted record, with its title, source and date as far as its metadata has them.
+    """Return a document as a quoted record, with its title, source and date as far as its metadata has them.
 
     Raises:
         TypeError: It is no document.
@@ -118,13 +118,13 @@ def _text(metadata: Mapping[str, Any], key: str) -> str:
 
 
 def _score(metadata: Mapping[str, Any]) -> float | None:
-    """What retrievers say of how well a document answers, under the names that are in use."""
+    """Return what retrievers say of how well a document answers, under the names that are in use."""
     found = (plain_score(metadata.get(key)) for key in ("relevance_score", "score"))
     return next((score for score in found if score is not None), None)
 
 
 def plain_score(value: Any) -> float | None:
-    """A score as plain data, which notes are stored as: some rerankers give numpy's numbers. None if it is no number.
+    """Return a score as plain data, which notes are stored as: some rerankers give numpy's numbers. None if it is no number.
 
     Example:
         >>> plain_score(1), plain_score("good"), plain_score(float("nan"))
@@ -135,7 +135,7 @@ def plain_score(value: Any) -> float | None:
 
 
 def _date(value: Any) -> datetime | None:
-    """A date where the metadata holds one that is plain; others stay unsaid."""
+    """Return a date where the metadata holds one that is plain; others stay unsaid."""
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):

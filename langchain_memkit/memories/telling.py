@@ -28,14 +28,14 @@ OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError]
 
 
 def name_of(memory: Any) -> str:
-    """A memory's kind, for reports: what it holds stays out of them."""
+    """Return a memory's kind, for reports: what it holds stays out of them."""
     if isinstance(memory, RetrieverMemory):
         return repr(memory)
     return getattr(memory, "__name__", type(memory).__name__)  # a function has one of its own
 
 
 def load_failure(memory: Any, error: Exception) -> tuple[MemoryReadError, dict[str, str]]:
-    """What is raised, and what callback handlers hear, of a memory that could not be loaded."""
+    """Return what is raised, and what callback handlers hear, of a memory that could not be loaded."""
     name = name_of(memory)
     failure = MemoryReadError(f"{name} could not be loaded: {describe_error(error)}")
     failure.__cause__ = error
@@ -43,7 +43,7 @@ def load_failure(memory: Any, error: Exception) -> tuple[MemoryReadError, dict[s
 
 
 def on_all(parts: Sequence[Any], verb: str, *args: Any) -> Flow[list[Any]]:
-    """What a verb returns for each part; the first part, the transcript if there is one, goes before the others."""
+    """Return what a verb returns for each part; the first part, the transcript if there is one, goes before the others."""
     results: list[Any] = []
     for some in (parts[:1], parts[1:]):
         results += yield _verb_of(some, verb, *args)
@@ -54,7 +54,7 @@ def on_all(parts: Sequence[Any], verb: str, *args: Any) -> Flow[list[Any]]:
 
 
 def tell(memories: Sequence[Memory], turn: SavedTurn, history: Any, seq: int | None) -> Flow[None]:
-    """Tells memories of a turn that stands in a history of ours; what is erased meanwhile is taken back.
+    """Tell memories of a turn that stands in a history of ours; what is erased meanwhile is taken back.
 
     Args:
         memories: Of the turn.
@@ -80,7 +80,7 @@ def tell(memories: Sequence[Memory], turn: SavedTurn, history: Any, seq: int | N
 
 
 def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:
-    """Tells memories of a turn that is stored."""
+    """Tell memories of a turn that is stored."""
     writing = [memory for memory in memories if not memory.read_only]
     results = (yield _verb_of(writing, "save", turn)) if writing else []
     failed = _first_failure(writing, results, "save")
@@ -91,7 +91,7 @@ def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:
 
 
 def take_back(memories: Collection[Memory], turn: SavedTurn, history: Any) -> Flow[None]:
-    """Takes a turn back that was erased while memories were told of it, where they can: one look for its ids.
+    """Take a turn back that was erased while memories were told of it, where they can: one look for its ids.
 
     Memories whose save was refused in that case need no look.
     """

@@ -32,7 +32,7 @@ class Stretch(NamedTuple):
 
 
 def history_of(get_session_history: GetSessionHistory, session_id: str, user_id: str) -> Step:
-    """The history of a session, whose user is never dropped: a callable that cannot take one is refused."""
+    """Return the history of a session, whose user is never dropped: a callable that cannot take one is refused."""
 
     def sync() -> Any:
         parameters = inspect.signature(get_session_history).parameters
@@ -56,7 +56,7 @@ def history_of(get_session_history: GetSessionHistory, session_id: str, user_id:
 
 
 def stretches_of(history: Any) -> Step:
-    """The whole of a history, oldest first."""
+    """Return the whole of a history, oldest first."""
 
     async def aturns() -> list[Stretch]:
         return [stretch_of(turn) async for turn in history.aiter_turns()]
@@ -74,7 +74,7 @@ def stretches_of(history: Any) -> Step:
 def read_transcript(
     history: Any, get_session_history: GetSessionHistory | None, session_id: str, user_id: str
 ) -> Flow[Sequence[Stretch]]:
-    """The whole of a history, oldest first; where none is given, that of `get_session_history`."""
+    """Return the whole of a history, oldest first; where none is given, that of `get_session_history`."""
     if history is None:
         if get_session_history is None:
             msg = "rebuild() needs the session's history, or a memory with get_session_history"
@@ -84,7 +84,7 @@ def read_transcript(
 
 
 def stretch_of(turn: Any) -> Stretch:
-    """A turn as it is read here."""
+    """Return a turn as it is read here."""
     # rows of other packages have no ids that could be asked for
     return Stretch(turn.messages, turn.created_at, turn.epoch, turn.expires_at, bool(turn.seq))
 

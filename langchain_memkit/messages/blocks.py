@@ -37,7 +37,7 @@ ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
 
 
 def role_of(message: BaseMessage) -> str:
-    """The role under which OpenAI's API is told the message."""
+    """Return the role under which OpenAI's API is told the message."""
     if isinstance(message, ChatMessage):
         return message.role
     role = message.additional_kwargs.get("__openai_role__") if isinstance(message, SystemMessage) else None
@@ -47,7 +47,7 @@ def role_of(message: BaseMessage) -> str:
 
 
 def block_cost(block: Any) -> tuple[str, int]:
-    """The text of one block of a message's content, and how many payloads it holds.
+    """Return the text of one block of a message's content, and how many payloads it holds.
 
     Args:
         block: A string or a content block of any provider.
@@ -76,7 +76,7 @@ def block_cost(block: Any) -> tuple[str, int]:
 
 
 def _without_payloads(value: Any, key: object, found: list[str | bytes]) -> Any:
-    """The value with each payload replaced by an empty string; the payloads are appended to `found`."""
+    """Return the value with each payload replaced by an empty string; the payloads are appended to `found`."""
     if isinstance(value, dict):
         return {k: _without_payloads(v, k, found) for k, v in value.items()}
     if isinstance(value, list):
@@ -98,7 +98,7 @@ def _is_payload(value: str | bytes, key: object) -> bool:
 
 
 def loose_tool_calls(message: AIMessage) -> Sequence[Mapping[str, Any]]:
-    """The tool calls of a message that no block of its content repeats.
+    """Return the tool calls of a message that no block of its content repeats.
 
     Anthropic's and OpenAI's newer formats carry calls in the content as well; a message put together by hand, or by
     another provider, may not.

@@ -27,7 +27,7 @@ __all__ = ["StreamedOutput", "aborted", "input_messages", "output_messages", "wi
 
 
 def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
-    """The new input of a turn.
+    """Return the new input of a turn.
 
     Args:
         value: A string, a message, a list of them (or of what LangChain converts to messages), or a dict.
@@ -65,7 +65,7 @@ def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
 
 
 def _typed(message: BaseMessage) -> BaseMessage:
-    """A bare `BaseMessage`, which LangServe makes of one in a request, as the kind of message that its type names."""
+    """Return a bare `BaseMessage`, which LangServe makes of one in a request, as the kind of message that its type names."""
     if type(message) is not BaseMessage:
         return message
     return messages_from_dict([{"type": message.type, "data": dict(message)}])[0]
@@ -81,7 +81,7 @@ def _pick(value: Mapping[str, Any], key: str | None, default: str) -> Any:
 
 
 def output_messages(output: Any, key: str | None) -> list[BaseMessage]:
-    """The messages in a chain's output, chunks turned into whole messages.
+    """Return the messages in a chain's output, chunks turned into whole messages.
 
     Args:
         output: A string, a message, a list of them, a dict with them, or structured output (a pydantic object or a
@@ -111,7 +111,7 @@ def output_messages(output: Any, key: str | None) -> list[BaseMessage]:
 
 
 def _whole(message: BaseMessage) -> BaseMessage:
-    """A message that can be stored: no chunk, and without the Python object that langchain-openai adds to its JSON."""
+    """Return a message that can be stored: no chunk, and without the Python object that langchain-openai adds to its JSON."""
     if isinstance(message, BaseMessageChunk):
         message = message_chunk_to_message(message)
     if isinstance(message.additional_kwargs.get("parsed"), BaseModel):
@@ -150,7 +150,7 @@ def _is_messages(value: Any) -> bool:
 def without_echo(
     output: Sequence[BaseMessage], shown: Sequence[BaseMessage], asked: Sequence[BaseMessage]
 ) -> list[BaseMessage]:
-    """The output without the messages that the chain was given and hands back, as a graph over `messages` does.
+    """Return the output without the messages that the chain was given and hands back, as a graph over `messages` does.
 
     Args:
         output: What came out.
@@ -176,7 +176,7 @@ def without_echo(
 
 
 def aborted(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """What is kept of an answer that was stopped: text, marked; tool calls that were never answered are dropped.
+    """Return what is kept of an answer that was stopped: text, marked; tool calls that were never answered are dropped.
 
     Returns:
         The messages with the last AI message marked `response_metadata["memkit_status"] = "aborted"`; `[]` if
@@ -208,7 +208,7 @@ class StreamedOutput:
         self.empty = True
 
     def add(self, chunk: Any) -> None:
-        """Takes the next chunk."""
+        """Take the next chunk."""
         if self._chunks or not self._adds_up(chunk):
             if not (self._chunks or self.empty):
                 self._chunks.append(self._total)
@@ -231,7 +231,7 @@ class StreamedOutput:
 
 
 def _resolve(chunks: Sequence[Any]) -> Any:
-    """What chunks that do not add up amount to."""
+    """Return what chunks that do not add up amount to."""
     if len(chunks) > 1 and all(isinstance(chunk, BaseMessage) for chunk in chunks):
         return list(chunks)
     if all(isinstance(c, tuple) and c and isinstance(c[0], tuple) for c in chunks):  # LangGraph with subgraphs
@@ -249,7 +249,7 @@ def _resolve(chunks: Sequence[Any]) -> Any:
 
 
 def _graph_updates(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """A LangGraph stream of updates, `{node: {"messages": [...]}}`, as one state; None if it is something else."""
+    """Return a LangGraph stream of updates, `{node: {"messages": [...]}}`, as one state; None if it is something else."""
     messages: list[BaseMessage] = []
     for chunk in chunks:
         for update in chunk.values():

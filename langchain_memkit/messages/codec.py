@@ -54,7 +54,7 @@ RENAMED_BACK = {new: old for old, new in RENAMED.items()}
 
 
 def _defaults(cls: type[BaseMessage]) -> dict[str, Callable[[], Any]]:
-    """How to make each field's default; fields without one are left out."""
+    """Return how to make each field's default; fields without one are left out."""
     made: dict[str, Callable[[], Any]] = {}
     for name, info in cls.model_fields.items():
         if not info.is_required():
@@ -67,7 +67,7 @@ DEFAULT_VALUES = {cls: {name: make() for name, make in made.items()} for cls, ma
 
 
 def encode_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Encodes a batch; the first value that cannot be stored is named as `messages[i].field`.
+    """Encode a batch; the first value that cannot be stored is named as `messages[i].field`.
 
     Raises:
         MessageEncodeError: A message class or value that would not come back equal.
@@ -76,7 +76,7 @@ def encode_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def encode_message(message: BaseMessage, path: str = "message") -> dict[str, Any]:
-    """One message as plain data (str, int, float, bool, None, list, dict).
+    """Return one message as plain data (str, int, float, bool, None, list, dict).
 
     Args:
         message: Any message class of langchain-core, chunks included.
@@ -115,12 +115,12 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def _is_plain(encoded: dict[str, Any]) -> bool:
-    """Text and an id, nothing that could go wrong: spares the trial decoding."""
+    """Return text and an id, nothing that could go wrong: spares the trial decoding."""
     return all(type(value) is str for value in encoded.values()) and encoded.keys() <= {"role", "content", "id"}
 
 
 def _check_round_trip(message: BaseMessage, encoded: dict[str, Any], path: str) -> None:
-    """Decodes on trial: what comes back different is refused now rather than found later."""
+    """Decode on trial: what comes back different is refused now rather than found later."""
     try:
         back = decode_message(encoded)
     except MessageDecodeError as error:
@@ -131,7 +131,7 @@ def _check_round_trip(message: BaseMessage, encoded: dict[str, Any], path: str) 
 
 
 def is_name(value: object) -> bool:
-    """Whether a stored value may stand in an error: a name of a type or class, not something that was said.
+    """Return whether a stored value may stand in an error: a name of a type or class, not something that was said.
 
     Example:
         >>> is_name("langchain_core.messages.AIMessage"), is_name("My name is Nemo."), is_name(b"ai")
@@ -141,7 +141,7 @@ def is_name(value: object) -> bool:
 
 
 def decode_message(data: Any) -> BaseMessage:
-    """The message that `encode_message` was given.
+    """Return the message that `encode_message` was given.
 
     Args:
         data: Plain data as read from a store, possibly damaged.
@@ -172,7 +172,7 @@ def decode_message(data: Any) -> BaseMessage:
 
 
 def decode_legacy_message(data: Any) -> BaseMessage:
-    """A message in LangChain's own dict form, `{"type": "human", "data": {...}}`, by the same list of classes.
+    """Return a message in LangChain's own dict form, `{"type": "human", "data": {...}}`, by the same list of classes.
 
     This is how langchain-mongodb and most histories of langchain-community store messages.
 
@@ -198,7 +198,7 @@ def decode_legacy_message(data: Any) -> BaseMessage:
 
 
 def _id_of(value: Any) -> str:
-    """A message's id as langchain-core itself reads it: numbers become text."""
+    """Return a message's id as langchain-core itself reads it: numbers become text."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if type(value) is not str or not _is_utf8(value):
@@ -208,7 +208,7 @@ def _id_of(value: Any) -> str:
 
 
 def _odd_text(value: Any, depth: int = 0) -> str | None:
-    """The class of a text that is none, as BSON's `Code`: a `str` without a hash, which breaks whatever reads it."""
+    """Return the class of a text that is none, as BSON's `Code`: a `str` without a hash, which breaks whatever reads it."""
     if isinstance(value, str):
         return None if type(value) is str else type(value).__name__
     if depth > MAX_DEPTH or not isinstance(value, (Mapping, list, tuple)):
@@ -244,7 +244,7 @@ def _build(role: Any, fields: dict[str, Any], extra: Any) -> BaseMessage:
 
 
 def encode_value(value: Any, path: str, depth: int = 0) -> Any:
-    """Any supported value as plain data; raises `MessageEncodeError` with the path of anything else."""
+    """Return any supported value as plain data; raises `MessageEncodeError` with the path of anything else."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -315,7 +315,7 @@ def _encode_special(value: Any, path: str, depth: int) -> dict[str, Any]:
 
 
 def _long_int(value: str) -> int:
-    """A number from its hexadecimal digits; ValueError for one that Python would not print."""
+    """Return a number from its hexadecimal digits; ValueError for one that Python would not print."""
     if len(value) > 4300 or abs(number := int(value, 16)) >= MAX_INT:
         raise ValueError
     return number
@@ -336,7 +336,7 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
 
 
 def decode_value(value: Any) -> Any:
-    """The inverse of `encode_value`; raises KeyError, TypeError or ValueError on damaged data."""
+    """Return the inverse of `encode_value`; raises KeyError, TypeError or ValueError on damaged data."""
     kind = type(value)
     if kind in (str, bool, float, int) or value is None:
         return value

@@ -43,7 +43,7 @@ PLAIN_ROLES = {HumanMessage: len("user"), AIMessage: len("assistant"), ToolMessa
 
 
 def approximate_tokens(messages: Sequence[BaseMessage]) -> int:
-    """Tokens of messages, estimated at four characters a token: the default, as fast as adding up lengths.
+    """Return tokens of messages, estimated at four characters a token: the default, as fast as adding up lengths.
 
     The numbers are those of LangChain's `count_tokens_approximately`, with two differences: tool calls of an AI message
     whose content is a list are counted even if no block repeats them, and images, files and recordings cost 85 tokens
@@ -84,7 +84,7 @@ def _has_calls(message: Any) -> bool:
 
 
 def _approximate_any(message: BaseMessage) -> int:
-    """The same for every type and content, slower."""
+    """Return the same for every type and content, slower."""
     if isinstance(message, RemoveMessage):
         return 0
     blocks = [message.content] if isinstance(message.content, str) else message.content
@@ -125,7 +125,7 @@ class _ModelCounter:
 
 
 def resolve_counter(token_counter: TokenCounterLike = None) -> TokenCounter:
-    """What a `token_counter` argument means, as a function of a list of messages.
+    """Return what a `token_counter` argument means, as a function of a list of messages.
 
     Args:
         token_counter: One of
@@ -174,7 +174,7 @@ def _takes_one(function: Callable[..., int]) -> bool:
 
 
 def count_tokens(messages: Sequence[BaseMessage], counter: TokenCounter | None = None) -> list[int]:
-    """Tokens of each message by itself; `None` counts with `approximate_tokens`.
+    """Return tokens of each message by itself; `None` counts with `approximate_tokens`.
 
     A counter that fails (some know not every message type, some need a network) must not cost a turn: its message is
     then estimated at four characters a token.
@@ -197,7 +197,7 @@ def count_tokens(messages: Sequence[BaseMessage], counter: TokenCounter | None =
 
 
 def count_text(text: str, counter: TokenCounter | None = None) -> int:
-    """Tokens of a text as a message of the user's: `count_tokens([HumanMessage(text)], counter)[0]`.
+    """Return tokens of a text as a message of the user's: `count_tokens([HumanMessage(text)], counter)[0]`.
 
     Example:
         >>> count_text("My name is Nemo."), count_text("My name is Nemo.", len)
@@ -209,7 +209,7 @@ def count_text(text: str, counter: TokenCounter | None = None) -> int:
 
 
 def counter_name(counter: Callable[..., int] | None) -> str:
-    """Which counter made the stored numbers, so that another one does not trust them.
+    """Return which counter made the stored numbers, so that another one does not trust them.
 
     Returns:
         At most 80 characters. A name with `<` in it belongs to one object only and is never trusted: lambdas, functions
@@ -231,7 +231,7 @@ def counter_name(counter: Callable[..., int] | None) -> str:
 def count_tool_tokens(
     tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], counter: TokenCounter | None = None
 ) -> int:
-    """Tokens that tools add to each request: their schemas, as JSON in OpenAI's format.
+    """Return tokens that tools add to each request: their schemas, as JSON in OpenAI's format.
 
     Providers write the schemas down in their own way, so this is near the truth and not exact.
 

@@ -59,7 +59,7 @@ class Cut(NamedTuple):
 
 
 def is_summary(message: object) -> bool:
-    """Whether a message is a summary that a preprocessor put there. The mark alone says nothing: clients send marks."""
+    """Return whether a message is a summary that a preprocessor put there. The mark alone says nothing: clients send marks."""
     if not (isinstance(message, HumanMessage) and message.response_metadata.get(STATUS) == "summary"):
         return False
     named = isinstance(message.id, str) and message.id.startswith("memkit-summary-")
@@ -67,7 +67,7 @@ def is_summary(message: object) -> bool:
 
 
 def is_note(message: object) -> bool:
-    """Whether a message holds what memories recalled. The mark alone says nothing: its id is made of its text.
+    """Return whether a message holds what memories recalled. The mark alone says nothing: its id is made of its text.
 
     Example:
         >>> is_note(HumanMessage("Hello!", response_metadata={"memkit_status": "note"}))
@@ -79,12 +79,12 @@ def is_note(message: object) -> bool:
 
 
 def note_id(content: str) -> str:
-    """The id of a note, which its text decides."""
+    """Return the id of a note, which its text decides."""
     return f"memkit-note-{hashlib.sha256(content.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 
 def lead_length(messages: Sequence[BaseMessage]) -> int:
-    """How many system lines and summaries stand in front."""
+    """Return how many system lines and summaries stand in front."""
     i = 0
     while i < len(messages) and (isinstance(messages[i], SystemMessage) or is_summary(messages[i])):
         i += 1
@@ -99,7 +99,7 @@ def find_cut(
     lead: int = 0,
     start_on: Sequence[MessageType] | None = None,
 ) -> Cut:
-    """The longest end of a conversation within a budget, found from the back, so that its cost is that of what is kept.
+    """Return the longest end of a conversation within a budget, found from the back, so that its cost is that of what is kept.
 
     Args:
         messages: Oldest first.
@@ -133,7 +133,7 @@ def find_cut(
 
 
 def _fitting(messages: Sequence[BaseMessage], size: Size, budget: int, floor: int) -> int:
-    """The first position from which everything fits."""
+    """Return the first position from which everything fits."""
     first, used = len(messages), 0
     while first > floor and used + (more := size(first - 1)) <= budget:
         first, used = first - 1, used + more
@@ -141,7 +141,7 @@ def _fitting(messages: Sequence[BaseMessage], size: Size, budget: int, floor: in
 
 
 def _group_at_or_after(messages: Sequence[BaseMessage], first: int, floor: int) -> int:
-    """Where the first whole tool group begins; the group at the very end counts even if it begins before."""
+    """Return where the first whole tool group begins; the group at the very end counts even if it begins before."""
     for i in range(first, len(messages)):
         if not isinstance(messages[i], RESULTS):
             return i
@@ -151,7 +151,7 @@ def _group_at_or_after(messages: Sequence[BaseMessage], first: int, floor: int) 
 
 
 def trailing_results(messages: Sequence[BaseMessage], floor: int) -> int:
-    """Where the results of tools begin with which the list ends; its length if it ends otherwise."""
+    """Return where the results of tools begin with which the list ends; its length if it ends otherwise."""
     i = len(messages)
     while i > floor and isinstance(messages[i - 1], RESULTS):
         i -= 1
@@ -192,7 +192,7 @@ def message_types(value: Any, name: str) -> tuple[MessageType, ...] | None:
 
 
 def whole_tool_groups(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The messages without tool calls that have no result and results that have no call: providers refuse both.
+    """Return the messages without tool calls that have no result and results that have no call: providers refuse both.
 
     Args:
         messages: Oldest first. A call's results are the tool messages that follow its AI message directly.
@@ -232,7 +232,7 @@ def _whole_group(head: BaseMessage, results: Sequence[BaseMessage]) -> list[Base
 
 
 def _with_calls(message: AIMessage, answered: set[str], *, legacy: bool) -> AIMessage | None:
-    """The message with each answered call once, and no other; `legacy`: its `function_call` is answered."""
+    """Return the message with each answered call once, and no other; `legacy`: its `function_call` is answered."""
     calls = list({c["id"]: c for c in message.tool_calls if c["id"] in answered}.values())
     rest_of = answered - {c["id"] for c in calls}
     bad = list({c["id"]: c for c in message.invalid_tool_calls if c["id"] in rest_of}.values())

@@ -17,7 +17,7 @@ WORD = re.compile(r"[^\W_]{1,16}|\S")  # at most as many as spaCy makes of most 
 
 
 def beginning(text: str, most: int, what: str) -> str:
-    """The beginning of a text; that the rest is left out is said in the log, once for each kind.
+    """Return the beginning of a text; that the rest is left out is said in the log, once for each kind.
 
     Args:
         text: Any text.
@@ -35,7 +35,7 @@ def beginning(text: str, most: int, what: str) -> str:
 
 
 def few_words(text: str, what: str) -> str:
-    """The first 10,000 words and signs of a text; the log says so as that of `beginning` does.
+    """Return the first 10,000 words and signs of a text; the log says so as that of `beginning` does.
 
     Example:
         >>> len(few_words("a " * 15_000, "a text in an example"))

@@ -72,17 +72,17 @@ Template: TypeAlias = Callable[[Sequence[Record]], str]
 
 
 def framed(records: Sequence[Record]) -> str:
-    """Records between delimiters that none of them can forge: what each note is made with by default."""
+    """Return records between delimiters that none of them can forge: what each note is made with by default."""
     return enclosed([lines_of(record) for record in records])
 
 
 def enclosed(lines: Sequence[str]) -> str:
-    """The same, of records that are text already, as `lines_of` makes it."""
+    """Return the same, of records that are text already, as `lines_of` makes it."""
     return "\n".join([FRAME, "<records>", *lines, "</records>"])
 
 
 def note_message(records: Sequence[Record], template: Template = framed) -> HumanMessage:
-    """Records as a message of the user's: quoted line by line, each with what it is about, who, when and from where.
+    """Return records as a message of the user's: quoted line by line, each with what it is about, who, when and from where.
 
     Human, because the request builders of the large providers take such a message anywhere (some refuse a system line
     that is not the first), and because what was stored must not speak with the authority of the app.
@@ -123,7 +123,7 @@ def _plain_data(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def lines_of(record: Record) -> str:
-    """A record as it stands in a note: its heading, and what it says, quoted."""
+    """Return a record as it stands in a note: its heading, and what it says, quoted."""
     return f"- {_head(record)}:\n{quoted(record.text)}"
 
 
@@ -137,7 +137,7 @@ def _head(record: Record) -> str:
 def with_records(
     message: SystemMessage | None, records: Sequence[Record], template: Template = framed
 ) -> SystemMessage:
-    """A system line with records after what it says, for apps that want them there; `apart` takes them out again.
+    """Return a system line with records after what it says, for apps that want them there; `apart` takes them out again.
 
     Args:
         message: The line; None for one that says nothing else.
@@ -161,7 +161,7 @@ def with_records(
 
 
 def unmarked(message: BaseMessage) -> BaseMessage:
-    """A message without marks of ours that are not ours: what a client sent, say. For what is about to be stored.
+    """Return a message without marks of ours that are not ours: what a client sent, say. For what is about to be stored.
 
     Notes and summaries keep theirs, and so do answers: that they were aborted, and which documents they were given.
 
@@ -185,7 +185,7 @@ def _is_plain_mark(value: object) -> bool:
 
 
 def apart(messages: Iterable[BaseMessage]) -> tuple[list[BaseMessage], list[Record]]:
-    """Messages as they are without records, and the records that stood among and in them.
+    """Return messages as they are without records, and the records that stood among and in them.
 
     Example:
         >>> line = with_records(SystemMessage("Be brief."), [Record("Tea at five.")])
@@ -198,7 +198,7 @@ def apart(messages: Iterable[BaseMessage]) -> tuple[list[BaseMessage], list[Reco
 
 
 def records_of(message: BaseMessage) -> list[Record]:
-    """The records of a note, in order; any other message as one record of what it says."""
+    """Return the records of a note, in order; any other message as one record of what it says."""
     rest, records = _split(message)
     text = "" if rest is None else said(rest)
     role = message.name or role_of(message)
@@ -206,7 +206,7 @@ def records_of(message: BaseMessage) -> list[Record]:
 
 
 def _split(message: BaseMessage) -> tuple[BaseMessage | None, list[Record]]:
-    """What a message says by itself (None for nothing), and the records in it."""
+    """Return what a message says by itself (None for nothing), and the records in it."""
     known, content = message.response_metadata, message.content
     block = {"type": "text", "text": known.get(BLOCK)}
     records = _records_in(message)
@@ -228,7 +228,7 @@ def _split(message: BaseMessage) -> tuple[BaseMessage | None, list[Record]]:
 
 
 def _records_in(message: BaseMessage) -> list[Record] | None:
-    """The records that a message carries as data; None if that is damaged, or never was ours."""
+    """Return the records that a message carries as data; None if that is damaged, or never was ours."""
     try:
         records = [_restored(plain) for plain in message.response_metadata[RECORDS]]
     except (KeyError, TypeError, ValueError):
@@ -242,7 +242,7 @@ def _restored(plain: dict[str, Any]) -> Record:
 
 
 def _is_sound(record: Record) -> bool:
-    """Whether its fields are of the types that they are declared with: it came as data."""
+    """Return whether its fields are of the types that they are declared with: it came as data."""
     texts: list[Any] = [record.text, record.about, record.role, record.source, record.memory]
     sound = all(isinstance(text, str) for text in chain(texts, *record.parts))
     others: list[Any] = [record.id, record.rank, record.score]
@@ -271,5 +271,5 @@ def _of(memory: str, r: Record) -> Record:
 
 
 def plain_lines(records: Iterable[Record]) -> str:
-    """Records as plain lines without a frame, one each, for prompts that are strings: `ConversationChain`'s, say."""
+    """Return records as plain lines without a frame, one each, for prompts that are strings: `ConversationChain`'s, say."""
     return "\n".join(dict.fromkeys(" ".join(record.text.split()) for record in records))

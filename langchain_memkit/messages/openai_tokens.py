@@ -86,11 +86,11 @@ class OpenAITokenCounter:
         return f"{type(self).__name__}({self.name!r})"
 
     def __call__(self, messages: Sequence[BaseMessage]) -> int:
-        """The tokens of messages, without the 3 that prime the reply."""
+        """Return the tokens of messages, without the 3 that prime the reply."""
         return sum(self._message(message) for message in messages)
 
     def encode(self, text: str) -> list[int]:
-        """The token numbers of a text; special tokens such as `<|endoftext|>` are text like any other.
+        """Return the token numbers of a text; special tokens such as `<|endoftext|>` are text like any other.
 
         Example:
             >>> OpenAITokenCounter("o200k_base").encode("hello world")

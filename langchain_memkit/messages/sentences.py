@@ -21,7 +21,7 @@ LAST_WORD = re.compile(r"(?:\w+\.)*\w+$")
 
 @lru_cache(maxsize=4)  # who looks for names in a text, and then for their sentences, asks twice
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Where the sentences of a text are.
+    """Return where the sentences of a text are.
 
     A sentence ends at `.`, `!`, `?` or `…`, with the quotes that close it, before white space; at the like of these in
     Chinese and Japanese; and where a line ends, unless the next one goes on with a small letter, as in text that was
@@ -60,7 +60,7 @@ def _ends(text: str) -> Iterator[int]:
 
 
 def _goes_on(text: str, match: re.Match[str]) -> bool:
-    """Whether the stop belongs to an abbreviation or an initial."""
+    """Return whether the stop belongs to an abbreviation or an initial."""
     if match.group().strip() != ".":
         return False
     word = LAST_WORD.search(text, max(0, match.start() - 40), match.start())

@@ -23,7 +23,7 @@ MAX_BATCH_BYTES = 4_000_000
 
 
 def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
-    """Positions where a turn begins; the first message always begins one.
+    """Return positions where a turn begins; the first message always begins one.
 
     Args:
         messages: Any messages, oldest first.
@@ -50,7 +50,7 @@ def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
 
 
 def group_starts(messages: Sequence[BaseMessage]) -> list[int]:
-    """Positions where a tool group or a single message begins: the places where a long turn may be cut.
+    """Return positions where a tool group or a single message begins: the places where a long turn may be cut.
 
     Example:
         >>> from langchain_core.messages import AIMessage, ToolMessage
@@ -68,7 +68,7 @@ def cut_tail(
     max_messages: int | None = None,
     max_tokens: int | None = None,
 ) -> list[BaseMessage]:
-    """The newest messages within both limits, beginning at a turn.
+    """Return the newest messages within both limits, beginning at a turn.
 
     Args:
         messages: Oldest first. May begin anywhere in the conversation: a start at position 0 is taken as sound only if
@@ -104,7 +104,7 @@ def cut_tail(
 
 
 def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Cuts a long import into `(start, end)` ranges at turn borders; one turn is never divided.
+    """Cut a long import into `(start, end)` ranges at turn borders; one turn is never divided.
 
     Args:
         messages: The batch, oldest first, not empty.
@@ -130,7 +130,7 @@ def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[t
 
 
 def with_ids(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The messages, each with an id; those without one are copied first, the caller's objects stay as they are."""
+    """Return the messages, each with an id; those without one are copied first, the caller's objects stay as they are."""
     return [m if m.id else m.model_copy(update={"id": str(uuid4())}) for m in messages]
 
 
@@ -163,7 +163,7 @@ def index_of(messages: Sequence[BaseMessage], message_id: str | None) -> int:
 
 
 def batch_op(messages: Sequence[BaseMessage], turn_id: str | None) -> str:
-    """The name under which a batch is stored once: the caller's `turn_id`, else a hash of the ordered message ids."""
+    """Return the name under which a batch is stored once: the caller's `turn_id`, else a hash of the ordered message ids."""
     if turn_id is not None:
         return f"turn:{turn_id}"
     digest = hashlib.sha256("\x00".join(m.id or "" for m in messages).encode("utf-8", "surrogatepass"))
@@ -171,10 +171,10 @@ def batch_op(messages: Sequence[BaseMessage], turn_id: str | None) -> str:
 
 
 def same_messages(stored: Sequence[BaseMessage], given: Sequence[BaseMessage]) -> bool:
-    """Whether a retried batch says what is stored; ids count only where the caller gave them."""
+    """Return whether a retried batch says what is stored; ids count only where the caller gave them."""
     return len(stored) == len(given) and all(same_message(*pair) for pair in zip(stored, given, strict=True))
 
 
 def same_message(got: BaseMessage, given: BaseMessage) -> bool:
-    """Whether a message came back; one that was given without an id may have been given one."""
+    """Return whether a message came back; one that was given without an id may have been given one."""
     return got == (given if given.id else given.model_copy(update={"id": got.id}))

@@ -17,7 +17,7 @@ NAMED = 500  # and of those with one
 
 
 def compose_notes(loaded: Sequence[Record], shown: Sequence[BaseMessage] = ()) -> HumanMessage | None:
-    """All that memories loaded as one note, nothing twice and nothing that the model sees anyway.
+    """Return all that memories loaded as one note, nothing twice and nothing that the model sees anyway.
 
     Args:
         loaded: What memories recalled, in order.
@@ -91,7 +91,7 @@ class _Known:
                 self._by_id[name] = f"{self._by_id.get(name, '')}\n{text}"
 
     def says(self, mark: tuple[str, str], texts: Sequence[tuple[str, str]]) -> bool:
-        """Whether a record says nothing new."""
+        """Return whether a record says nothing new."""
         if mark in self._marks or (mark[0], "") in self._marks:
             return True
         return all(self._has(name, text) for name, text in texts)
@@ -108,12 +108,12 @@ def _parts(record: Record) -> tuple[tuple[str, str], ...]:
 
 
 def _texts_of(record: Record) -> list[tuple[str, str]]:
-    """The id and the plain text of each message in it."""
+    """Return the id and the plain text of each message in it."""
     return [(name, _plain(text)) for name, text in _parts(record)]
 
 
 def _mark(record: Record) -> tuple[str, str]:
-    """What was said is told once, though it names two; two documents may have one text."""
+    """Return what was said is told once, though it names two; two documents may have one text."""
     return _plain(record.text), "" if record.id or record.parts else _plain(record.about)
 
 

@@ -136,7 +136,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return drive(self._dry_run(value, ensure_config(config)), run_step)
 
     async def aopen(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
-        """Async twin of `open`."""
+        """Run `open` asynchronously."""
         return await adrive(self._dry_run(value, ensure_config(config)), arun_step)
 
     def before_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return drive(self._begin(state, runtime), run_step)
 
     async def abefore_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
-        """Async twin of `before_agent`."""
+        """Run `before_agent` asynchronously."""
         return await adrive(self._begin(state, runtime), arun_step)
 
     def wrap_model_call(
@@ -167,7 +167,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
-        """Async twin of `wrap_model_call`."""
+        """Run `wrap_model_call` asynchronously."""
         config = get_config()
         run = await adrive(self._run_of(request.state, request.runtime, config), arun_step)
         try:
@@ -201,7 +201,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
     ) -> ToolMessage | Command[Any]:
-        """Async twin of `wrap_tool_call`."""
+        """Run `wrap_tool_call` asynchronously."""
         config = get_config()
         calls = self._tool_call(request, config)
         try:
@@ -220,7 +220,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return drive(self._end(state, runtime), run_step)
 
     async def aafter_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
-        """Async twin of `after_agent`."""
+        """Run `after_agent` asynchronously."""
         return await shielded(lambda: adrive(self._end(state, runtime), arun_step))
 
     # -- the steps, for both call styles

@@ -48,7 +48,7 @@ class Partial(BaseCallbackHandler):
         self._chunks.pop(run_id, None)
 
     def messages(self) -> list[BaseMessage]:
-        """What was said so far, as one message."""
+        """Return what was said so far, as one message."""
         for run_id, chunks in self._chunks.items():
             total: Any = None if chunks else AIMessage(self._text.get(run_id, ""))
             for piece in chunks:

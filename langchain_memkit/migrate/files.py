@@ -45,7 +45,7 @@ def export_history(
     user_id: str | None = None,
     progress: bool = True,
 ) -> MigrationReport:
-    """Writes every conversation as lines of JSON, a turn each: nothing that is stored of a turn is lost.
+    """Write every conversation as lines of JSON, a turn each: nothing that is stored of a turn is lost.
 
     Users, sessions, turn ids, times, message ids, token counts and hidden (soft-deleted) turns come back with
     `import_history`. The file appears under its name only when it is whole, readable by its owner alone.
@@ -91,7 +91,7 @@ async def aexport_history(
     user_id: str | None = None,
     progress: bool = True,
 ) -> MigrationReport:
-    """Async twin of `export_history`: the same in a worker thread."""
+    """Run `export_history` asynchronously: the same in a worker thread."""
     return await asyncio.to_thread(partial(export_history, factory, path_or_file, user_id=user_id, progress=progress))
 
 
@@ -122,7 +122,7 @@ def import_history(
     max_bytes: int | None = MAX_BYTES,
     progress: bool = True,
 ) -> MigrationReport:
-    """Reads what `export_history` wrote into a store. Importing twice is importing once.
+    """Read what `export_history` wrote into a store. Importing twice is importing once.
 
     A file that was cut off gives what is whole; damaged lines are skipped and named. Broken off in the middle, it is
     finished by the next run.
@@ -188,7 +188,7 @@ async def aimport_history(
     max_bytes: int | None = MAX_BYTES,
     progress: bool = True,
 ) -> MigrationReport:
-    """Async twin of `import_history`: the same in a worker thread."""
+    """Run `import_history` asynchronously: the same in a worker thread."""
     options: Any = {"user_id": user_id, "dry_run": dry_run, "max_line_bytes": max_line_bytes, "max_bytes": max_bytes}
     return await asyncio.to_thread(partial(import_history, factory, path_or_file, **options, progress=progress))
 
@@ -209,7 +209,7 @@ class Line(NamedTuple):
 
 
 def _lines(file: TextIO, limits: _Limits, report: MigrationReport, advance: Callable[[int], None]) -> Iterator[Line]:
-    """The lines that hold turns; what else is there is checked or written down."""
+    """Return the lines that hold turns; what else is there is checked or written down."""
     ended = False
     number = 0
     for number, text in enumerate(_whole(file, limits, report, advance), 1):
@@ -238,7 +238,7 @@ def _lines(file: TextIO, limits: _Limits, report: MigrationReport, advance: Call
 def _whole(
     file: TextIO, limits: _Limits, report: MigrationReport, advance: Callable[[int], None]
 ) -> Iterator[str | None]:
-    """Its lines, None for one that is too long; of a compressed file that was cut off or is damaged, those before."""
+    """Return its lines, None for one that is too long; of a compressed file that was cut off or is damaged, those before."""
     begun, total = False, 0
     try:
         for text, size in _measured(file, limits.of_line):
@@ -260,7 +260,7 @@ def _whole(
 
 
 def _measured(file: TextIO, most: int | None) -> Iterator[tuple[str | None, int]]:
-    """Each line with its size in bytes. One that is too long is read in pieces that are dropped: None, and its size."""
+    """Return each line with its size in bytes. One that is too long is read in pieces that are dropped: None, and its size."""
     if most is None or not hasattr(file, "readline"):
         for text in file:
             size = _bytes_of(text)
@@ -289,7 +289,7 @@ def _bytes_of(text: str) -> int:
 
 
 def _size(number: int | None) -> str:
-    """A number of bytes as a person reads it."""
+    """Return a number of bytes as a person reads it."""
     whole = number or 0
     return f"{whole / 2**20:,.0f} MB" if whole >= 2**20 else f"{whole:,} bytes"
 

@@ -34,7 +34,7 @@ def langchain_sql_source(
     table_name: str = "message_store",
     session_id_column: str = "session_id",
 ) -> Source:
-    """What langchain-community's `SQLChatMessageHistory` stored, as a source for `migrate`. Read-only.
+    """Return what langchain-community's `SQLChatMessageHistory` stored, as a source for `migrate`. Read-only.
 
     Args:
         url_or_path: A SQLite file, or the URL that the history was given (extra `sql`, and the database's driver).
@@ -73,7 +73,7 @@ def langchain_sql_source(
 
 
 def langchain_file_source(path: str | os.PathLike[str]) -> Source:
-    """What langchain-community's `FileChatMessageHistory` stored, as a source for `migrate`.
+    """Return what langchain-community's `FileChatMessageHistory` stored, as a source for `migrate`.
 
     Args:
         path: One file, or a folder of them; a file's name without its ending is the session.
@@ -154,7 +154,7 @@ def langgraph_source(
     writes_collection_name: str = "checkpoint_writes",
     channel: str = "messages",
 ) -> Source:
-    """The conversations in LangGraph's checkpoints, as a source for `migrate` (extra `langgraph`). Read-only.
+    """Return the conversations in LangGraph's checkpoints, as a source for `migrate` (extra `langgraph`). Read-only.
 
     Each thread is a session; a `user_id` that its config carried is its owner. What moves is the list of messages in
     the latest checkpoint of the thread's root namespace: what was summarised away before is not in it.
@@ -273,13 +273,13 @@ class MemorySource:
 
 
 def _history_in(memory: Any) -> Any:
-    """What holds the messages of a memory; `ReadOnlySharedMemory` has another memory inside."""
+    """Return what holds the messages of a memory; `ReadOnlySharedMemory` has another memory inside."""
     memory = getattr(memory, "memory", memory)
     return getattr(memory, "chat_memory", memory)
 
 
 def dict_turn(data: Any, name: tuple[str, str, str], where: str, when: datetime | None) -> Turn:
-    """A message in LangChain's own dict form as a turn of one message, or as a problem."""
+    """Return a message in LangChain's own dict form as a turn of one message, or as a problem."""
     try:
         message = decode_legacy_message(data)
     except MessageDecodeError as error:

@@ -15,7 +15,7 @@ ROW = "row:"
 
 
 def whole_turns(turns: Iterable[Turn]) -> Iterator[Turn]:
-    """Rows of one message each, as other packages keep them, put together to turns; other turns as they are."""
+    """Return rows of one message each, as other packages keep them, put together to turns; other turns as they are."""
     rows: list[Turn] = []
     for turn in turns:
         keep = _rows_of_next_turn(rows, turn)
@@ -31,7 +31,7 @@ def whole_turns(turns: Iterable[Turn]) -> Iterator[Turn]:
 
 
 def _rows_of_next_turn(rows: list[Turn], turn: Turn) -> list[Turn]:
-    """Which of the gathered rows belong to a turn that begins with this one; all of them if none begins."""
+    """Return which of the gathered rows belong to a turn that begins with this one; all of them if none begins."""
     if not rows:
         return rows
     if rows[-1].op == turn.op and turn.seq == 0:

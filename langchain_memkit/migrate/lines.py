@@ -25,17 +25,17 @@ EXPORT_VERSION = 1
 
 
 def header_line(created_at: datetime) -> str:
-    """The first line."""
+    """Return the first line."""
     return _line({"memkit": "export", "v": EXPORT_VERSION, "created_at": created_at.isoformat()})
 
 
 def end_line(turns: int) -> str:
-    """The last line."""
+    """Return the last line."""
     return _line({"memkit": "end", "turns": turns})
 
 
 def turn_line(owner: str, session_id: str, turn: Turn, counter: Any) -> str:
-    """One turn with everything that is stored of it; what stands at its default is left out.
+    """Return one turn with everything that is stored of it; what stands at its default is left out.
 
     Raises:
         MessageEncodeError: A message holds what cannot be written.
@@ -57,7 +57,7 @@ def _line(data: dict[str, Any]) -> str:
 
 
 def read_line(text: str) -> dict[str, Any]:
-    """A line as an object.
+    """Return a line as an object.
 
     Raises:
         MessageDecodeError: It is none.
@@ -76,7 +76,7 @@ def read_line(text: str) -> dict[str, Any]:
 
 
 def read_scope(data: Mapping[str, Any]) -> Scope:
-    """Whose conversation a line belongs to.
+    """Return whose conversation a line belongs to.
 
     Raises:
         MessageDecodeError: The ids are none.
@@ -89,7 +89,7 @@ def read_scope(data: Mapping[str, Any]) -> Scope:
 
 
 def turn_of_line(data: Mapping[str, Any], where: str, counter: Any) -> Turn:
-    """A line as a turn; what of it is damaged stands in `problems`."""
+    """Return a line as a turn; what of it is damaged stands in `problems`."""
     op = data.get("op")
     try:
         check_id(op, "op")
@@ -102,7 +102,7 @@ def turn_of_line(data: Mapping[str, Any], where: str, counter: Any) -> Turn:
 
 
 def _date(value: Any) -> datetime | None:
-    """An aware date in UTC; None if there is none, or it is before or after every date there."""
+    """Return an aware date in UTC; None if there is none, or it is before or after every date there."""
     try:
         found = datetime.fromisoformat(value)
         return found.astimezone(UTC) if found.tzinfo else None

@@ -33,7 +33,7 @@ def migrate(
     dry_run: bool = False,
     progress: bool = True,
 ) -> MigrationReport:
-    """Copies every conversation of one store into another.
+    """Copy every conversation of one store into another.
 
     The target is a factory of histories: SQLite or MongoDB, any layout, any collection. The source is one as well, or
     what `langchain_sql_source`, `langchain_file_source`, `langchain_memory_source` or `langgraph_source` returns. The
@@ -96,7 +96,7 @@ async def amigrate(
     dry_run: bool = False,
     progress: bool = True,
 ) -> MigrationReport:
-    """Async twin of `migrate`: the same in a worker thread."""
+    """Run `migrate` asynchronously: the same in a worker thread."""
     work = partial(migrate, source, target, user_id=user_id, dry_run=dry_run, progress=progress)
     return await asyncio.to_thread(work)
 
@@ -112,7 +112,7 @@ def _move(
     report: MigrationReport,
     advance: Callable[[int], None],
 ) -> list[str]:
-    """Copies one conversation; returns the ops of what arrived."""
+    """Copy one conversation; returns the ops of what arrived."""
     name = conversation.session_id
     try:
         history = target(name, user_id or conversation.user_id or None)
@@ -137,14 +137,14 @@ def _reported(
 
 
 def _unknown(turns: Iterator[Turn], history: Any) -> Iterator[Turn]:
-    """Turns of one message each without those that an agent has stored here itself."""
+    """Return turns of one message each without those that an agent has stored here itself."""
     while some := list(islice(turns, ROWS_AT_ONCE)):
         stored = known_ids(history, some)
         yield from (turn for turn in some if turn.messages[0].id not in stored)
 
 
 def _is_way_back(begin: HistoryFactory[Any], end: HistoryFactory[Any], user_id: str | None) -> bool:
-    """Whether native turns become rows in their own collection; refuses other moves, both being one place."""
+    """Return whether native turns become rows in their own collection; refuses other moves, both being one place."""
     source, target = begin._store, end._store
     if not (is_native(begin._first) and is_native(end._first)):
         msg = (

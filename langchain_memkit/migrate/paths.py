@@ -45,7 +45,7 @@ def written(path_or_file: PathOrFile) -> Iterator[TextIO]:
 
 
 def _publish(part: Path, path: Path, mine: os.stat_result) -> None:
-    """Gives the file its name, unless another export to the same one has begun since: its half is not ours to show."""
+    """Give the file its name, unless another export to the same one has begun since: its half is not ours to show."""
     if not _is_there(part, mine):
         msg = f"cannot write {path}: another export to it has begun meanwhile; this one is dropped"
         raise HistoryWriteError(msg)
@@ -53,7 +53,7 @@ def _publish(part: Path, path: Path, mine: os.stat_result) -> None:
 
 
 def _is_there(part: Path, mine: os.stat_result | None) -> bool:
-    """Whether the unfinished file is still the one that this export opened."""
+    """Return whether the unfinished file is still the one that this export opened."""
     try:
         return mine is not None and os.path.samestat(part.stat(), mine)
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def _is_there(part: Path, mine: os.stat_result | None) -> bool:
 
 
 def _text_file(file: Any, verb: str) -> TextIO:
-    """What was given, if it is a file of text."""
+    """Return what was given, if it is a file of text."""
     if not hasattr(file, verb) or isinstance(file, (io.RawIOBase, io.BufferedIOBase)):
         msg = f"path_or_file must be a path or a file opened for text, not {type(file).__name__}"
         raise ConfigurationError(msg)
@@ -70,7 +70,7 @@ def _text_file(file: Any, verb: str) -> TextIO:
 
 
 def _owners_alone(path: str, flags: int) -> int:
-    """Opens a new file that only its owner reads."""
+    """Open a new file that only its owner reads."""
     return os.open(path, flags, 0o600)
 
 

@@ -31,7 +31,7 @@ class MigrationReport:
     dry_run: bool = False
 
     def __str__(self) -> str:
-        """One line, then the skipped ones."""
+        """Return one line, then the skipped ones."""
         verb = "would move" if self.dry_run else "moved"
         head = f"{verb} {self.messages} messages in {self.turns} turns of {self.sessions} sessions"
         return "\n".join([f"{head}; {len(self.skipped)} skipped", *(f"- {line}" for line in self.skipped)])

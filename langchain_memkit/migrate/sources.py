@@ -41,10 +41,10 @@ class Source(Protocol):
     """What `migrate` reads from."""
 
     def size(self) -> int | None:
-        """How many rows there are, for the progress bar; None if that is not known."""
+        """Return how many rows there are, for the progress bar; None if that is not known."""
 
     def conversations(self) -> Iterator[Conversation]:
-        """Every conversation, one after the other."""
+        """Return every conversation, one after the other."""
 
 
 class HistorySource:
@@ -59,11 +59,11 @@ class HistorySource:
         self._sessions = [(owner, found) for owner in owners for found in store.run(store.sessions(owner, hidden=True))]
 
     def size(self) -> int:
-        """Rows stored."""
+        """Return rows stored."""
         return sum(found.turns for _, found in self._sessions)
 
     def conversations(self) -> Iterator[Conversation]:
-        """Every session of every user."""
+        """Return every session of every user."""
         for owner, found in self._sessions:
             try:
                 turns = partial(self._turns, self._factory(found.session_id, owner or None))
@@ -87,14 +87,14 @@ class HistorySource:
 
 
 def unreadable(text: str) -> Turn:
-    """A turn without messages that says what could not be read."""
+    """Return a turn without messages that says what could not be read."""
     return Turn(0, 0, "", None, [], [], [text])
 
 
 def message_turn(
     message: BaseMessage, name: tuple[str, str, str], when: datetime | None, where: str, lost: Iterable[str] = ()
 ) -> Turn:
-    """One message as a turn; its name is made of where and what it is, so that it is the same at every run."""
+    """Return one message as a turn; its name is made of where and what it is, so that it is the same at every run."""
     digest = hashlib.sha256("\x00".join(name).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     if not message.id:
         message.id = f"{name[0]}-{digest}"
@@ -102,7 +102,7 @@ def message_turn(
 
 
 def checked(factory: HistoryFactory[Any], name: str = "factory") -> HistoryFactory[Any]:
-    """The factory, if it is one of ours."""
+    """Return the factory, if it is one of ours."""
     if not isinstance(factory, HistoryFactory):
         msg = f"{name} must be a factory of our histories, X.factory(...), not {kind_given(factory, HistoryFactory)}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
@@ -110,7 +110,7 @@ def checked(factory: HistoryFactory[Any], name: str = "factory") -> HistoryFacto
 
 
 def _counter_of(factory: HistoryFactory[Any]) -> TokenCounter | None:
-    """What a factory's histories count with; some layouts have no sessions without a user, others none with one."""
+    """Return what a factory's histories count with; some layouts have no sessions without a user, others none with one."""
     try:
         history = factory("-", "-")
     except ConfigurationError:
@@ -120,7 +120,7 @@ def _counter_of(factory: HistoryFactory[Any]) -> TokenCounter | None:
 
 
 def opened(source: HistoryFactory[Any] | Source, *, native_only: bool = False, user_id: str | None = None) -> Source:
-    """What was given, as a source; of a factory only what belongs to `user_id`, an empty string for nobody's.
+    """Return what was given, as a source; of a factory only what belongs to `user_id`, an empty string for nobody's.
 
     Raises:
         ConfigurationError: It is neither a factory of ours nor made by one of the functions here.

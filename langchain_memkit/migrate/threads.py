@@ -48,14 +48,14 @@ class ThreadSource:
                     yield Conversation(thread_id, owner, partial(self._turns, thread_id, state, problems), by_id=True)
 
     def _keeps_differences(self, state: Any) -> bool:
-        """Whether the channel was written to, and its value is not in the checkpoint: a `DeltaChannel`."""
+        """Return whether the channel was written to, and its value is not in the checkpoint: a `DeltaChannel`."""
         values = state.get("channel_values") if isinstance(state, dict) else None
         versions = state.get("channel_versions") if isinstance(state, dict) else None
         written = isinstance(versions, dict) and self.channel in versions
         return written and isinstance(values, dict) and self.channel not in values
 
     def _replayed(self, latest: Any, older: Any, problems: list[str]) -> list[Any]:
-        """The list that checkpoints and writes before the latest one make, from the last that holds it whole."""
+        """Return the list that checkpoints and writes before the latest one make, from the last that holds it whole."""
         from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint, replayed
 
         seed, version = None, None
@@ -110,7 +110,7 @@ class ThreadSource:
 
 
 def _owner(metadata: Any) -> tuple[str, str]:
-    """The `user_id` that the thread's config carried, which LangGraph keeps with every checkpoint; else nobody.
+    """Return the `user_id` that the thread's config carried, which LangGraph keeps with every checkpoint; else nobody.
 
     And what is wrong with it, if it is there and no id.
     """
@@ -132,7 +132,7 @@ def _owner(metadata: Any) -> tuple[str, str]:
 
 
 def _unanswered(messages: list[BaseMessage]) -> int:
-    """How many calls of the last AI message have no result."""
+    """Return how many calls of the last AI message have no result."""
     answered = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
     last = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
     return sum(call.get("id") not in answered for call in last.tool_calls) if last else 0

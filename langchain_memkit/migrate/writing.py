@@ -20,7 +20,7 @@ BATCH_MESSAGES = 2_000
 
 
 def copy_turns(turns: Iterable[Turn], target: Any, report: MigrationReport, *, counted: bool = False) -> list[str]:
-    """Copies the turns of one session into a history of ours.
+    """Copy the turns of one session into a history of ours.
 
     Args:
         turns: Oldest first; single messages of other packages are joined.
@@ -50,7 +50,7 @@ def copy_turns(turns: Iterable[Turn], target: Any, report: MigrationReport, *, c
 
 
 def known_ids(history: Any, turns: Iterable[Turn]) -> set[str]:
-    """Which messages of these turns a history has."""
+    """Return which messages of these turns a history has."""
     if not is_native(history):
         return {message.id for message in history.messages if message.id}
     known: set[str] = history.stored_ids([message.id for turn in turns for message in turn.messages])
@@ -58,7 +58,7 @@ def known_ids(history: Any, turns: Iterable[Turn]) -> set[str]:
 
 
 def _add_turns(turns: Iterable[Turn], target: Any, report: MigrationReport) -> list[str]:
-    """Copies turns through a subclass's own methods; what it has already is known by the messages' ids."""
+    """Copy turns through a subclass's own methods; what it has already is known by the messages' ids."""
     arrived: list[str] = []
     known = known_ids(target, ())
     for turn in whole_turns(turns):
@@ -79,7 +79,7 @@ def _add_turns(turns: Iterable[Turn], target: Any, report: MigrationReport) -> l
 
 
 def _packed(turn: Turn, target: Any, report: MigrationReport, counted: bool) -> Row | None:
-    """A turn as a row of the target; None, and a line in the report, if it cannot be one."""
+    """Return a turn as a row of the target; None, and a line in the report, if it cannot be one."""
     where = f"session {target.session_id!r}, turn {turn.op}"
     if turn.is_deleted and target._store.layout == "langchain":
         report.skipped.append(f"{where}: hidden by delete_turn, and rows of langchain-mongodb cannot be hidden")
@@ -95,7 +95,7 @@ def _packed(turn: Turn, target: Any, report: MigrationReport, counted: bool) -> 
 
 
 def _store(packed: list[tuple[Turn, Row]], target: Any, report: MigrationReport) -> list[str]:
-    """Stores turns at once; if one of them is in the way, one by one, so that it holds up no other."""
+    """Store turns at once; if one of them is in the way, one by one, so that it holds up no other."""
     if not packed:
         return []
     given = [m for turn, _ in packed for m in turn.messages]
@@ -116,7 +116,7 @@ def _store(packed: list[tuple[Turn, Row]], target: Any, report: MigrationReport)
 
 
 def _grown(turn: Turn, row: Row, error: IdempotencyConflictError) -> tuple[Turn, Row] | None:
-    """What came to a turn since it was moved: its question was there the last time, say, and now its answer is."""
+    """Return what came to a turn since it was moved: its question was there the last time, say, and now its answer is."""
     size = len(error.stored)
     if not size or size >= len(turn.messages) or not same_messages(error.stored, turn.messages[:size]):
         return None
@@ -125,7 +125,7 @@ def _grown(turn: Turn, row: Row, error: IdempotencyConflictError) -> tuple[Turn,
 
 
 def _batches(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
-    """Turns by the batch, each op once in it: the same turn twice, or two under one name, the store tells apart."""
+    """Return turns by the batch, each op once in it: the same turn twice, or two under one name, the store tells apart."""
     batch: dict[str, Turn] = {}
     size = 0
     for turn in turns:

@@ -27,7 +27,7 @@ class Background:
         self._lock = threading.Lock()
 
     def begin(self, place: Place, flow: Flow[Any]) -> Step:
-        """Starts a flow, unless one runs for this conversation."""
+        """Start a flow, unless one runs for this conversation."""
 
         async def abegin() -> None:
             with self._lock:
@@ -39,7 +39,7 @@ class Background:
         return Step(lambda: self._begin_thread(place, flow), abegin)
 
     def wait(self, match: Callable[[Place], bool] = lambda _: True) -> Step:
-        """Waits for what runs for these conversations, as far as it can be waited for: not on another event loop."""
+        """Wait for what runs for these conversations, as far as it can be waited for: not on another event loop."""
 
         def found() -> list[Work]:
             with self._lock:

@@ -21,7 +21,7 @@ LOOKED_AT = 500
 
 
 def checked_size(value: Any, name: str, least: int) -> int:
-    """A whole number that makes sense, or an error that names the argument."""
+    """Return a whole number that makes sense, or an error that names the argument."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         msg = f"{name} must be a whole number from {least}; got {value!r:.50}"
         raise ConfigurationError(msg)
@@ -29,7 +29,7 @@ def checked_size(value: Any, name: str, least: int) -> int:
 
 
 def as_messages(value: Any) -> list[BaseMessage]:
-    """What `trim_messages` takes: messages, what LangChain converts to messages, or a prompt's value."""
+    """Return what `trim_messages` takes: messages, what LangChain converts to messages, or a prompt's value."""
     if hasattr(value, "to_messages"):
         value = value.to_messages()
     if not isinstance(value, (list, tuple)):
@@ -52,7 +52,7 @@ class Sizes:
         self._stored = messages if trusted and isinstance(messages, HistoryMessages) else None
 
     def __call__(self, i: int) -> int:
-        """Tokens of message `i`."""
+        """Return tokens of message `i`."""
         if self._stored is not None and self._stored.knows(i):
             return self._stored.tokens[i]
         message: Any = self._messages[i]
@@ -77,7 +77,7 @@ class Budget:
 
     @classmethod
     def of(cls, max_tokens: int, counter: TokenCounterLike, reserve_tokens: int, tools: Sequence[Any] | None) -> Budget:
-        """Checks the arguments of a preprocessor."""
+        """Check the arguments of a preprocessor."""
         resolved = resolve_counter(counter)
         taken = checked_size(reserve_tokens, "reserve_tokens", 0) + count_tool_tokens(tools or (), resolved)
         if checked_size(max_tokens, "max_tokens", 1) <= taken:
@@ -91,7 +91,7 @@ class Budget:
         return self.counter is len
 
     def room(self, config: RunnableConfig | None, value: Any = ()) -> int:
-        """Tokens for `value`, which is what a preprocessor is given; less than 0 if the new input takes everything."""
+        """Return tokens for `value`, which is what a preprocessor is given; less than 0 if the new input takes everything."""
         context = turn_context(config)
         if context is None:
             return self.max_tokens - self.taken
@@ -123,7 +123,7 @@ class Budget:
         return [*own[:lead], *(own[task : task + 1] if task is not None else ()), *own[start:]]
 
     def window(self, config: RunnableConfig | None) -> Window:
-        """The newest rows that fill the budget."""
+        """Return the newest rows that fill the budget."""
         room = max(self.room(config), 0)
         if self.counts_messages:
             return Window(max_messages=room)
@@ -131,7 +131,7 @@ class Budget:
 
 
 def new_input(config: RunnableConfig | None, value: Any = ()) -> list[BaseMessage]:
-    """The turn's new input, if it is yet to follow `value`: that is so where `value` is (a part of) the past.
+    """Return the turn's new input, if it is yet to follow `value`: that is so where `value` is (a part of) the past.
 
     What ends otherwise is a prompt, or the messages of an agent under way, or of somebody else's: nothing follows, and
     its own newest question and results are what has to be kept.
@@ -152,6 +152,6 @@ def _is_ours(message: Any) -> bool:
 
 
 def turn_context(config: RunnableConfig | None) -> TurnContext | None:
-    """What the factory says about the turn; None where a preprocessor is piped by hand."""
+    """Return what the factory says about the turn; None where a preprocessor is piped by hand."""
     context = ((config or {}).get("configurable") or {}).get(CONTEXT)
     return context if isinstance(context, TurnContext) else None

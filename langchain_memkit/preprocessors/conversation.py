@@ -24,7 +24,7 @@ logger = logging.getLogger("langchain_memkit")
 
 
 def place_of(config: RunnableConfig | None) -> Place:
-    """Whose conversation: the ids of the history that the turn has, else those of the config.
+    """Return whose conversation: the ids of the history that the turn has, else those of the config.
 
     Raises:
         TypeError: An id is no string: taken for none, it would mix users.
@@ -75,7 +75,7 @@ class Conversation:
         return self.known[1].covered if self.known else 0
 
     def head(self) -> list[BaseMessage]:
-        """What stands before the body: system lines, the summary, and the task of a turn whose beginning is covered."""
+        """Return what stands before the body: system lines, the summary, and the task of a turn whose beginning is covered."""
         summary = [summary_message(self.known[1].text, self.known[1].digest)] if self.known else []
         task: list[BaseMessage] = []
         if self.body and not any(isinstance(m, HumanMessage) for m in self.body):
@@ -84,17 +84,17 @@ class Conversation:
         return [*self.lead, *summary, *task]
 
     def advanced(self, known: Known | None, length: int) -> Conversation:
-        """The same after the first `length` messages of the body were summarized."""
+        """Return the same after the first `length` messages of the body were summarized."""
         covered = [*self.covered, *self.body[:length]]
         return replace(self, known=known, covered=covered, body=self.body[length:])
 
     def sizes(self, counter: TokenCounter) -> list[int]:
-        """Tokens of each message of the body."""
+        """Return tokens of each message of the body."""
         size, offset = Sizes(self.source, counter), len(self.source) - len(self.body)
         return [size(offset + i) for i in range(len(self.body))]
 
     def points(self, lengths: Sequence[int]) -> dict[int, tuple[Position | None, str]]:
-        """Names the points after the first so many messages of the body."""
+        """Name the points after the first so many messages of the body."""
         if self.native and isinstance(self.source, HistoryMessages):
             offset = len(self.source) - len(self.body) - 1
             positions = {n: self.source.position(offset + n) for n in lengths}
@@ -113,7 +113,7 @@ class Conversation:
 
 
 def read_conversation(messages: list[BaseMessage], place: Place, store: SummaryStore) -> Flow[Conversation]:
-    """What of the messages a stored summary covers."""
+    """Return what of the messages a stored summary covers."""
     if isinstance(messages, HistoryMessages) and messages.window is not None and place.session_id:
         return (yield from _read_native(messages, messages.window, place, store))
     if not all(isinstance(m, BaseMessage) for m in messages):

@@ -14,12 +14,12 @@ from langchain_memkit.messages.turns import cut_tail
 
 
 def asks_for_window(preprocessor: Preprocessor | None) -> bool:
-    """Whether it (or the first of a sequence) says itself how much of the history it needs."""
+    """Return whether it (or the first of a sequence) says itself how much of the history it needs."""
     return hasattr(getattr(preprocessor, "first", preprocessor), "window")
 
 
 def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig, *, native: bool) -> Flow[HistoryView]:
-    """Reads the history of a turn.
+    """Read the history of a turn.
 
     Args:
         history: Any chat history.
@@ -42,7 +42,7 @@ def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig
 
 
 def _newest_of(view: HistoryView, size: int) -> HistoryView:
-    """The view cut to a `history_size`: a window is read in whole rows, so it may hold more."""
+    """Return the view cut to a `history_size`: a window is read in whole rows, so it may hold more."""
     read: Any = view.messages
     if len(read) <= size:
         return view

@@ -22,11 +22,11 @@ class MemoryStore(InMemoryStore):
         self._lock = ForkSafeLock()
 
     def __repr__(self) -> str:
-        """Names no key: users' ids stand in them."""
+        """Name no key: users' ids stand in them."""
         return "MemoryStore()"
 
     def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
-        """Stores values."""
+        """Store values."""
         with self._lock:
             self._put(key_value_pairs)
 
@@ -42,11 +42,11 @@ class MemoryStore(InMemoryStore):
     async def amset_if_exists(
         self, key: str, key_value_pairs: Sequence[tuple[str, Any]], delete: Sequence[str] = ()
     ) -> bool:
-        """Async twin of `mset_if_exists`."""
+        """Run `mset_if_exists` asynchronously."""
         return self.mset_if_exists(key, key_value_pairs, delete)
 
     def mdelete(self, keys: Sequence[str]) -> None:
-        """Removes keys."""
+        """Remove keys."""
         with self._lock:
             self._remove(keys)
 
@@ -62,7 +62,7 @@ class MemoryStore(InMemoryStore):
                 del self._sorted[bisect_left(self._sorted, key)]
 
     def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
-        """The keys as they are now, in order."""
+        """Return the keys as they are now, in order."""
         begin = prefix or ""
         with self._lock:
             first = last = bisect_left(self._sorted, begin)
@@ -72,6 +72,6 @@ class MemoryStore(InMemoryStore):
         yield from keys
 
     async def ayield_keys(self, *, prefix: str | None = None) -> AsyncIterator[str]:
-        """Async twin of `yield_keys`."""
+        """Run `yield_keys` asynchronously."""
         for key in self.yield_keys(prefix=prefix):
             yield key

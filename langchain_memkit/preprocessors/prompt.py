@@ -68,7 +68,7 @@ class SummaryPrompt:
                 raise ConfigurationError(msg)
 
     def build(self, summary: str, messages: Sequence[BaseMessage], words: int) -> Any:
-        """The input of the model. What was said is only ever a value, so braces in it mean nothing."""
+        """Return the input of the model. What was said is only ever a value, so braces in it mean nothing."""
         text = "\n".join(line_of(message) for message in messages)
         if self._template is None:
             before = f"<summary>\n{escaped(summary)}\n</summary>\n" if summary else ""
@@ -86,13 +86,13 @@ class SummaryPrompt:
 
 
 def summary_message(text: str, digest: str) -> HumanMessage:
-    """A summary as the model is given it: quoted, and with no more authority than what a user says."""
+    """Return a summary as the model is given it: quoted, and with no more authority than what a user says."""
     content = f"{SUMMARY}{quoted(text)}\n</summary>"
     return HumanMessage(content, id=f"memkit-summary-{digest[:16]}", response_metadata={STATUS: "summary"})
 
 
 def line_of(message: BaseMessage) -> str:
-    """A message as a line of a record; what else it says is indented, so that nobody speaks for another."""
+    """Return a message as a line of a record; what else it says is indented, so that nobody speaks for another."""
     who = role_of(message)
     name = " ".join((message.name or "").split())[:MAX_NAME]
     if isinstance(message, (ToolMessage, FunctionMessage)):
@@ -103,7 +103,7 @@ def line_of(message: BaseMessage) -> str:
 
 
 def plain(message: BaseMessage) -> BaseMessage:
-    """The message for a model that knows none of the tools."""
+    """Return the message for a model that knows none of the tools."""
     if isinstance(message, HumanMessage):
         return HumanMessage(line_of(message) if is_notification(message) else said(message))
     return AIMessage(said(message) if isinstance(message, AIMessage) else line_of(message))
@@ -112,7 +112,7 @@ def plain(message: BaseMessage) -> BaseMessage:
 def chunks_of(
     messages: Sequence[BaseMessage], sizes: Sequence[int], capacity: int, count: Callable[[BaseMessage], int]
 ) -> Iterator[Chunk]:
-    """Parts of at most `capacity` tokens that together say all: whole tool groups, else messages, else pieces."""
+    """Return parts of at most `capacity` tokens that together say all: whole tool groups, else messages, else pieces."""
     taken: list[BaseMessage] = []
     used, reached = 0, None
     for unit, tokens, end in _units(messages, sizes, capacity, count):
@@ -129,7 +129,7 @@ def chunks_of(
 def _units(
     messages: Sequence[BaseMessage], sizes: Sequence[int], capacity: int, count: Callable[[BaseMessage], int]
 ) -> Iterator[tuple[list[BaseMessage], int, int | None]]:
-    """What one call may not part, with its tokens; and where it ends, if not within a tool group."""
+    """Return what one call may not part, with its tokens; and where it ends, if not within a tool group."""
     for begin, end in pairwise([*group_starts(messages), len(messages)]):
         tokens = sum(sizes[begin:end])
         if tokens <= capacity:
@@ -143,7 +143,7 @@ def _units(
 def pieces_of(
     message: BaseMessage, tokens: int, capacity: int, count: Callable[[BaseMessage], int]
 ) -> list[tuple[BaseMessage, int]]:
-    """A message that is too long for one call as several that are not, with their tokens."""
+    """Return a message that is too long for one call as several that are not, with their tokens."""
     text = said(message)
     if tokens <= capacity or len(text) < 2:
         return [(message, tokens)]
@@ -158,7 +158,7 @@ def pieces_of(
 
 
 def _cut(text: str, step: int) -> Iterator[str]:
-    """Pieces of at most `step` characters, cut between words where that is not far: half a number is none."""
+    """Return pieces of at most `step` characters, cut between words where that is not far: half a number is none."""
     begin = 0
     while begin < len(text):
         end = begin + step

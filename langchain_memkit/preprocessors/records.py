@@ -57,7 +57,7 @@ class SummaryRecord:
     lead: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as a store takes it."""
+        """Return plain data, as a store takes it."""
         return {
             "v": VERSION,
             "text": self.text,
@@ -74,7 +74,7 @@ class SummaryRecord:
 
     @classmethod
     def from_dict(cls, data: Any) -> SummaryRecord | None:
-        """The record, or None for what is damaged or of a newer version."""
+        """Return the record, or None for what is damaged or of a newer version."""
         try:
             if data["v"] != VERSION or not isinstance(data["text"], str):
                 return None
@@ -138,7 +138,7 @@ def key_of(place: Place, record: SummaryRecord) -> str:
 
 
 def reach_of(key: str) -> str:
-    """The end of a key, which sorts by reach."""
+    """Return the end of a key, which sorts by reach."""
     return key.rpartition("/")[2]
 
 
@@ -164,7 +164,7 @@ class SummaryStore:
         return (yield from self._first(sorted(fitting, key=reach_of, reverse=True)[:LOOKED_AT], digests))
 
     def _first(self, keys: Sequence[str], digests: dict[int, str]) -> Flow[Known | None]:
-        """The first valid record among these; expired ones go."""
+        """Return the first valid record among these; expired ones go."""
         if not keys:
             return None
         values = yield Step(lambda: self._store.mget(keys), lambda: self._store.amget(keys))
@@ -179,7 +179,7 @@ class SummaryStore:
         return None
 
     def add(self, place: Place, record: SummaryRecord, previous: Known | None) -> Flow[Known]:
-        """Stores a record. The one that it was made from stays, for a reader who is on it; older ones go."""
+        """Store a record. The one that it was made from stays, for a reader who is on it; older ones go."""
         key = key_of(place, record)
         if previous is not None and previous[0] != key:
             record = replace(record, sources={**record.sources, "previous": previous[0]})
@@ -192,7 +192,7 @@ class SummaryStore:
         return key, record
 
     def _tidy(self, prefix: str) -> Flow[None]:
-        """Removes what racing workers and lists that were edited have left behind, the oldest first."""
+        """Remove what racing workers and lists that were edited have left behind, the oldest first."""
         keys = yield from self._keys(prefix)
         if len(keys) <= MOST:
             return
@@ -202,12 +202,12 @@ class SummaryStore:
         yield from self.delete([key for _, key in mine[:-MOST]])
 
     def delete(self, keys: Sequence[str]) -> Flow[None]:
-        """Removes records."""
+        """Remove records."""
         if keys:
             yield Step(lambda: self._store.mdelete(keys), lambda: self._store.amdelete(keys))
 
     def delete_all(self, prefix: str) -> Flow[int]:
-        """Removes the records under a prefix; returns how many."""
+        """Remove the records under a prefix; returns how many."""
         keys = yield from self._keys(prefix)
         yield from self.delete(keys)
         return len(keys)

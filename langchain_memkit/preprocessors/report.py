@@ -48,7 +48,7 @@ class ContextReport:
     notes: list[str] = field(default_factory=list)
 
     def event(self) -> dict[str, Any]:
-        """Plain data without content: what the event `memkit_context` carries."""
+        """Return plain data without content: what the event `memkit_context` carries."""
         kept_ids = {id(m) for m in (*self.kept, *self.covered)}
         whole = {id(m) for m in self.given}
         known = {m.id for m in self.kept if m.id and id(m) not in whole}  # of copies: ids may be there twice
@@ -74,7 +74,7 @@ class ContextReport:
 
 
 def part_of(message: BaseMessage) -> str:
-    """Which part of the budget a message belongs to."""
+    """Return which part of the budget a message belongs to."""
     if is_summary(message):
         return "summary"
     if is_note(message):
@@ -83,6 +83,6 @@ def part_of(message: BaseMessage) -> str:
 
 
 def has_listeners(config: RunnableConfig) -> bool:
-    """Whether anybody would hear an event: gathering one costs more than trimming."""
+    """Return whether anybody would hear an event: gathering one costs more than trimming."""
     callbacks = config.get("callbacks")
     return bool(getattr(callbacks, "handlers", callbacks))

@@ -35,7 +35,7 @@ class Rules:
 
     @classmethod
     def of(cls, budget: Budget, trigger: Amount | None, keep: Amount | None) -> Rules:
-        """Fills in what is not given, and refuses what would summarize at every turn."""
+        """Fill in what is not given, and refuses what would summarize at every turn."""
         usable = budget.max_tokens - budget.taken
         most = max(1, int(usable * TRIGGER_SHARE))
         trigger = _checked(("tokens", most) if trigger is None else trigger, "trigger", 1)
@@ -48,12 +48,12 @@ class Rules:
         return cls(trigger, keep, summary, 300 if budget.counts_messages else int(summary * WORDS_PER_TOKEN))
 
     def reached(self, sizes: Sequence[int]) -> bool:
-        """Whether there is enough that no summary covers."""
+        """Return whether there is enough that no summary covers."""
         unit, amount = self.trigger
         return (sum(sizes) if unit == "tokens" else len(sizes)) >= amount
 
     def split(self, body: Sequence[BaseMessage], sizes: Sequence[int], room: int, *, asked: bool) -> int:
-        """How many messages to summarize: what remains is about `keep`, begins well, and fits.
+        """Return how many messages to summarize: what remains is about `keep`, begins well, and fits.
 
         Args:
             body: What no summary covers, oldest first, not empty.
@@ -77,7 +77,7 @@ class Rules:
         return cut
 
     def _limits(self, sizes: Sequence[int], room: int) -> list[Amount]:
-        """Everything that bounds what is kept: the next call must be far off."""
+        """Return everything that bounds what is kept: the next call must be far off."""
         limits = [self.keep, ("tokens", max(room, 0))]
         unit, amount = self.trigger
         if not self.reached(sizes):  # it does not fit, although the trigger is further off
@@ -92,7 +92,7 @@ def _one(_: int) -> int:
 
 
 def _begins(body: Sequence[BaseMessage], i: int) -> bool:
-    """Whether a turn begins here, or at the system lines just before."""
+    """Return whether a turn begins here, or at the system lines just before."""
     if not isinstance(body[i], HumanMessage):
         return False
     return i == 0 or not isinstance(body[i - 1], HumanMessage)

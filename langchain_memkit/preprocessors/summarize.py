@@ -71,15 +71,15 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
     # -- as a runnable
 
     def window(self, config: RunnableConfig | None = None) -> Window:
-        """What of a history is needed: what comes after the summary, or all of it while there is none."""
+        """Return what of a history is needed: what comes after the summary, or all of it while there is none."""
         return drive(self._window(config), run_step)
 
     async def awindow(self, config: RunnableConfig | None = None) -> Window:
-        """Async twin of `window`."""
+        """Run `window` asynchronously."""
         return await adrive(self._window(config), arun_step)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """The view of a list of messages, oldest first, which is not changed."""
+        """Return the view of a list of messages, oldest first, which is not changed."""
 
         def run(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> list[BaseMessage]:
             report = drive(self._run(value, config), run_step)
@@ -90,7 +90,7 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
         return self._call_with_config(run, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """Async twin of `invoke`."""
+        """Run `invoke` asynchronously."""
 
         async def run(
             value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
@@ -106,27 +106,27 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
     # -- forgetting and ending
 
     def clear(self, session_id: str, user_id: str | None = None) -> None:
-        """Forgets the summaries of a session; of a cleared history they are never used again anyway."""
+        """Forget the summaries of a session; of a cleared history they are never used again anyway."""
         drive(self._clear(session_id, user_id), run_step)
 
     async def aclear(self, session_id: str, user_id: str | None = None) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await adrive(self._clear(session_id, user_id), arun_step)
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Forgets a user's summaries; returns how many. A part of `purge_user`."""
+        """Forget a user's summaries; returns how many. A part of `purge_user`."""
         return drive(self._purge(check_id(user_id, "user_id")), run_step)
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
 
     def close(self) -> None:
-        """Waits for summaries that are being written in the background by threads."""
+        """Wait for summaries that are being written in the background by threads."""
         run_step(self._background.wait())
 
     async def aclose(self) -> None:
-        """Waits for summaries that are being written in the background, on this event loop or by threads."""
+        """Wait for summaries that are being written in the background, on this event loop or by threads."""
         await arun_step(self._background.wait())
 
     def _clear(self, session_id: str, user_id: str | None) -> Flow[None]:
@@ -180,7 +180,7 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
     def _compacted(
         self, talk: Conversation, room: int, asked: bool, notes: list[str], config: RunnableConfig
     ) -> Flow[Conversation]:
-        """The conversation, summarized until there is no more than the trigger and the view fits."""
+        """Return the conversation, summarized until there is no more than the trigger and the view fits."""
         alone = False
         while True:
             sizes, length, fits = yield self._due(talk, room, asked)
@@ -209,7 +209,7 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
             yield from self._summarizer.compact(talk, sizes, length, config)
 
     def _due(self, talk: Conversation, room: int, asked: bool) -> Step:
-        """Tokens of each message of the body, how many of these are to be summarized, and whether all fits now."""
+        """Return tokens of each message of the body, how many of these are to be summarized, and whether all fits now."""
 
         def measure() -> tuple[list[int], int, bool]:
             if not (talk.complete and talk.body):
@@ -240,7 +240,7 @@ def create_history_preprocessor(
     timeout: float | None = 120.0,
     now: Now = utc_now,
 ) -> HistoryPreprocessor:
-    """Makes a preprocessor that trims and summarizes, so that a conversation of any length fits and no fact is lost.
+    """Make a preprocessor that trims and summarizes, so that a conversation of any length fits and no fact is lost.
 
     When there is more than `trigger`, all but the newest (`keep`) is summarized: new summary = f(summary so far,
     messages that it does not cover), in chunks that fit, so every message passes through the model, once. The summary

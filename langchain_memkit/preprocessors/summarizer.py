@@ -59,7 +59,7 @@ class Summarizer:
         return next((name for name in names if isinstance(name, str) and name), type(self.llm).__name__)
 
     def tokens(self, messages: Sequence[BaseMessage]) -> int:
-        """Tokens in sum."""
+        """Return tokens in sum."""
         return sum(count_tokens(messages, self.budget.counter))
 
     def counting(self, function: Callable[[], T]) -> Step:
@@ -70,7 +70,7 @@ class Summarizer:
     def compact(
         self, talk: Conversation, sizes: Sequence[int], length: int, config: RunnableConfig
     ) -> Flow[Compaction]:
-        """Summarizes the first messages of the body. Errors are logged and returned: what was done until then counts.
+        """Summarize the first messages of the body. Errors are logged and returned: what was done until then counts.
 
         Args:
             talk: As it was read.
@@ -107,7 +107,7 @@ class Summarizer:
         return list(chunks_of(messages, sizes, capacity, lambda message: count_tokens([message], counter)[0]))
 
     def _ask(self, summary: str, messages: Sequence[BaseMessage], config: RunnableConfig) -> Flow[str]:
-        """One call of the model: the summary so far and what comes next."""
+        """Return one call of the model: the summary so far and what comes next."""
         prompt = self.prompt.build(summary, messages, self.rules.words)
         call = merge_configs(config, internal_call("summarize", "summary"))
         answer = yield model_call(self.llm, prompt, call, self.timeout)
@@ -142,7 +142,7 @@ class Summarizer:
         part: tuple[int, int],
         point: tuple[Position | None, str],
     ) -> SummaryRecord:
-        """What is to be stored about the summary of `known` and a part of the body."""
+        """Return what is to be stored about the summary of `known` and a part of the body."""
         begin, end = part
         return SummaryRecord(
             text,
@@ -165,7 +165,7 @@ class Summarizer:
         config: RunnableConfig,
         problems: list[str],
     ) -> Flow[Known]:
-        """Stores a summary, unless the session was cleared meanwhile."""
+        """Store a summary, unless the session was cleared meanwhile."""
         try:
             added = yield from self.store.add(talk.place, record, known)
         except Exception as error:  # noqa: BLE001  # any store; the summary serves this turn all the same

@@ -47,7 +47,7 @@ class Trimmer:
 
     @classmethod
     def of(cls, counter: TokenCounter, *, on_overflow: OnOverflow, **rules: Any) -> Trimmer:
-        """Checks the policy."""
+        """Check the policy."""
         if on_overflow not in ("keep", "truncate_tool_results", "raise"):
             msg = f"on_overflow must be 'keep', 'truncate_tool_results' or 'raise', not {on_overflow!r:.50}"
             raise ConfigurationError(msg)
@@ -56,7 +56,7 @@ class Trimmer:
     def trim(
         self, messages: Sequence[BaseMessage], room: int, follows: Sequence[BaseMessage] = ()
     ) -> list[BaseMessage]:
-        """The newest messages within `room` tokens; see `create_trim_preprocessor`.
+        """Return the newest messages within `room` tokens; see `create_trim_preprocessor`.
 
         Args:
             messages: Oldest first.
@@ -89,7 +89,7 @@ class Trimmer:
         return whole if fits else self._overflow(whole, lead, room, asked=asked)
 
     def _overflow(self, kept: list[BaseMessage], lead: int, room: int, *, asked: bool) -> list[BaseMessage]:
-        """What has to be kept is too much."""
+        """Return what has to be kept is too much."""
         if self.on_overflow == "truncate_tool_results":
             kept = truncate_results(kept, room, self.counter)
         total = sum(count_tokens(kept, self.counter))
@@ -106,7 +106,7 @@ class Trimmer:
 
 
 def truncate_results(messages: list[BaseMessage], room: int, counter: TokenCounter) -> list[BaseMessage]:
-    """Shortens the results of tools at the end until everything fits, the longest first, and says so in them."""
+    """Shorten the results of tools at the end until everything fits, the longest first, and says so in them."""
     first = trailing_results(messages, 0)
     counts = count_tokens(messages, counter)
     left = room - sum(counts[:first])
@@ -122,7 +122,7 @@ def truncate_results(messages: list[BaseMessage], room: int, counter: TokenCount
 
 
 def _shortened(message: BaseMessage, share: int, counter: TokenCounter) -> BaseMessage:
-    """The longest beginning within a share of tokens, marked; the message itself where no cut makes it smaller."""
+    """Return the longest beginning within a share of tokens, marked; the message itself where no cut makes it smaller."""
     text, gone = str(message.text), 0
     if message.response_metadata.get(STATUS) == "truncated" and (mark := MARKED.search(text)):
         text, gone = text[: mark.start()], int(mark[1])  # cut once more: one mark, with all that is missing
@@ -162,15 +162,15 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         return self._budget
 
     def window(self, config: RunnableConfig | None = None) -> Window:
-        """What of a history is needed: the newest rows that fill the budget."""
+        """Return what of a history is needed: the newest rows that fill the budget."""
         return self._budget.window(config)
 
     async def awindow(self, config: RunnableConfig | None = None) -> Window:
-        """Async twin of `window`."""
+        """Run `window` asynchronously."""
         return self._budget.window(config)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """Trims a list of messages, oldest first, which is not changed."""
+        """Trim a list of messages, oldest first, which is not changed."""
 
         def run(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> list[BaseMessage]:
             report = self._run(value, config)
@@ -181,7 +181,7 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         return self._call_with_config(run, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """Async twin of `invoke`; a counter of yours runs in a thread, since it may do I/O."""
+        """Run `invoke` asynchronously; a counter of yours runs in a thread, since it may do I/O."""
         if not (self._budget.counts_messages or self._budget.counter is approximate_tokens):
             return await super().ainvoke(input, config, **kwargs)
 
@@ -213,7 +213,7 @@ def create_trim_preprocessor(
     start_on: MessageType | Sequence[MessageType] | None = None,
     on_overflow: OnOverflow = "keep",
 ) -> TrimPreprocessor:
-    """Makes a preprocessor that keeps the newest messages within a budget.
+    """Make a preprocessor that keeps the newest messages within a budget.
 
     Cuts only between turns. If the newest turn alone is too long, as the loop of an agent may be, its question and its
     newest whole tool groups are kept. No tool call is left without its result, and no result without its call. Pipe it

@@ -64,7 +64,7 @@ class QuestionPrompt:
             raise ConfigurationError(msg)
 
     def recent(self, turns: Sequence[Turn], n: int, max_tokens: int) -> tuple[Turn, ...]:
-        """The newest turns that the model is given, oldest first; without answers if it does not see them."""
+        """Return the newest turns that the model is given, oldest first; without answers if it does not see them."""
         with_answers = self._template is not None and "chat_history" in self._takes
         kept: list[Turn] = []
         left = max_tokens
@@ -80,7 +80,7 @@ class QuestionPrompt:
         return tuple(reversed(kept))
 
     def build(self, question: str, turns: Sequence[Turn]) -> Any:
-        """The input of the model. What was said is only ever a value, so braces in it mean nothing."""
+        """Return the input of the model. What was said is only ever a value, so braces in it mean nothing."""
         if self._template is None:
             asked = "\n".join(f"{i}.\n{quoted(text)}" for i, (text, _) in enumerate(turns, 1))
             frame = f"{FRAME}\n<messages>\n{asked}\n</messages>"

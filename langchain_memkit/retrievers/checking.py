@@ -40,7 +40,7 @@ _UNABLE = re.compile(
 
 
 def same_question(one: str, other: str) -> bool:
-    """Whether two questions differ in nothing but case, spaces and the signs at their ends.
+    """Return whether two questions differ in nothing but case, spaces and the signs at their ends.
 
     Example:
         >>> same_question("How old is Macron?", " how old is  Macron")
@@ -54,7 +54,7 @@ def _plain(text: str) -> str:
 
 
 def refusal(question: str, rewrite: str, earlier: Iterable[str] = ()) -> str | None:
-    """Why a rewrite is not taken; None if it is. What it says never holds a word of either.
+    """Return why a rewrite is not taken; None if it is. What it says never holds a word of either.
 
     Args:
         question: As it was asked.
@@ -98,7 +98,7 @@ def _asks(text: str) -> bool:
 
 
 def _lost(question: str, rewrite: str) -> str | None:
-    """What of the question the rewrite does not say."""
+    """Return what of the question the rewrite does not say."""
     asked = (without_courtesy(question) or question)[:CHARACTERS]
     kept = set(stems(rewrite))
     if any(stem not in kept for stem in stems(asked) if re.search(r"\d", stem) and not _ORDINAL.fullmatch(stem)):
@@ -113,6 +113,6 @@ def _lost(question: str, rewrite: str) -> str | None:
 
 
 def _still_points(question: str, rewrite: str) -> str | None:
-    """Refuses "he" where the question said it. Weaker words stay in good rewrites: "the first album of Queen"."""
+    """Refuse "he" where the question said it. Weaker words stay in good rewrites: "the first album of Queen"."""
     pointing = pointing_word(rewrite)
     return STILL if pointing in PERSONAL and pointing == pointing_word(question) else None

@@ -165,7 +165,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """The documents for a question.
+        """Return the documents for a question.
 
         Args:
             input: The question; or a dict with `input`, and with `chat_history` in place of the bound history.
@@ -184,7 +184,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Async twin of `invoke`."""
+        """Run `invoke` asynchronously."""
         question, more = question_of(input)
         return await super().ainvoke(question, config, **{**kwargs, **more, "run_config": ensure_config(config)})
 
@@ -225,7 +225,7 @@ class CondenseQuestionRetriever(BaseRetriever):
     def condense_question(
         self, question: str, chat_history: Any = None, config: RunnableConfig | None = None
     ) -> StandaloneQuestion:
-        """What would be searched for, and why, without a search.
+        """Return what would be searched for, and why, without a search.
 
         Args:
             question: As it was asked.
@@ -244,7 +244,7 @@ class CondenseQuestionRetriever(BaseRetriever):
     async def acondense_question(
         self, question: str, chat_history: Any = None, config: RunnableConfig | None = None
     ) -> StandaloneQuestion:
-        """Async twin of `condense_question`."""
+        """Run `condense_question` asynchronously."""
         return await adrive(self._question(question, chat_history, config), arun_step)
 
     def _question(self, question: str, chat_history: Any, config: RunnableConfig | None) -> Flow[StandaloneQuestion]:
@@ -254,7 +254,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         )
 
     def _past(self, question: str, chat_history: Any) -> Flow[tuple[list[Turn], frozenset[str]]]:
-        """What was said before, and the documents that are left out."""
+        """Return what was said before, and the documents that are left out."""
         if self.mode == "off":
             return [], frozenset()
         messages: list[BaseMessage] = as_messages(chat_history)
@@ -284,7 +284,7 @@ class CondenseQuestionRetriever(BaseRetriever):
 
 
 def _told(problem: Any) -> str:
-    """One of pydantic's problems in a line."""
+    """Return one of pydantic's problems in a line."""
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, ConfigurationError):
         return str(cause)

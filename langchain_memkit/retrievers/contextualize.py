@@ -145,7 +145,7 @@ _PIECE = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*(?:\+\+|#)?|[.?!:\n\"]")
 
 
 def weighted_terms(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> dict[str, float]:
-    """The question's stems, 1 each time they occur, and those that the conversation adds, for a lexical retriever.
+    """Return the question's stems, 1 each time they occur, and those that the conversation adds, for a lexical retriever.
 
     Args:
         question: The new question.
@@ -162,7 +162,7 @@ def weighted_terms(question: str, history: Sequence[Turn], strength: Strength = 
 
 
 def vector_blend(history: Sequence[Turn], strength: Strength = STRONG) -> Blend:
-    """The weights with which a dense retriever adds vectors up; without history the question's alone.
+    """Return the weights with which a dense retriever adds vectors up; without history the question's alone.
 
     Example:
         >>> vector_blend([("Who is the president of France?", "Emmanuel Macron."), ("Is he married?", None)])
@@ -178,7 +178,7 @@ def vector_blend(history: Sequence[Turn], strength: Strength = STRONG) -> Blend:
 
 
 def expanded(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> str:
-    """The question and then the added terms, heaviest first, for any retriever; without history the question.
+    """Return the question and then the added terms, heaviest first, for any retriever; without history the question.
 
     Example:
         >>> expanded("How old is he?", [("Who is the president of France?", "Emmanuel Macron.")])
@@ -189,7 +189,7 @@ def expanded(question: str, history: Sequence[Turn], strength: Strength = STRONG
 
 
 def added_terms(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> list[Term]:
-    """What the conversation adds to a question, heaviest first.
+    """Return what the conversation adds to a question, heaviest first.
 
     Example:
         >>> added_terms("How old is he?", [("Who is the president of France?", None)])[0]

@@ -92,7 +92,7 @@ _OWN_PRONOUN = re.compile(r"\band (?:why|how|what|where|when|who|which|does|do|i
 
 
 def stands_alone(question: str, history: Sequence[Turn]) -> tuple[bool, str]:
-    """Whether a question can be understood without the conversation, and why.
+    """Return whether a question can be understood without the conversation, and why.
 
     It can if it is a whole sentence, no word points back and a name, or enough words, tell what it is about; in doubt
     it cannot. A lexical or dense retriever loses least if what stands alone gets `CAREFUL` weights, the question itself
@@ -123,7 +123,7 @@ def stands_alone(question: str, history: Sequence[Turn]) -> tuple[bool, str]:
 
 
 def _tells_its_topic(asked: str, content: list[str], continuing: str, history: Sequence[Turn]) -> tuple[bool, str]:
-    """Whether a whole sentence in which nothing points back has a name, or words enough."""
+    """Return whether a whole sentence in which nothing points back has a name, or words enough."""
     bridges, more = _bridges(asked)
     telling = sum(stem not in _VAGUE and not stem.isdigit() for stem in content)
     telling += _PAIR.search(asked) is not None
@@ -149,7 +149,7 @@ def _names(history: Sequence[Turn]) -> set[str]:
 
 
 def _english(folded: str) -> bool:
-    """Whether enough words of a text of lower case are English ones, or a sentence begins as only English ones do."""
+    """Return whether enough words of a text of lower case are English ones, or a sentence begins as only English ones do."""
     read = _LETTERS.findall(folded)
     if any(sentence.split(" ", 1)[0] in _ENGLISH_HEADS for sentence in _SENTENCE.split(folded.strip())):
         return True
@@ -157,7 +157,7 @@ def _english(folded: str) -> bool:
 
 
 def _whole(folded: str, content: list[str]) -> bool:
-    """Whether a sentence of a text of lower case asks, orders or says something: not "in Germany?", "which city?"."""
+    """Return whether a sentence of a text of lower case asks, orders or says something: not "in Germany?", "which city?"."""
     for sentence in _SENTENCE.split(folded):
         read = _LETTERS.findall(sentence)
         if not read:
@@ -177,7 +177,7 @@ def _whole(folded: str, content: list[str]) -> bool:
 
 
 def _bridges(asked: str) -> tuple[list[str], int]:
-    """The stems after each "the" that leaves open which one, and how many more words the sentence needs to tell."""
+    """Return the stems after each "the" that leaves open which one, and how many more words the sentence needs to tell."""
     found: list[str] = []
     more = 0
     for the in _THE.finditer(asked):
@@ -198,7 +198,7 @@ def _bridges(asked: str) -> tuple[list[str], int]:
 
 
 def _noun_phrase(text: str) -> tuple[list[str], str, str]:
-    """The words in front of a name, a stop word or a sign, and the two that follow."""
+    """Return the words in front of a name, a stop word or a sign, and the two that follow."""
     after = [*_WORD_OR_SIGN.findall(text), "", ""]
     end = 0
     while after[end][:1].isalnum() and not after[end][0].isupper() and after[end] not in _ENDING:
@@ -207,7 +207,7 @@ def _noun_phrase(text: str) -> tuple[list[str], str, str]:
 
 
 def _continuing(question: str) -> str:
-    """The "and", "but" ... with which the first sentence that is more than courtesy goes on from what was said."""
+    """Return the "and", "but" ... with which the first sentence that is more than courtesy goes on from what was said."""
     for sentence in _SENTENCE.split(question.strip()):
         if sentence.rstrip().endswith("?") or not _POLITE.match(sentence.lower()):
             begins = _CONTINUING.match(sentence)
@@ -217,7 +217,7 @@ def _continuing(question: str) -> str:
 
 
 def pointing_word(question: str) -> str:
-    """The first word or words of a question that point back, in lower case; empty: none.
+    """Return the first word or words of a question that point back, in lower case; empty: none.
 
     Example:
         >>> pointing_word("And how old is he?"), pointing_word("How old is Macron?")

@@ -30,7 +30,7 @@ KEYS = 100  # documents that answered: what is asked for beside them does not gr
 
 
 def document_key(document: Document) -> str:
-    """A document's id, or a digest of its text if it has none: what an answer's `DOCUMENTS` are.
+    """Return a document's id, or a digest of its text if it has none: what an answer's `DOCUMENTS` are.
 
     Example:
         >>> document_key(Document("Tea is at five.", id="d1")), document_key(Document("Tea is at five."))
@@ -45,12 +45,12 @@ def _digest(document: Document) -> str:
 
 
 def is_among(document: Document, keys: frozenset[str]) -> bool:
-    """Whether one of the keys is the document's."""
+    """Return whether one of the keys is the document's."""
     return document.id in keys or _digest(document) in keys
 
 
 def answered_by(messages: Sequence[BaseMessage]) -> frozenset[str]:
-    """The documents that answered earlier turns, by their keys: those that were cited, or all if none was.
+    """Return the documents that answered earlier turns, by their keys: those that were cited, or all if none was.
 
     Those of the newest answers, about 100 in all.
 
@@ -70,7 +70,7 @@ def answered_by(messages: Sequence[BaseMessage]) -> frozenset[str]:
 
 
 def turns_of(messages: Sequence[BaseMessage]) -> list[Turn]:
-    """What a user asked, oldest first, each with the last thing that was answered; what nobody said is left out.
+    """Return what a user asked, oldest first, each with the last thing that was answered; what nobody said is left out.
 
     Example:
         >>> from langchain_core.messages import HumanMessage
@@ -87,7 +87,7 @@ def turns_of(messages: Sequence[BaseMessage]) -> list[Turn]:
 
 
 def as_messages(given: Any) -> list[BaseMessage]:
-    """A conversation as a caller gives it, in any of the forms that LangChain takes for messages.
+    """Return a conversation as a caller gives it, in any of the forms that LangChain takes for messages.
 
     Raises:
         ConfigurationError: It is none.
@@ -108,7 +108,7 @@ def as_messages(given: Any) -> list[BaseMessage]:
 
 
 def question_of(given: Any) -> tuple[str, dict[str, Any]]:
-    """The question, and what else is said of it."""
+    """Return the question, and what else is said of it."""
     more: dict[str, Any] = {}
     if isinstance(given, Mapping):
         if "input" not in given:
@@ -125,7 +125,7 @@ def question_of(given: Any) -> tuple[str, dict[str, Any]]:
 
 
 def read_past(history: Any, question: str) -> Step:
-    """Reads the bound conversation: a memory, or a chat history, of ours no more than is needed."""
+    """Read the bound conversation: a memory, or a chat history, of ours no more than is needed."""
     if isinstance(history, Memory):
         return Step(partial(history.load, question), partial(history.aload, question))
     if has_native(history, "tail", "atail"):

@@ -74,11 +74,11 @@ class Rewrites:
         self._structured: tuple[Any, Runnable[Any, Any] | None] = (None, None)
 
     def __reduce__(self) -> tuple[type[Rewrites], tuple[()]]:
-        """A copy that is pickled, or goes deep, begins empty."""
+        """Return a copy that is pickled, or goes deep, begins empty."""
         return Rewrites, ()
 
     def get(self, key: Hashable, of: tuple[Any, Any]) -> str | None:
-        """What a question was rewritten to; forgets all if it was by another model, or by another prompt."""
+        """Return what a question was rewritten to; forgets all if it was by another model, or by another prompt."""
         with self._lock:
             if not self._is(of):
                 self._of = of
@@ -88,7 +88,7 @@ class Rewrites:
             return self._kept.get(key)
 
     def put(self, key: Hashable, rewrite: str, size: int, of: tuple[Any, Any]) -> None:
-        """Keeps a rewrite, and of all of them the `size` that were used last."""
+        """Keep a rewrite, and of all of them the `size` that were used last."""
         with self._lock:
             if not self._is(of):
                 return
@@ -101,7 +101,7 @@ class Rewrites:
         return all(mine is theirs for mine, theirs in zip(self._of, of, strict=True))
 
     def structured(self, llm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
-        """The model made to return the schema; None if it cannot."""
+        """Return the model made to return the schema; None if it cannot."""
         known, chain = self._structured
         if known is not llm:
             chain = None
@@ -136,7 +136,7 @@ class Condenser:
     def condense(
         self, question: str, turns: Sequence[Turn], strength: Strength, config: RunnableConfig
     ) -> Flow[StandaloneQuestion]:
-        """What is to be searched for. Only errors of the caller's set-up are raised.
+        """Return what is to be searched for. Only errors of the caller's set-up are raised.
 
         Args:
             question: As it was asked.
@@ -214,7 +214,7 @@ class Condenser:
         return None if self.check is None else self.check(question, rewrite, earlier)
 
     def _asked(self, llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig) -> Flow[str]:
-        """The question in the model's answer; plain text where structured output is offered but not done."""
+        """Return the question in the model's answer; plain text where structured output is offered but not done."""
         call = merge_configs(config, internal_call("condense_question", "question"))
         until = None if self.timeout is None else time.monotonic() + self.timeout
         structured = self.rewrites.structured(llm) if self.prompt.given is None else None
@@ -230,7 +230,7 @@ class Condenser:
 
 
 def _of_run(config: RunnableConfig) -> frozenset[tuple[str, str]]:
-    """What a run is configured with, the session among it: a model may answer by it."""
+    """Return what a run is configured with, the session among it: a model may answer by it."""
     configurable = config.get("configurable", {})
     return frozenset((k, str(v)) for k, v in configurable.items() if k not in EACH_RUN and isinstance(v, (str, int)))
 
@@ -248,7 +248,7 @@ def _failure(error: Exception) -> str:
 
 
 def _unwrapped(result: Any) -> Any:
-    """What a call with `include_raw` says: the question, or what was written instead of one."""
+    """Return what a call with `include_raw` says: the question, or what was written instead of one."""
     if not isinstance(result, dict):
         return result
     raw, parsed = result.get("raw"), result.get("parsed")
@@ -269,7 +269,7 @@ def _question(answer: Any) -> str:
 
 
 def _check_end(answer: Any) -> None:
-    """Refuses what was cut off at the model's limit of tokens."""
+    """Refuse what was cut off at the model's limit of tokens."""
     told = getattr(answer, "response_metadata", {})
     if any(str(told.get(key, "")).lower() in ("length", "max_tokens") for key in ENDS):
         raise _RefusedError("it was cut off")

@@ -31,7 +31,7 @@ RANK = 60  # of reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 200
 
 
 def fused(*rankings: Sequence[Document]) -> list[Document]:
-    """Documents of several rankings by the sum of 1 / (60 + place), each once; of equals the earlier ranking's first.
+    """Return documents of several rankings by the sum of 1 / (60 + place), each once; of equals the earlier ranking's first.
 
     Example:
         >>> tea, coffee, milk = Document("Tea"), Document("Coffee"), Document("Milk")
@@ -73,7 +73,7 @@ class Search:
     strength: Strength = STRONG
 
     def run(self, found: StandaloneQuestion, turns: Sequence[Turn]) -> Flow[list[Document]]:
-        """The documents, best first."""
+        """Return the documents, best first."""
         wanted = self.k if self.k is not None else usual_k(self.retriever)
         asked = None if wanted is None or not (self.k or self.skipped) else wanted + len(self.skipped)
         weighted = self._weighted(found.original, turns, wanted, asked) if found.by == "weighted" else None
@@ -106,7 +106,7 @@ class Search:
         )
 
     def _weighted(self, question: str, turns: Sequence[Turn], wanted: int | None, k: int | None) -> Step | None:
-        """The search in which what was said before weighs less than the question; None if the retriever takes none."""
+        """Return the search in which what was said before weighs less than the question; None if the retriever takes none."""
         inner: Any = unbound(self.retriever)
         k = k or wanted
         options = {**self.options, **sized(inner, k)[1]}
@@ -130,14 +130,14 @@ def _documents(found: Any) -> list[Document]:
 
 
 def unbound(retriever: Runnable[str, Any]) -> Runnable[str, Any]:
-    """The retriever itself, where it is only bound to a config."""
+    """Return the retriever itself, where it is only bound to a config."""
     while isinstance(retriever, RunnableBindingBase) and not retriever.kwargs:
         retriever = retriever.bound
     return retriever
 
 
 def usual_k(retriever: Runnable[str, Any]) -> int | None:
-    """How many documents a retriever returns, if it says."""
+    """Return how many documents a retriever returns, if it says."""
     inner: Any = unbound(retriever)
     if isinstance(inner, VectorStoreRetriever):
         k = inner.search_kwargs.get("k")
@@ -151,14 +151,14 @@ def usual_k(retriever: Runnable[str, Any]) -> int | None:
 
 
 def _instead(retriever: Runnable[str, Any], other: Runnable[str, Any]) -> Runnable[str, Any]:
-    """Another one in a retriever's place, bound to the same config."""
+    """Return another one in a retriever's place, bound to the same config."""
     if isinstance(retriever, RunnableBindingBase) and not retriever.kwargs:
         return retriever.model_copy(update={"bound": _instead(retriever.bound, other)})
     return other
 
 
 def sized(retriever: Runnable[str, Any], k: int | None) -> tuple[Runnable[str, Any], dict[str, Any]]:
-    """The retriever and the arguments with which it returns `k` documents, if it can."""
+    """Return the retriever and the arguments with which it returns `k` documents, if it can."""
     inner: Any = unbound(retriever)
     if k is None or not isinstance(inner, BaseRetriever):
         return retriever, {}

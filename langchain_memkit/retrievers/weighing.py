@@ -58,7 +58,7 @@ class Weighing(BaseRetriever):
 def weighing(
     retriever: Any, turns: Sequence[Turn], strength: Strength, k: int | None, options: Mapping[str, Any]
 ) -> Weighing | None:
-    """The weighted search of a retriever; None if it has none.
+    """Return the weighted search of a retriever; None if it has none.
 
     Args:
         retriever: What would search by text.
@@ -85,12 +85,12 @@ def weighing(
 
 
 def keeps_own_search(retriever: Any, home: type) -> bool:
-    """Whether a retriever searches as the class `home`, or a parent of it, does."""
+    """Return whether a retriever searches as the class `home`, or a parent of it, does."""
     return isinstance(retriever, home) and all(issubclass(home, _origin(type(retriever), name)) for name in SEARCHES)
 
 
 def _origin(kind: type, name: str) -> type:
-    """The class that a method comes from."""
+    """Return the class that a method comes from."""
     return next((parent for parent in kind.__mro__ if name in vars(parent)), object)
 
 
@@ -98,7 +98,7 @@ def _origin(kind: type, name: str) -> type:
 
 
 def _takes_terms(retriever: Any) -> bool:
-    """Whether it is a `BM25Retriever` of langchain-community's, or like one."""
+    """Return whether it is a `BM25Retriever` of langchain-community's, or like one."""
     parts = (getattr(getattr(retriever, "vectorizer", None), "get_scores", None), getattr(retriever, "docs", None))
     homes = (kind for kind in type(retriever).__mro__ if "vectorizer" in inspect.get_annotations(kind))
     home = next(homes, None)
@@ -112,7 +112,7 @@ def _takes_terms(retriever: Any) -> bool:
 
 
 def _by_terms(bm25: Any, question: str, turns: Sequence[Turn], strength: Strength, k: int) -> list[Document]:
-    """The scores of the question and, by weight, those of the terms: the sum is a weighted query's."""
+    """Return the scores of the question and, by weight, those of the terms: the sum is a weighted query's."""
     words: defaultdict[float, list[str]] = defaultdict(list)
     for term in added_terms(question, turns, strength):
         words[term.weight] += bm25.preprocess_func(term.word)
@@ -127,7 +127,7 @@ def _by_terms(bm25: Any, question: str, turns: Sequence[Turn], strength: Strengt
 
 
 def _search_by_vector(retriever: Any, options: Mapping[str, Any]) -> str | None:
-    """The name of the store's search by vector that does what the retriever does by text; None if there is none."""
+    """Return the name of the store's search by vector that does what the retriever does by text; None if there is none."""
     if not keeps_own_search(retriever, VectorStoreRetriever):
         return None
     names = BY_VECTOR.get(retriever.search_type)
@@ -185,7 +185,7 @@ def _by_vector(
 
 
 def _blended(weights: Sequence[float], vectors: Sequence[Any]) -> list[float]:
-    """The sum of vectors, each brought to length 1 and weighted; as long as the first one was."""
+    """Return the sum of vectors, each brought to length 1 and weighted; as long as the first one was."""
     parts = [[float(x) for x in vector] for vector in vectors]
     lengths = [math.hypot(*part) for part in parts]
     shares = [w / length if length > 0 else 0.0 for w, length in zip(weights, lengths, strict=True)]

@@ -167,7 +167,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         return super().model_copy(update=update, deep=deep)
 
     def __repr__(self) -> str:
-        """Names the wrapped runnable, the histories and the keys; nothing that was said, no credentials."""
+        """Name the wrapped runnable, the histories and the keys; nothing that was said, no credentials."""
         wrapped: HistoryTurn = self.bound  # type: ignore[assignment]  # made in the constructor
         keys = ("input_messages_key", "output_messages_key", "history_messages_key")
         told = [wrapped.runnable.get_name(), shown(self.get_session_history)]
@@ -195,13 +195,13 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         return dict[str, Any] if self.history_messages_key or self.input_messages_key else list[BaseMessage]
 
     def get_input_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
-        """The new input alone; history is not part of it."""
+        """Return the new input alone; history is not part of it."""
         name, many = "RunnableWithChatHistoryInput", Sequence[BaseMessage]
         either = bool(self.input_messages_key and self.history_messages_key)
         return _schema(name, str | BaseMessage | many if either else many, self.input_messages_key)
 
     def get_output_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
-        """The output of the wrapped runnable."""
+        """Return the output of the wrapped runnable."""
         kind = self.OutputType
         if inspect.isclass(kind) and issubclass(kind, BaseModel):
             return kind
@@ -215,7 +215,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         return {**ensured, "configurable": configurable}
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        """Streams one turn; when `aclose()` returns, the partial answer is stored."""
+        """Stream one turn; when `aclose()` returns, the partial answer is stored."""
         merged = self._merge_configs(config)
         async with aclosing(self.bound.astream(input, merged, **{**self.kwargs, **kwargs})) as chunks:  # type: ignore[type-var]  # a generator
             async for chunk in chunks:
@@ -240,7 +240,7 @@ def _check_unchanged(names: Iterable[str]) -> None:
 
 
 def _schema(title: str, kind: Any, key: str | None = None) -> type[BaseModel]:
-    """A schema of a value, or of a dict with it, titled as LangChain's; what says something else has another name.
+    """Return a schema of a value, or of a dict with it, titled as LangChain's; what says something else has another name.
 
     Servers know schemas by the names of their classes: LangServe fails at a second one of a name with other content.
     """
@@ -272,7 +272,7 @@ def create_runnable_with_message_history(
     on_context_overflow: Literal["retry", "raise"] = "retry",
     on_load_error: OnLoadError = "report",
 ) -> RunnableWithMessageHistory:
-    """Puts a durable conversation around any chain, model or graph.
+    """Put a durable conversation around any chain, model or graph.
 
     Every call is one turn of the session named in its config: the history is loaded, the runnable is called with it,
     and question and answer (tool messages included) are stored as one atomic turn before the call returns. A stream is

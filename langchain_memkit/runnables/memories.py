@@ -39,7 +39,7 @@ class Memories:
 
     @classmethod
     def of(cls, entries: Any, on_load_error: OnLoadError) -> Memories:
-        """Checks the argument and makes memories of retrievers."""
+        """Check the argument and makes memories of retrievers."""
         if isinstance(entries, (str, Memory)) or not isinstance(entries, Sequence):
             msg = f"memories must be a list, not {type(entries).__name__}"
             raise ConfigurationError(msg)
@@ -61,7 +61,7 @@ class Memories:
     def bind(
         self, specs: Sequence[ConfigurableFieldSpec] | None, configurable: dict[str, Any], history: Any
     ) -> Flow[list[Memory]]:
-        """The memories of a session.
+        """Return the memories of a session.
 
         Raises:
             ConfigurationError: An id is missing, or a memory is bound to another session or user.
@@ -81,7 +81,7 @@ class Memories:
         return bound
 
     def beside(self, memories: Sequence[Memory], read: Step) -> Flow[Any]:
-        """What the read of the history returns, beside which the memories read what they can at the same time.
+        """Return what the read of the history returns, beside which the memories read what they can at the same time.
 
         On an event loop all of them do, else those that wait for a server: a thread costs more than a file does.
 
@@ -119,7 +119,7 @@ class Memories:
         whole: bool,
         trial: bool = False,
     ) -> Flow[list[Record]]:
-        """What the memories have to say to the new input.
+        """Return what the memories have to say to the new input.
 
         Args:
             memories: Of the turn.
@@ -191,7 +191,7 @@ def with_note(
 
 
 def _question(asked: Sequence[BaseMessage], past: Sequence[BaseMessage]) -> str:
-    """The new input as text; while tools are called, the question that they are called for."""
+    """Return the new input as text; while tools are called, the question that they are called for."""
     texts = [str(m.text) for m in asked if is_user_message(m)]
     if not texts:
         texts = [next((str(m.text) for m in reversed(past) if is_user_message(m)), "")]
@@ -199,7 +199,7 @@ def _question(asked: Sequence[BaseMessage], past: Sequence[BaseMessage]) -> str:
 
 
 def _ids(configurable: dict[str, Any], history: Any) -> dict[str, Any]:
-    """The ids of the history in use: `history_factory_config` may have given them other names in the config."""
+    """Return the ids of the history in use: `history_factory_config` may have given them other names in the config."""
     session_id = configurable.get("session_id", configurable.get("thread_id"))
     return {
         "session_id": getattr(history, "session_id", None) or session_id,
@@ -208,7 +208,7 @@ def _ids(configurable: dict[str, Any], history: Any) -> dict[str, Any]:
 
 
 def _check_binding(memory: Memory, i: int, configurable: dict[str, Any], history: Any) -> None:
-    """Refuses a memory of somebody else: one object in `memories=` would serve every session."""
+    """Refuse a memory of somebody else: one object in `memories=` would serve every session."""
     for name, value in _ids(configurable, history).items():
         bound = getattr(memory, name)
         if bound is not None and bound != value:

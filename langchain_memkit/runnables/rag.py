@@ -38,7 +38,7 @@ def create_conversational_rag_chain(
     max_tokens: int | None = 4000,
     **options: Any,
 ) -> RunnableWithMessageHistory:
-    """Makes one runnable of the whole way from a question to its stored answer.
+    """Make one runnable of the whole way from a question to its stored answer.
 
     Every call is one turn of the session that its config names: the past conversation is loaded, the question is made
     one that stands alone, documents are searched with that, the model answers the question from them, and the question
@@ -127,7 +127,7 @@ class ConversationalRag(RunnableWithMessageHistory):
 
 
 def _condensing(retriever: Any, llm: Any, mode: Mode, n_questions: int | None) -> Runnable[Any, Any]:
-    """The retriever that takes a conversation."""
+    """Return the retriever that takes a conversation."""
     if mode not in MODES:
         msg = f"condense must be one of {', '.join(map(repr, MODES))}, not {mode!r:.50}"
         raise ConfigurationError(msg)
@@ -155,7 +155,7 @@ def _condensing_within(runnable: Any) -> CondenseQuestionRetriever | None:
 
 
 def _preprocessor(n_questions: int | None, max_tokens: int | None, given: Any) -> Preprocessor | None:
-    """What of the past is read and shown."""
+    """Return what of the past is read and shown."""
     if n_questions is None:
         return given if given is not None or max_tokens is None else create_trim_preprocessor(max_tokens)
     if given is not None:

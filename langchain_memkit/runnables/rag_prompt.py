@@ -46,7 +46,7 @@ class Asked:
 
     @classmethod
     def of(cls, messages: Sequence[BaseMessage]) -> Asked:
-        """The last thing that a person said, else the last message."""
+        """Return the last thing that a person said, else the last message."""
         if not messages:
             msg = "the input holds no question"
             raise ValueError(msg)
@@ -60,7 +60,7 @@ class Asked:
 
 
 def context_message(documents: Sequence[Document]) -> HumanMessage:
-    """Documents as numbered records, quoted line by line; of none, that there are none.
+    """Return documents as numbered records, quoted line by line; of none, that there are none.
 
     Example:
         >>> note = context_message([Document("Tea at five.", metadata={"source": "house.md"})]).text
@@ -113,7 +113,7 @@ class RagPrompt:
             warnings.warn(msg, stacklevel=4)
 
     def build(self, value: Mapping[str, Any], asked: Asked, config: RunnableConfig) -> Flow[Any]:
-        """The input of the model.
+        """Return the input of the model.
 
         Args:
             value: The chain's input with `chat_history`, `context` and `standalone_question`.

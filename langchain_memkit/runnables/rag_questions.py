@@ -33,11 +33,11 @@ class LastQuestions(Runnable[Any, list[BaseMessage]]):
         return Window(max_messages=2 * self._n)
 
     async def awindow(self, config: RunnableConfig | None = None) -> Window:
-        """Async twin of `window`."""
+        """Run `window` asynchronously."""
         return self.window(config)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """The questions among the messages; more is read where others, of tools say, took up the room."""
+        """Return the questions among the messages; more is read where others, of tools say, took up the room."""
 
         def run(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> list[BaseMessage]:
             return drive(self._questions(value, config), run_step)
@@ -45,7 +45,7 @@ class LastQuestions(Runnable[Any, list[BaseMessage]]):
         return self._call_with_config(run, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """Async twin of `invoke`."""
+        """Run `invoke` asynchronously."""
 
         async def run(
             value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig

@@ -51,7 +51,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
         self._input_key = input_key
 
     def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
-        """The input with `context`, `standalone_question` and `answer`."""
+        """Return the input with `context`, `standalone_question` and `answer`."""
         config = ensure_config(config)
         value, messages = drive(self.prepared(input, config), run_step)
         return {**value, ANSWER: _text(self._llm.invoke(messages, config, **kwargs))}
@@ -59,7 +59,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
     async def ainvoke(
         self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Async twin of `invoke`."""
+        """Run `invoke` asynchronously."""
         config = ensure_config(config)
         value, messages = await adrive(self.prepared(input, config), arun_step)
         return {**value, ANSWER: _text(await self._llm.ainvoke(messages, config, **kwargs))}
@@ -87,7 +87,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
     async def astream(
         self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any | None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Async twin of `stream`."""
+        """Run `stream` asynchronously."""
         config = ensure_config(config)
         begins = _begins(config)
         if begins:
@@ -105,7 +105,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
             yield AddableDict({ANSWER: ""})
 
     def prepared(self, given: dict[str, Any], config: RunnableConfig) -> Flow[tuple[dict[str, Any], Any]]:
-        """The input with what was found, and what the model is asked."""
+        """Return the input with what was found, and what the model is asked."""
         asked = Asked.of(input_messages(given, self._input_key))
         query: Any = {"input": asked.question, HISTORY: [*given[HISTORY], *asked.before]}
         if not asked.question.strip():  # an image alone: there is nothing to search for
@@ -132,18 +132,18 @@ class _Heard(BaseCallbackHandler):
 
 
 def _begins(config: RunnableConfig) -> bool:
-    """Whether a stream begins; in a second try, with less of the past, its first chunks have gone out already."""
+    """Return whether a stream begins; in a second try, with less of the past, its first chunks have gone out already."""
     context: TurnContext | None = config.get("configurable", {}).get(TURN)
     return context is None or context.scale == 1
 
 
 def _given(value: dict[str, Any]) -> AddableDict:
-    """The input without keys that are added to: strings and lists would be joined."""
+    """Return the input without keys that are added to: strings and lists would be joined."""
     return AddableDict({key: given for key, given in value.items() if key not in (ANSWER, CONTEXT, STANDALONE)})
 
 
 def _closable(chunks: Iterator[Any]) -> Any:
-    """A stream that can be closed: those of LangChain are generators, others need not be."""
+    """Return a stream that can be closed: those of LangChain are generators, others need not be."""
     return chunks if hasattr(chunks, "close") else (chunk for chunk in chunks)
 
 
@@ -152,7 +152,7 @@ def _aclosable(chunks: AsyncIterator[Any]) -> Any:
 
 
 def _text(output: Any) -> str:
-    """What a model says: chat models give messages, string models text."""
+    """Return what a model says: chat models give messages, string models text."""
     if isinstance(output, str):
         return output
     if isinstance(output, BaseMessage):
@@ -197,7 +197,7 @@ class AnsweredTurn(OpenTurn):
 
     @classmethod
     def of(cls, turn: OpenTurn, output: Any) -> AnsweredTurn:
-        """The turn with what its output says."""
+        """Return the turn with what its output says."""
         known = {field.name: getattr(turn, field.name) for field in fields(OpenTurn)}
         found = output.get(CONTEXT) if isinstance(output, dict) else None
         return cls(**known, documents=tuple(document_key(document) for document in found or ()))
@@ -207,11 +207,11 @@ class RagPolicy(Policy):
     """The same policy, which also notes in the answer what it was made from. The caller's output stays as it is."""
 
     def save(self, turn: OpenTurn, output: Any) -> Flow[None]:
-        """Stores question and answer."""
+        """Store question and answer."""
         yield from super().save(AnsweredTurn.of(turn, output), output)
 
     def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> Flow[None]:
-        """Stores a part of an answer; a stream that was closed before the first word has none."""
+        """Store a part of an answer; a stream that was closed before the first word has none."""
         output = streamed.value
         if isinstance(output, dict) and ANSWER in output:
             yield from super().abort(AnsweredTurn.of(turn, output), streamed)
@@ -224,7 +224,7 @@ class RagPolicy(Policy):
 
 
 def _with_documents(message: BaseMessage, documents: Sequence[str]) -> BaseMessage:
-    """The answer with the keys of the documents that it was given and, if it cites some, of those."""
+    """Return the answer with the keys of the documents that it was given and, if it cites some, of those."""
     if not isinstance(message, AIMessage):
         return message
     known = {**message.response_metadata, DOCUMENTS: list(documents)}

@@ -85,7 +85,7 @@ class Policy:
 
     @classmethod
     def of(cls, output_key: str | None, preprocessor: Any, memories: Any, before_save: Any, *words: Any) -> Self:
-        """Checks the arguments of a door.
+        """Check the arguments of a door.
 
         Args:
             output_key: As given.
@@ -107,7 +107,7 @@ class Policy:
         return policy
 
     def check(self) -> None:
-        """Refuses misspelt policies now rather than at the first failure."""
+        """Refuse misspelt policies now rather than at the first failure."""
         if self.before_save is not None and not callable(self.before_save):
             msg = f"before_save must be a function of messages, not {type(self.before_save).__name__}"  # type: ignore[unreachable]  # callers without types
             raise ConfigurationError(msg)
@@ -145,7 +145,7 @@ class Policy:
         context.scale = SMALLER
 
     def save(self, turn: OpenTurn, output: Any) -> Flow[None]:
-        """Stores the finished turn, and applies `on_save_error` if that fails."""
+        """Store the finished turn, and applies `on_save_error` if that fails."""
         try:
             answer = output_messages(output, self.output_key)
             messages = [*turn.new, *_without_notes(without_echo(answer, turn.shown, turn.asked))]
@@ -172,7 +172,7 @@ class Policy:
         yield from self._save_failed(turn, _write_error(error, turn, output))
 
     def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> Flow[None]:
-        """Stores what was yielded before the stream was closed or cancelled."""
+        """Store what was yielded before the stream was closed or cancelled."""
         if self.on_abort == "discard" or streamed.empty:
             return
         output = streamed.value
@@ -181,7 +181,7 @@ class Policy:
         )
 
     def save_partial(self, turn: OpenTurn, said: Callable[[], list[BaseMessage]], output: Any) -> Flow[None]:
-        """Stores what had been said when the turn was stopped, if anything; raises as a save does."""
+        """Store what had been said when the turn was stopped, if anything; raises as a save does."""
         if self.on_abort == "discard":
             return
         try:
@@ -264,7 +264,7 @@ class Policy:
 
 
 def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteError:
-    """Any failure of a save as a `HistoryWriteError` that carries the answer."""
+    """Return any failure of a save as a `HistoryWriteError` that carries the answer."""
     if not isinstance(error, HistoryWriteError):
         text = f"saving the turn raised {describe_error(error)}"
         wrapped = HistoryWriteError(text, maybe_stored=not turn.native)
@@ -281,7 +281,7 @@ def _event(turn: OpenTurn, name: str, error: HistoryWriteError) -> Step:
 
 
 def _without_notes(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """What memories recalled is never stored, whoever hands it back."""
+    """Return what memories recalled is never stored, whoever hands it back."""
     return [message for message in messages if not is_note(message)]
 
 
@@ -309,7 +309,7 @@ def _renamed(message: BaseMessage, other: BaseMessage) -> BaseMessage:
 
 
 def _derived_id(turn_id: str, state: str) -> str:
-    """An id for what is left of a turn that did not end well; long ids are hashed to stay within the limit."""
+    """Return an id for what is left of a turn that did not end well; long ids are hashed to stay within the limit."""
     if len(turn_id.encode()) > MAX_ID_BYTES - len(state) - 1:
         turn_id = hashlib.sha256(turn_id.encode()).hexdigest()
     return f"{turn_id}:{state}"

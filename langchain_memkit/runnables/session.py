@@ -30,7 +30,7 @@ def session_history(
     configurable: dict[str, Any],
     name: str = "get_session_history",
 ) -> Step:
-    """The call of `get_session_history`, by its signature; every id is checked before.
+    """Return the call of `get_session_history`, by its signature; every id is checked before.
 
     Args:
         function: `get_session_history` or what makes a memory, plain or async.
@@ -114,7 +114,7 @@ def checked_function(
 
 
 def _by_name_only(kind: type, parameters: Sequence[inspect.Parameter]) -> bool:
-    """Whether a class has parameters and takes none by position: a `*args` of LangChain's classes does not count."""
+    """Return whether a class has parameters and takes none by position: a `*args` of LangChain's classes does not count."""
     kinds = {parameter.kind for parameter in parameters}
     if not kinds or not kinds.isdisjoint(BY_POSITION):
         return False
@@ -122,7 +122,7 @@ def _by_name_only(kind: type, parameters: Sequence[inspect.Parameter]) -> bool:
 
 
 def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:
-    """The parameters; none of what cannot be looked into."""
+    """Return the parameters; none of what cannot be looked into."""
     try:
         return inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

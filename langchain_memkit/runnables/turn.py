@@ -77,7 +77,7 @@ class HistoryTurn(Runnable[Any, Any]):
         return self._policy.preprocessor
 
     def open(self, input: Any, config: RunnableConfig | None = None) -> OpenTurn:
-        """The turn as far as the model: loaded and composed, nothing called, nothing stored."""
+        """Return the turn as far as the model: loaded and composed, nothing called, nothing stored."""
 
         def opened(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> OpenTurn:
             return drive(self._tried(value, config), run_step)
@@ -86,7 +86,7 @@ class HistoryTurn(Runnable[Any, Any]):
         return turn
 
     async def aopen(self, input: Any, config: RunnableConfig | None = None) -> OpenTurn:
-        """Async twin of `open`."""
+        """Run `open` asynchronously."""
 
         async def opened(value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> OpenTurn:
             return await adrive(self._tried(value, config), arun_step)
@@ -97,7 +97,7 @@ class HistoryTurn(Runnable[Any, Any]):
     # -- the four ways to run
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """One turn."""
+        """Return one turn."""
 
         def turn_of(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Any:
             turn = drive(self._open(value, config), run_step)
@@ -116,7 +116,7 @@ class HistoryTurn(Runnable[Any, Any]):
         return self._call_with_config(turn_of, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Async twin of `invoke`."""
+        """Run `invoke` asynchronously."""
 
         async def turn_of(value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> Any:
             turn = await adrive(self._open(value, config), arun_step)
@@ -135,11 +135,11 @@ class HistoryTurn(Runnable[Any, Any]):
         return await self._acall_with_config(turn_of, input, config)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """One turn, streamed; saved when the stream ends or is closed."""
+        """Return one turn, streamed; saved when the stream ends or is closed."""
         yield from self.transform(iter([input]), config, **kwargs)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        """Async twin of `stream`."""
+        """Run `stream` asynchronously."""
 
         async def once() -> AsyncIterator[Any]:
             yield input
@@ -149,7 +149,7 @@ class HistoryTurn(Runnable[Any, Any]):
                 yield chunk
 
     def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """One turn for a streamed input, which is gathered first."""
+        """Return one turn for a streamed input, which is gathered first."""
         inner: list[Any] = []
 
         def turn_of(
@@ -168,7 +168,7 @@ class HistoryTurn(Runnable[Any, Any]):
     async def atransform(
         self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        """Async twin of `transform`."""
+        """Run `transform` asynchronously."""
         inner: list[Any] = []
 
         def turn_of(
@@ -254,7 +254,7 @@ class HistoryTurn(Runnable[Any, Any]):
         return self._open(value, config, trial=True)
 
     def _open(self, value: Any, config: RunnableConfig, scale: float = 1.0, *, trial: bool = False) -> Flow[OpenTurn]:
-        """Checks, captures the input, loads, composes. Nothing is stored yet."""
+        """Check, captures the input, loads, composes. Nothing is stored yet."""
         if (self._input_key or self._history_key) and not (isinstance(value, dict) or self.wiring.plain):
             msg = (
                 f"with input_messages_key or history_messages_key the input must be a dict, not {type(value).__name__}"
@@ -315,7 +315,7 @@ class HistoryTurn(Runnable[Any, Any]):
     def _look_up(
         self, history: Any, memories: list[Memory], ids: list[str], config: RunnableConfig
     ) -> Flow[tuple[set[str], HistoryView | None]]:
-        """Which messages are stored; on an event loop the past is read at once, where that does not depend on it."""
+        """Return which messages are stored; on an event loop the past is read at once, where that does not depend on it."""
         chain, stored = self._policy.preprocessor, stored_ids(history, ids)
         if asks_for_window(chain):  # how much it asks for depends on what of the input is new
             return (yield stored), None
@@ -347,7 +347,7 @@ class HistoryTurn(Runnable[Any, Any]):
             yield event(turn.config, PAST_NOT_SHOWN, {"reason": verdict, "turn_id": turn.turn_id})
 
     def _asked(self, given: list[BaseMessage], known: set[str]) -> list[BaseMessage]:
-        """What of the input the model is shown after the past."""
+        """Return what of the input the model is shown after the past."""
         return given if self._history_key else ([m for m in given if not m.id or m.id not in known] or given[-1:])
 
     def _smaller(
@@ -358,7 +358,7 @@ class HistoryTurn(Runnable[Any, Any]):
         error: ContextOverflowError,
         streamed: StreamedOutput | None = None,
     ) -> Flow[OpenTurn]:
-        """The turn once more with less of the past, after the model said that it was too much; else its error."""
+        """Return the turn once more with less of the past, after the model said that it was too much; else its error."""
         context: TurnContext = turn.config["configurable"][CONTEXT]
         said = streamed is not None and not streamed.empty
         yield from self._policy.overflowed(context, turn.config, error, said=said)

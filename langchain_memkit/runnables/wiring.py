@@ -186,7 +186,7 @@ def _inferred(
     *,
     assigned: bool,
 ) -> Wiring:
-    """The wiring of a chain without keys."""
+    """Return the wiring of a chain without keys."""
     places = list(dict.fromkeys(v.name for v in free if v.messages))
     rest = {v.name for v in free if not v.messages}
     alone = prompt.input_variables[0] if len(prompt.input_variables) == 1 and not assigned else None
@@ -228,7 +228,7 @@ def wiring_advice(runnable: Any, input_key: str | None, history_key: str | None)
 
 
 def _first_prompt(runnable: Any) -> tuple[BasePromptTemplate[Any], frozenset[str]] | None:
-    """The prompt that takes the chain's own input, and what is assigned to that before."""
+    """Return the prompt that takes the chain's own input, and what is assigned to that before."""
     added: frozenset[str] = frozenset()
     steps = [runnable]
     while steps:
@@ -249,7 +249,7 @@ def _first_prompt(runnable: Any) -> tuple[BasePromptTemplate[Any], frozenset[str
 
 
 def _variables(prompt: Any) -> list[_Variable] | None:
-    """The variables of a prompt in the order of its messages; None if it formats them in a way of its own."""
+    """Return the variables of a prompt in the order of its messages; None if it formats them in a way of its own."""
     if isinstance(prompt, (PromptTemplate, FewShotPromptTemplate)):
         if type(prompt).format not in (PromptTemplate.format, FewShotPromptTemplate.format):
             return None
@@ -282,13 +282,13 @@ def _text_variables(part: Any, place: int, names: Iterable[str]) -> Iterator[_Va
 
 
 def _unfilled(prompt: BasePromptTemplate[Any], variables: Sequence[_Variable]) -> list[_Variable]:
-    """What a caller has to give; places for messages that are optional have an empty value."""
+    """Return what a caller has to give; places for messages that are optional have an empty value."""
     filled: Mapping[str, Any] = prompt.partial_variables
     return [v for v in variables if not (filled.get(v.name) if v.messages else v.name in filled)]
 
 
 def _before(free: Sequence[_Variable], questions: Sequence[_Variable]) -> list[str]:
-    """The places for messages before the first of these: what stands after the question is no past."""
+    """Return the places for messages before the first of these: what stands after the question is no past."""
     first = min((v.place for v in questions), default=-1)
     return list(dict.fromkeys(v.name for v in free if v.messages and v.place < first))
 
@@ -301,13 +301,13 @@ def _told(variables: Sequence[_Variable]) -> str:
 
 
 def _give(**choices: Sequence[str]) -> str | None:
-    """The advice to give one of these names for each argument; None if there is none."""
+    """Return the advice to give one of these names for each argument; None if there is none."""
     told = [f"{argument}={_listed(names, 'or')}" for argument, names in choices.items() if names]
     return f"Give {' and '.join(told)}" if told else None
 
 
 def _make_place(input_key: str | None, history_key: str | None, behind: Sequence[str] = ()) -> str:
-    """The advice for a prompt without a place for the past; `behind` are places for messages after the question."""
+    """Return the advice for a prompt without a place for the past; `behind` are places for messages after the question."""
     place = history_key or "chat_history"
     wanted = [] if input_key else ["input_messages_key= (the variable of the new input)"]
     wanted += [] if history_key else [f"history_messages_key={place!r}"]
@@ -412,5 +412,5 @@ def first_time(what: Hashable) -> bool:
 
 
 def _words(text: str, most: int | None = None) -> str:
-    """The words of a text, the first so many, however a chain has quoted, wrapped, indented or cut them."""
+    """Return the words of a text, the first so many, however a chain has quoted, wrapped, indented or cut them."""
     return " ".join(re.findall(r"\w+", text)[:most])

@@ -18,7 +18,7 @@ B = 0.5
 
 
 def idf(found: int, count: int) -> float:
-    """How rare a word is: `log(1 + (count - found + 0.5) / (found + 0.5))`.
+    """Return how rare a word is: `log(1 + (count - found + 0.5) / (found + 0.5))`.
 
     Robertson's formula with a 1 in the logarithm, as Lucene has it, so that it is never negative: "Which BM25 do you
     mean?", Kamphuis et al., ECIR 2020.
@@ -35,7 +35,7 @@ def idf(found: int, count: int) -> float:
 
 
 def saturated(times: npt.NDArray[np.int64], lengths: Doubles, mean_length: float) -> Doubles:
-    """How much a word counts in each text: `times / (times + k1 * (1 - b + b * length / mean length))`.
+    """Return how much a word counts in each text: `times / (times + k1 * (1 - b + b * length / mean length))`.
 
     BM25 is this times `idf`, summed over the words of a question (Robertson and Zaragoza, "The Probabilistic Relevance
     Framework: BM25 and Beyond", 2009), with k1 = 1.2 and b = 0.5.

@@ -69,7 +69,7 @@ class Window(NamedTuple):
 
 
 def windows(text: str, today: date) -> list[Window]:
-    """The days that a text names: "7 May 2023", "May 7", "2023-05-07", "in May", "in 2023", "yesterday", "last week".
+    """Return the days that a text names: "7 May 2023", "May 7", "2023-05-07", "in May", "in 2023", "yesterday", "last week".
 
     A month or a day without its year is that of every year. Where a text names a date, words that count from today
     ("last week") are passed over: they may count from there. English only.
@@ -98,7 +98,7 @@ def windows(text: str, today: date) -> list[Window]:
 
 
 def closeness(found: Sequence[Window], days: Doubles) -> Doubles:
-    """How close days are to the nearest of some windows: 1 within one, 0 a week from it and further.
+    """Return how close days are to the nearest of some windows: 1 within one, 0 a week from it and further.
 
     Args:
         found: The windows.

@@ -81,7 +81,7 @@ class Begun(NamedTuple):
 
 
 def entry_of(document: Document, *, stamp: int = 0, stems: Sequence[Sequence[str]] | None = None) -> Entry:
-    """The record that a stored document is.
+    """Return the record that a stored document is.
 
     Args:
         document: With an id, and the metadata of a round; all of it may be missing.
@@ -118,7 +118,7 @@ def entry_of(document: Document, *, stamp: int = 0, stems: Sequence[Sequence[str
 
 
 def digest_of(text: str) -> str:
-    """The same for texts that differ in case and white space only: 32 hexadecimal digits of a SHA-256.
+    """Return the same for texts that differ in case and white space only: 32 hexadecimal digits of a SHA-256.
 
     Example:
         >>> digest_of("Hello  World") == digest_of("hello world ")

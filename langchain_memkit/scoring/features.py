@@ -19,7 +19,7 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 def spread(values: Doubles, most: int | None = None, known: Flags | None = None) -> Doubles:
-    """Brings a feature to 0 (the least) to 1 (the most).
+    """Bring a feature to 0 (the least) to 1 (the most).
 
     Args:
         values: One for each record.
@@ -46,7 +46,7 @@ def spread(values: Doubles, most: int | None = None, known: Flags | None = None)
 
 
 def passed_on(view: View, scores: Doubles, share: float) -> Doubles:
-    """What records get of those beside them in their session: a share of the next, its square of the next but one."""
+    """Return what records get of those beside them in their session: a share of the next, its square of the next but one."""
     ordered = scores[view.order]
     got = np.zeros(len(ordered))
     for distance, same in enumerate(view.nearby, 1):
@@ -71,7 +71,7 @@ def recency(view: View, accessed: Mapping[str, datetime], now: datetime, decay_r
 
 
 def importance(entries: Sequence[Entry]) -> Doubles:
-    """What records were rated; the mean for those that were not."""
+    """Return what records were rated; the mean for those that were not."""
     found = np.array([np.nan if entry.importance is None else entry.importance for entry in entries])
     rated = found[~np.isnan(found)]
     return np.where(np.isnan(found), rated.mean() if len(rated) else 0.0, found)

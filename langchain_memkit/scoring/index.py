@@ -67,11 +67,11 @@ class Index:
         self._begin()
 
     def __len__(self) -> int:
-        """Number of records."""
+        """Return number of records."""
         return self.count
 
     def __contains__(self, record_id: object) -> bool:
-        """Whether there is a record with this id."""
+        """Return whether there is a record with this id."""
         return record_id in self._slots
 
     @property
@@ -99,11 +99,11 @@ class Index:
         return self._view
 
     def stamps(self) -> set[int]:
-        """The stamps of the records in it."""
+        """Return the stamps of the records in it."""
         return {entry.stamp for entry in self._entries if entry is not None}
 
     def add(self, entry: Entry, vector: npt.ArrayLike | None) -> None:
-        """Adds a record, in place of the one with the same id.
+        """Add a record, in place of the one with the same id.
 
         Args:
             entry: The record.
@@ -133,7 +133,7 @@ class Index:
         self._view = None
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Removes records; ids that are not there are passed over."""
+        """Remove records; ids that are not there are passed over."""
         for record_id in ids:
             slot = self._slots.pop(record_id, None)
             entry = None if slot is None else self._entries[slot]
@@ -148,17 +148,17 @@ class Index:
             self._compact()
 
     def get(self, record_id: str) -> Entry | None:
-        """The record with this id."""
+        """Return the record with this id."""
         slot = self._slots.get(record_id)
         return None if slot is None else self._entries[slot]
 
     def vector_of(self, record_id: str) -> Floats | None:
-        """The vector of a record, of length 1; `None` if it has none."""
+        """Return the vector of a record, of length 1; `None` if it has none."""
         slot = self._slots.get(record_id)
         return None if slot is None or not self._embedded[slot] else self._vectors[slot]
 
     def last(self, session: str) -> Entry | None:
-        """The record of a session with the highest position."""
+        """Return the record of a session with the highest position."""
         known, number = self._last.get(session), self._numbers.get(session)
         if known is not None or number is None:
             return known
@@ -238,7 +238,7 @@ class Index:
         self._seen = None
 
     def _compact(self) -> None:
-        """Builds the index anew, so that nothing of what was removed stays behind."""
+        """Build the index anew, so that nothing of what was removed stays behind."""
         vectors, slots = self._vectors, self._slots
         kept = [
             (entry, vectors[slots[entry.id]] if self._embedded[slots[entry.id]] else None) for entry in self.entries
@@ -268,7 +268,7 @@ class Index:
         return found if abs(square - 1) < NEARLY or not square else found / np.float32(math.sqrt(square))
 
     def _room(self, slot: int, dims: int) -> Floats:
-        """The vectors, with room for this slot."""
+        """Return the vectors, with room for this slot."""
         if slot >= len(self._vectors) or self._vectors.shape[1] != dims:
             grown = np.zeros((max(FIRST, 2 * slot), dims), np.float32)
             if self._vectors.shape[1] == dims:

@@ -45,7 +45,7 @@ class Matches(NamedTuple):
 
 
 def match(view: View, postings: Postings, stems: Sequence[str], asked: Collection[int] = ()) -> Matches:
-    """Compares the words of a question with every record that holds any of them.
+    """Compare the words of a question with every record that holds any of them.
 
     Args:
         view: The records.
@@ -110,14 +110,14 @@ def _summed(
 
 
 def _of(asked: Collection[int], spoken: Numbers) -> Flags:
-    """Which messages are by the asked speakers."""
+    """Return which messages are by the asked speakers."""
     table = np.zeros(int(spoken.max(initial=0)) + 1, bool)
     table[list(asked)] = True
     return table[spoken]
 
 
 def _found(postings: Postings, stems: Sequence[str]) -> list[tuple[int, Numbers]]:
-    """The words with what holds them, once each; of many words the rarest that are there at all."""
+    """Return the words with what holds them, once each; of many words the rarest that are there at all."""
     counted = [(times, postings.messages(stem)) for stem, times in Counter(stems).items()]
     if len(counted) > WORDS:
         counted = sorted((pair for pair in counted if len(pair[1])), key=lambda pair: len(pair[1]))[:WORDS]

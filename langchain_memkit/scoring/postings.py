@@ -46,11 +46,11 @@ class Postings:
         self._messages: defaultdict[str, array[int]] = defaultdict(partial(array, "q"))
 
     def __len__(self) -> int:
-        """Number of different words."""
+        """Return number of different words."""
         return len(self._messages)
 
     def add(self, slot: int, said: Sequence[Said]) -> None:
-        """Adds the messages of a record."""
+        """Add the messages of a record."""
         known = self._messages
         for role, name, stems in said:
             message = len(self.slots)
@@ -62,6 +62,6 @@ class Postings:
                 known[stem].append(message)
 
     def messages(self, stem: str) -> Numbers:
-        """The messages with a word, in the order in which they were added."""
+        """Return the messages with a word, in the order in which they were added."""
         found = self._messages.get(stem)
         return NONE if found is None else np.array(found)

@@ -155,7 +155,7 @@ def rank(
     ranking: Ranking = Ranking(),  # frozen
     keep: Callable[[Entry], bool] | None = None,
 ) -> list[Ranked]:
-    """The records that answer a question best.
+    """Return the records that answer a question best.
 
     Words and vectors are fused by weights after each was brought to 0 to 1 for this question, and a record takes part
     of the scores of those beside it, since what answers a question often stands next to what resembles it.
@@ -213,7 +213,7 @@ def best_first(index: Index, question: Question, ranking: Ranking, keep: Callabl
 
 
 def _similarity(index: Index, view: View, question: Question) -> tuple[Doubles, Flags]:
-    """How near the records are to the question, and of which that is known."""
+    """Return how near the records are to the question, and of which that is known."""
     similar = question.similar
     if similar is not None:
         found = np.array([similar.get(entry.id, np.nan) for entry in view.entries])
@@ -224,7 +224,7 @@ def _similarity(index: Index, view: View, question: Question) -> tuple[Doubles, 
 
 
 def _parts(view: View, question: Question, ranking: Ranking, found: Matches, near: Doubles, known: Flags) -> Doubles:
-    """A line for each of `PARTS`, a column for each record."""
+    """Return a line for each of `PARTS`, a column for each record."""
     most = None if ranking.over_all else max(ranking.candidates, COMPARED)
     parts = np.zeros((len(PARTS), len(view.entries)))
     dense, lexical, speaker, neighbours, session, date, recent, important = parts
@@ -246,7 +246,7 @@ def _parts(view: View, question: Question, ranking: Ranking, found: Matches, nea
 
 
 def _best(view: View, scores: Doubles, now: datetime, most: int, keep: Callable[[Entry], bool] | None) -> Iterator[int]:
-    """The records with the highest scores of those that may be returned."""
+    """Return the records with the highest scores of those that may be returned."""
     kept = 0
     order: Sequence[int] = ()
     for tried in (2 * most, len(scores)):
@@ -263,7 +263,7 @@ def _best(view: View, scores: Doubles, now: datetime, most: int, keep: Callable[
 
 
 def _top(scores: Doubles, most: int) -> list[int]:
-    """The numbers of the highest scores, best first; of equal ones the first."""
+    """Return the numbers of the highest scores, best first; of equal ones the first."""
     if most >= len(scores):
         return [*np.argsort(-scores, kind="stable").tolist()]
     least = np.partition(scores, len(scores) - most)[len(scores) - most]
@@ -272,6 +272,6 @@ def _top(scores: Doubles, most: int) -> list[int]:
 
 
 def _shown(first: int, size: int, worth: bytes) -> tuple[int, ...]:
-    """What is worth showing of a record whose messages begin at `first`; all if nothing is."""
+    """Return what is worth showing of a record whose messages begin at `first`; all if nothing is."""
     flags = worth[first : first + size]
     return tuple(j for j in range(size) if flags[j]) if 1 in flags and 0 in flags else tuple(range(size))

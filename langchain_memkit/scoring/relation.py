@@ -97,13 +97,13 @@ def relation(index: Index, question: str, now: datetime, asked: Asked, found: Ma
 
 
 def _told_then(index: Index, question: str, now: datetime) -> bool:
-    """Whether something was said on a past day that the question names."""
+    """Return whether something was said on a past day that the question names."""
     today = now.astimezone(UTC).date()
     past = [window for window in windows(question, today) if window.last < today]
     return bool(past) and bool(closeness(past, np.floor(index.view.times / SECONDS)).any())
 
 
 def _names(question: str, asked: Asked) -> list[str]:
-    """The words with a capital within a sentence, as stems, without speakers, months and days of the week."""
+    """Return the words with a capital within a sentence, as stems, without speakers, months and days of the week."""
     capitals = [word for word in WITHIN.findall(question) if word[0].isupper()]
     return [stem for word in capitals for stem in stems(word) if stem not in NO_NAMES and stem not in asked.names]

@@ -37,7 +37,7 @@ class Asked(NamedTuple):
 
 
 def asked_of(text: str, words: Collection[str], speakers: Mapping[int, Speaker]) -> Asked:
-    """Finds the people and models whom a question asks about.
+    """Find the people and models whom a question asks about.
 
     By any part of a name, or all of it where it is written like a handle, in lower case; "I" and "my" mean the user,
     "you said" and "your advice" the model (English only).
@@ -74,6 +74,6 @@ def asked_of(text: str, words: Collection[str], speakers: Mapping[int, Speaker])
 
 @lru_cache(maxsize=1024)
 def _parts(name: str) -> frozenset[str]:
-    """The words of a name as they stand in the stems of a question."""
+    """Return the words of a name as they stand in the stems of a question."""
     parts = frozenset(stems(name))
     return frozenset() if parts <= ROLES else parts

@@ -48,7 +48,7 @@ _own = local()  # a stemmer has inner state: each thread has its own
 
 
 def stems(text: str) -> list[str]:
-    """The words that lexical ranking compares, in their order, repeated words repeated.
+    """Return the words that lexical ranking compares, in their order, repeated words repeated.
 
     Lower case, accents folded ("café" as "cafe"), without English stop words and possessives, stemmed by Snowball's
     English stemmer, which leaves most words of other languages as they are. Scripts without spaces between words
@@ -89,7 +89,7 @@ def _folded(text: str) -> str:
 
 
 def _bare(token: str) -> str:
-    """A word without apostrophes, possessive and elided article ("l'eau"), a number without thousands separators."""
+    """Return a word without apostrophes, possessive and elided article ("l'eau"), a number without thousands separators."""
     if token.isalpha():
         return token
     word = token.replace("\u2019", "'").removesuffix("'s")

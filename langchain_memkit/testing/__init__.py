@@ -60,7 +60,7 @@ _CASES = ("_stopped_turns", "_vector_hostile", "_vector_records", "_vector_searc
 
 
 def _load(name: str) -> Any:
-    """Loads what needs pytest or pymongo when it is first used (PEP 562)."""
+    """Load what needs pytest or pymongo when it is first used (PEP 562)."""
     if name not in _LAZY:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

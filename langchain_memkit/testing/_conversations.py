@@ -118,7 +118,7 @@ plain_conversations: st.SearchStrategy[list[BaseMessage]] = st.builds(
 
 
 def refused(messages: Sequence[BaseMessage]) -> list[str]:
-    """What a provider would not take: calls without a result, results without a call, a line each."""
+    """Return what a provider would not take: calls without a result, results without a call, a line each."""
     faults: list[str] = []
     waiting: set[Any] = set()
     function = False
@@ -145,7 +145,7 @@ def _doubled(message: BaseMessage) -> bool:
 
 
 def called(message: BaseMessage) -> set[Any]:
-    """The ids of all calls in a message, wherever they stand."""
+    """Return the ids of all calls in a message, wherever they stand."""
     if not isinstance(message, AIMessage):
         return set()
     ids = {c["id"] for c in (*message.tool_calls, *message.invalid_tool_calls)}

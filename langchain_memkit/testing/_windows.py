@@ -15,12 +15,12 @@ __all__ = ["WindowCases", "position_of"]
 
 
 def position_of(messages: Any, text: str) -> Position:
-    """Where the message with this text stands."""
+    """Return where the message with this text stands."""
     return messages.position(texts(messages).index(text))  # type: ignore[no-any-return]  # any history
 
 
 def _filled(history: Any, call: Call, said: str = "abcd") -> Any:
-    """Turns of two messages, read back."""
+    """Return turns of two messages, read back."""
     for text in said:
         call(history, "append_turn", exchange(text))
     return call(history, "view").messages

@@ -184,7 +184,7 @@ def _words(text: str) -> set[str]:
 
 
 def _told(text: str) -> set[str]:
-    """What a fact is about: who introduces himself tells his name."""
+    """Return what a fact is about: who introduces himself tells his name."""
     return _words(text) | ({"name"} if NAMED.search(text) else set())
 
 
@@ -207,9 +207,9 @@ class FrozenClock:
         self._time = start or datetime(2026, 1, 1, tzinfo=UTC)
 
     def __call__(self) -> datetime:
-        """The present."""
+        """Return the present."""
         return self._time
 
     def tick(self, seconds: float) -> None:
-        """Moves the clock."""
+        """Move the clock."""
         self._time += timedelta(seconds=seconds)

@@ -41,17 +41,17 @@ MakeHistory: TypeAlias = Callable[..., Any]
 
 
 def exchange(text: str) -> list[BaseMessage]:
-    """A question and its answer."""
+    """Return a question and its answer."""
     return [HumanMessage(text), AIMessage(f"re: {text}")]
 
 
 def texts(messages: Sequence[BaseMessage]) -> list[str]:
-    """The text of each message."""
+    """Return the text of each message."""
     return [message.text for message in messages]
 
 
 def one_of_each() -> list[BaseMessage]:
-    """Every message type with every kind of field, tool calls and artifacts included."""
+    """Return every message type with every kind of field, tool calls and artifacts included."""
     call = {"name": "search", "args": {"q": "sea", "deep": {"k": [1, None, 2.5]}}, "id": "c1", "type": "tool_call"}
     partial = tool_call_chunk(name="f", args='{"a', id="c3", index=0)
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}

@@ -70,7 +70,7 @@ HOSTILE_TEXTS = [
 
 
 def assert_framed(message: BaseMessage) -> None:
-    """Fails unless a note is one frame: every line in it is a heading of ours or quoted, and nothing is outside."""
+    """Fail unless a note is one frame: every line in it is a heading of ours or quoted, and nothing is outside."""
     assert is_note(message)
     lines = str(message.content).splitlines()
     assert lines[1] == "<records>"
@@ -95,11 +95,11 @@ class ListHistory(BaseChatMessageHistory):
         self.messages = [*self.messages, *messages]
 
     async def aget_messages(self) -> list[BaseMessage]:
-        """Async twin of `messages`."""
+        """Run `messages` asynchronously."""
         return self.messages
 
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `add_messages`."""
+        """Run `add_messages` asynchronously."""
         self.add_messages(messages)
 
     def clear(self) -> None:
@@ -108,7 +108,7 @@ class ListHistory(BaseChatMessageHistory):
 
 
 def texts(messages: list[BaseMessage]) -> str:
-    """All that is said."""
+    """Return all that is said."""
     return "\n".join(said(message) for message in messages)
 
 
@@ -133,7 +133,7 @@ class MemoryContract(BothStyles):
         raise RuntimeError("give the contract a `make_memory` fixture")
 
     def turn(self, text: str, number: int = 1) -> list[BaseMessage]:
-        """A turn with ids, as histories store it."""
+        """Return a turn with ids, as histories store it."""
         return [HumanMessage(text, id=f"q{number}"), AIMessage("Noted.", id=f"a{number}")]
 
     def test_starts_empty(self, make_memory: MakeMemory, call: Call) -> None:

@@ -70,11 +70,11 @@ class LocalMongoDB:
         return tuple(node.process.pid for node in self._nodes if node.process is not None)
 
     def kill(self, index: int) -> None:
-        """Ends one node at once (SIGKILL), as a crash would. Its data stays for `restart`."""
+        """End one node at once (SIGKILL), as a crash would. Its data stays for `restart`."""
         self._node(index).kill()
 
     def restart(self, index: int) -> None:
-        """Starts a node again, on the same data and port; one that still runs is killed first.
+        """Start a node again, on the same data and port; one that still runs is killed first.
 
         It listens when this returns; `wait_ready` waits until it has caught up.
         """
@@ -82,7 +82,7 @@ class LocalMongoDB:
         self._node(index).launch()
 
     def primary_index(self, timeout: float = 30.0) -> int:
-        """The place in `hosts` of the node that takes writes, once an election is over.
+        """Return the place in `hosts` of the node that takes writes, once an election is over.
 
         Args:
             timeout: Seconds to wait for it.
@@ -103,7 +103,7 @@ class LocalMongoDB:
             time.sleep(0.05)
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Waits until a majority takes writes: one node is primary, all others that run are secondaries and caught up.
+        """Wait until a majority takes writes: one node is primary, all others that run are secondaries and caught up.
 
         Args:
             timeout: Seconds to wait; default: the `startup_timeout` of the block.
@@ -119,7 +119,7 @@ class LocalMongoDB:
             time.sleep(0.05)
 
     def _missing(self) -> str:
-        """What is still missing until majority writes pass; empty if nothing is."""
+        """Return what is still missing until majority writes pass; empty if nothing is."""
         acknowledged: int | str = "majority"
         try:
             if self._nodes and "replicaSet=" in self.uri:
@@ -146,7 +146,7 @@ class LocalMongoDB:
 def local_mongodb(
     nodes: int = 1, replica_set: bool | None = None, directory: Path | None = None, startup_timeout: float = 60.0
 ) -> Iterator[LocalMongoDB]:
-    """Starts a real MongoDB for the length of a `with` block.
+    """Start a real MongoDB for the length of a `with` block.
 
     Args:
         nodes: How many servers; more than one form a replica set `rs0` with an election timeout of 2 s.
@@ -199,7 +199,7 @@ def _initiate(members: Sequence[Node]) -> None:
 
 
 def _ask(node: Node, command: str) -> dict[str, Any]:
-    """Runs an admin command on exactly this node; an empty answer if it is down or refuses."""
+    """Run an admin command on exactly this node; an empty answer if it is down or refuses."""
     if not node.running():
         return {}
     try:

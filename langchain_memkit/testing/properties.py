@@ -160,7 +160,7 @@ class _ListMachine(RuleBasedStateMachine):
         self.writers = [self.make_history(session, "u1") for _ in range(WRITERS)]
 
     def call(self, writer: int, asynchronous: bool, name: str, *args: Any, **kwargs: Any) -> Any:
-        """One verb, by one writer, in one style."""
+        """Return one verb, by one writer, in one style."""
         history = self.writers[writer]
         if not asynchronous:
             return getattr(history, name)(*args, **kwargs)
@@ -232,5 +232,5 @@ class _ListMachine(RuleBasedStateMachine):
         assert [(m.type, m.content) for m in got] == [(m.type, m.content) for _, batch in self.turns for m in batch]
 
     def teardown(self) -> None:
-        """Ends the event loop."""
+        """End the event loop."""
         self.runner.close()

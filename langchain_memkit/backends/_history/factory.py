@@ -58,7 +58,7 @@ class HistoryFactory(Closing, Generic[H]):
         self._store = first._store
 
     def __repr__(self) -> str:
-        """Names the file, or hosts and collection; no credentials."""
+        """Name the file, or hosts and collection; no credentials."""
         return f"{type(self).__name__}({self._store!r})"
 
     @property
@@ -67,7 +67,7 @@ class HistoryFactory(Closing, Generic[H]):
         return self._make is None
 
     def __call__(self, session_id: str, user_id: str | None = None) -> H:
-        """The history of one session; no I/O.
+        """Return the history of one session; no I/O.
 
         Args:
             session_id: The conversation.
@@ -94,15 +94,15 @@ class HistoryFactory(Closing, Generic[H]):
         return history
 
     def setup(self) -> None:
-        """Creates tables or indexes now, whatever the size of the collection. Safe to repeat."""
+        """Create tables or indexes now, whatever the size of the collection. Safe to repeat."""
         self._store.run(self._store.setup())
 
     async def asetup(self) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         await self._store.arun(self._store.setup())
 
     def list_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """The user's sessions that hold turns, most recently used first.
+        """Return the user's sessions that hold turns, most recently used first.
 
         Args:
             user_id: Whose; None lists the sessions that belong to nobody.
@@ -110,11 +110,11 @@ class HistoryFactory(Closing, Generic[H]):
         return self._store.run(self._store.sessions(_owner(user_id)))
 
     async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
+        """Run `list_sessions` asynchronously, a list as well: `for session in await histories.alist_sessions(user_id)`."""
         return await self._store.arun(self._store.sessions(_owner(user_id)))
 
     def purge(self, user_id: str) -> dict[str, int]:
-        """Deletes everything of a user for good, and refuses turns that are still under way.
+        """Delete everything of a user for good, and refuses turns that are still under way.
 
         A subclass's `clear` is called for each session that the store lists; what it keeps elsewhere beside those is
         its own to delete.
@@ -135,7 +135,7 @@ class HistoryFactory(Closing, Generic[H]):
         return _with(sessions, self._store.run(self._store.purge(owner)))
 
     async def apurge(self, user_id: str) -> dict[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         owner = check_id(user_id, "user_id")
         sessions = await self.alist_sessions(owner) if self._clears_more else []
         for session in sessions:
@@ -148,16 +148,16 @@ class HistoryFactory(Closing, Generic[H]):
         return overrides(self._first, "clear") or overrides(self._first, "aclear")
 
     def close(self) -> None:
-        """Closes the connections that this factory opened; a client you passed in stays open."""
+        """Close the connections that this factory opened; a client you passed in stays open."""
         self._store.close()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         await self._store.aclose()
 
 
 def _with(sessions: list[SessionInfo], counts: dict[str, int]) -> dict[str, int]:
-    """What was deleted, with what a subclass's `clear` had deleted before."""
+    """Return what was deleted, with what a subclass's `clear` had deleted before."""
     cleared = {"sessions": len(sessions), "turns": sum(session.turns for session in sessions)}
     return {name: max(count, cleared.get(name, 0)) for name, count in counts.items()}
 

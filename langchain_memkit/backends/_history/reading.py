@@ -48,7 +48,7 @@ class ReadingFlows:
         return self._as_view(head, turns, len(messages) - len(kept), None, counter)
 
     def _window(self, window: Window) -> Flow[HistoryView]:
-        """The rows that a preprocessor asked for. It cuts them itself, so none is cut here, but at `after`."""
+        """Return the rows that a preprocessor asked for. It cuts them itself, so none is cut here, but at `after`."""
         after, counter = window.after, self.token_counter
         if after is None:
             counter = window.counter
@@ -70,7 +70,7 @@ class ReadingFlows:
         after: Position | None = None,
         counter: TokenCounter | None = None,
     ) -> Flow[tuple[Page, list[Turn]]]:
-        """The newest turns that hold at least so much, or all that come after a position; oldest first."""
+        """Return the newest turns that hold at least so much, or all that come after a position; oldest first."""
         # a turn is rarely less than two messages, so half the limit is usually one page and all of it
         limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2
         recount = max_tokens is not None and not same_counter(counter, self.token_counter)
@@ -125,7 +125,7 @@ class ReadingFlows:
     def _as_view(
         self, head: Page, turns: list[Turn], begin: int, window: Window | None, counter: TokenCounter | None
     ) -> HistoryView:
-        """What was read, without the first `begin` messages of it."""
+        """Return what was read, without the first `begin` messages of it."""
         problems = self._report(turns)
         known = HistoryMessages(
             [m for t in turns for m in t.messages][begin:],
@@ -172,7 +172,7 @@ class ReadingFlows:
 
 
 def same_counter(one: TokenCounter | None, other: TokenCounter | None) -> bool:
-    """Whether counts of one are counts of the other."""
+    """Return whether counts of one are counts of the other."""
     name = counter_name(one)
     return one is other or (name == counter_name(other) and "<" not in name)
 
@@ -184,7 +184,7 @@ def _is_at(turn: Turn, position: Position) -> bool:
 
 
 def _place_after(turns: list[Turn], position: Position) -> int | None:
-    """How many messages of these turns, oldest first, are up to the position; None if it is not among them."""
+    """Return how many messages of these turns, oldest first, are up to the position; None if it is not among them."""
     begin = found = 0
     is_known = position.seq > 0
     for turn in turns:
@@ -202,7 +202,7 @@ def _place_after(turns: list[Turn], position: Position) -> int | None:
 
 
 def _is_full(turns: list[Turn], max_messages: int) -> bool:
-    """Whether these turns, newest first, settle what the newest messages are, cut at a turn."""
+    """Return whether these turns, newest first, settle what the newest messages are, cut at a turn."""
     count = sum(len(turn.messages) for turn in turns)
     if count != max_messages:
         return count > max_messages
@@ -211,7 +211,7 @@ def _is_full(turns: list[Turn], max_messages: int) -> bool:
 
 
 def check_limit(value: Any, name: str) -> int | None:
-    """A limit or position that makes sense, or an error that names the argument."""
+    """Return a limit or position that makes sense, or an error that names the argument."""
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SEQ:

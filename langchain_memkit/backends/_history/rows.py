@@ -49,7 +49,7 @@ class Batch:
     turn_id: str | None
 
     def parts(self) -> Iterator[tuple[Row, list[BaseMessage]]]:
-        """Each row with its messages."""
+        """Return each row with its messages."""
         begin = 0
         for row in self.rows:
             yield row, self.identified[begin : begin + len(row.messages)]
@@ -104,7 +104,7 @@ def check_seen(**seen: object) -> None:
 
 
 def admits(head: Head | None, turn: Origin, purged: int, now: datetime) -> bool:
-    """Whether a turn may still be stored, or belongs to what was cleared or purged since it began.
+    """Return whether a turn may still be stored, or belongs to what was cleared or purged since it began.
 
     Args:
         head: The session now; None if it holds nothing.
@@ -124,12 +124,12 @@ def admits(head: Head | None, turn: Origin, purged: int, now: datetime) -> bool:
 
 
 def new_epoch() -> int:
-    """A random 63-bit value, never 0."""
+    """Return a random 63-bit value, never 0."""
     return secrets.randbits(63) or 1
 
 
 def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int | None = None) -> Turn:
-    """A stored row as a `Turn`; what is damaged or newer than this version becomes a line in `problems`.
+    """Return a stored row as a `Turn`; what is damaged or newer than this version becomes a line in `problems`.
 
     With `newest`, decoding ends after one more message than this, counted from the end.
     """
@@ -177,7 +177,7 @@ def _are_counts(tokens: Any, size: int) -> bool:
 
 
 def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
-    """The position of a row that a retry found stored already, if it says the same.
+    """Return the position of a row that a retry found stored already, if it says the same.
 
     Raises:
         IdempotencyConflictError: It says something else.
@@ -204,7 +204,7 @@ class Enough(NamedTuple):
 
 
 def until_enough(turns: Iterable[Turn], enough: Enough) -> tuple[list[Turn], bool]:
-    """Turns until they hold enough, and whether that was before the end."""
+    """Return turns until they hold enough, and whether that was before the end."""
     taken: list[Turn] = []
     messages = tokens = 0
     for turn in turns:
@@ -263,14 +263,14 @@ class TurnStore(Protocol):
 
 
 def check_list(messages: object) -> None:
-    """Refuses one message, or a text, where a list belongs: it would be taken apart."""
+    """Refuse one message, or a text, where a list belongs: it would be taken apart."""
     if isinstance(messages, (BaseMessage, str)):
         msg = f"messages must be a list of messages, not one {type(messages).__qualname__}: pass a list, [message]"
         raise TypeError(msg)
 
 
 def prepare(messages: Iterable[BaseMessage], turn_id: str | None, counter: TokenCounter | None) -> Batch:
-    """Checks, identifies, encodes, counts and, if it is a long import, splits a batch. No I/O."""
+    """Check, identifies, encodes, counts and, if it is a long import, splits a batch. No I/O."""
     check_list(messages)
     given = list(messages)
     for i, message in enumerate(given):

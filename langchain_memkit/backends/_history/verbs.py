@@ -60,13 +60,13 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         self._scope = Scope(owner, check_id(session_id, "session_id"))
 
     def _for_session(self, session_id: str, user_id: str | None) -> Self:
-        """The same history for another session: what a factory hands out."""
+        """Return the same history for another session: what a factory hands out."""
         other = copy.copy(self)
         other._bind(session_id, user_id)
         return other
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses what would be shown and not used: a history is bound to its session."""
+        """Refuse what would be shown and not used: a history is bound to its session."""
         way_out = self._fixed.get(name)
         if way_out is None:
             super().__setattr__(name, value)
@@ -90,7 +90,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         return self._store.ttl
 
     def __repr__(self) -> str:
-        """Names the session, never the server."""
+        """Name the session, never the server."""
         return f"{type(self).__name__}(session_id={self.session_id!r}, user_id={self.user_id!r})"
 
     # -- reading
@@ -101,13 +101,13 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         return self.view(max_messages=self.history_size).messages
 
     async def aget_messages(self) -> list[BaseMessage]:
-        """Async twin of `messages`, which it calls in a thread where a subclass overrides that alone."""
+        """Run `messages` asynchronously, which it calls in a thread where a subclass overrides that alone."""
         if overrides(self, "messages", without=["aget_messages"]):
             return await run_in_executor(None, lambda: self.messages)
         return (await self.aview(max_messages=self.history_size)).messages
 
     def tail(self, *, max_messages: int | None = None, max_tokens: int | None = None) -> list[BaseMessage]:
-        """The newest messages within both limits, oldest first, beginning at a turn.
+        """Return the newest messages within both limits, oldest first, beginning at a turn.
 
         Costs what it returns: rows are read backwards, and token counts were stored with the messages.
 
@@ -133,7 +133,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         return self.view(max_messages=max_messages, max_tokens=max_tokens).messages
 
     async def atail(self, *, max_messages: int | None = None, max_tokens: int | None = None) -> list[BaseMessage]:
-        """Async twin of `tail`."""
+        """Run `tail` asynchronously."""
         return (await self.aview(max_messages=max_messages, max_tokens=max_tokens)).messages
 
     def view(
@@ -157,11 +157,11 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
     async def aview(
         self, *, max_messages: int | None = None, max_tokens: int | None = None, window: Window | None = None
     ) -> HistoryView:
-        """Async twin of `view`."""
+        """Run `view` asynchronously."""
         return await self._store.arun(self._view(max_messages, max_tokens, window))
 
     def iter_turns(self, *, after_seq: int | None = None, before_seq: int | None = None) -> Iterator[Turn]:
-        """Every stored turn, oldest first, a page at a time, so that any length fits in memory.
+        """Return every stored turn, oldest first, a page at a time, so that any length fits in memory.
 
         Args:
             after_seq: Only turns after this position; None for all, rows of langchain-mongodb included.
@@ -181,7 +181,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
                 return
 
     async def aiter_turns(self, *, after_seq: int | None = None, before_seq: int | None = None) -> AsyncIterator[Turn]:
-        """Async twin of `iter_turns`."""
+        """Run `iter_turns` asynchronously."""
         after: Any | None = check_limit(after_seq, "after_seq")
         while True:
             turns, after = await self._store.arun(self._page_forward(after, before_seq))
@@ -191,30 +191,30 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
                 return
 
     def iter_messages(self, *, after_seq: int | None = None, before_seq: int | None = None) -> Iterator[BaseMessage]:
-        """Every message, oldest first, without holding the conversation in memory; arguments as in `iter_turns`."""
+        """Return every message, oldest first, without holding the conversation in memory; arguments as in `iter_turns`."""
         for turn in self.iter_turns(after_seq=after_seq, before_seq=before_seq):
             yield from turn.messages
 
     async def aiter_messages(
         self, *, after_seq: int | None = None, before_seq: int | None = None
     ) -> AsyncIterator[BaseMessage]:
-        """Async twin of `iter_messages`."""
+        """Run `iter_messages` asynchronously."""
         async for turn in self.aiter_turns(after_seq=after_seq, before_seq=before_seq):
             for message in turn.messages:
                 yield message
 
     def stored_ids(self, ids: Sequence[str]) -> set[str]:
-        """Which of these message ids the session holds: one indexed query; ids that are no text are a TypeError."""
+        """Return which of these message ids the session holds: one indexed query; ids that are no text are a TypeError."""
         check_texts(ids)
         return self._store.run(self._store.stored_ids(self._scope, ids)) if ids else set()
 
     async def astored_ids(self, ids: Sequence[str]) -> set[str]:
-        """Async twin of `stored_ids`."""
+        """Run `stored_ids` asynchronously."""
         check_texts(ids)
         return await self._store.arun(self._store.stored_ids(self._scope, ids)) if ids else set()
 
     def last_questions(self, n: int = 3) -> list[str]:
-        """The user's last questions, newest first: what a follow-up question is understood from.
+        """Return the user's last questions, newest first: what a follow-up question is understood from.
 
         Args:
             n: At most so many.
@@ -235,7 +235,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         return self._store.run(self._last_questions(n))
 
     async def alast_questions(self, n: int = 3) -> list[str]:
-        """Async twin of `last_questions`."""
+        """Run `last_questions` asynchronously."""
         return await self._store.arun(self._last_questions(n))
 
     # -- writing
@@ -272,7 +272,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
             _nested.reset(token)
 
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `add_messages`, which it calls in a thread where a subclass overrides sync methods alone."""
+        """Run `add_messages` asynchronously, which it calls in a thread where a subclass overrides sync methods alone."""
         if any(overrides(self, verb, without=["aadd_messages"]) for verb in ("add_message", "add_messages")):
             await run_in_executor(None, self.add_messages, messages)
         else:
@@ -288,7 +288,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         since: datetime | None = None,
         head: Head | None = None,
     ) -> int:
-        """Stores one turn, whole or not at all, once.
+        """Store one turn, whole or not at all, once.
 
         Args:
             messages: The turn, oldest first. Messages without an id are stored with one; yours are not changed. More
@@ -337,7 +337,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         since: datetime | None = None,
         head: Head | None = None,
     ) -> int:
-        """Async twin of `append_turn`."""
+        """Run `append_turn` asynchronously."""
         check_list(messages)
         check_seen(expected_seq=expected_seq, epoch=epoch, since=since, head=head)
         work = partial(prepare, messages, turn_id, self.token_counter)
@@ -349,7 +349,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         return await self._store.arun(self._store.append(self._scope, batch, expected_seq, Origin(epoch, since, head)))
 
     def delete_turn(self, turn: int | str) -> bool:
-        """Hides one turn (soft delete: it stays stored until cleared).
+        """Hide one turn (soft delete: it stays stored until cleared).
 
         Args:
             turn: Its position (`Turn.seq`), or its `Turn.op`, which turns without a position have as well.
@@ -367,19 +367,19 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         return self._store.run(self._store.flag(self._scope, turn, deleted=True))
 
     async def adelete_turn(self, turn: int | str) -> bool:
-        """Async twin of `delete_turn`."""
+        """Run `delete_turn` asynchronously."""
         return await self._store.arun(self._store.flag(self._scope, turn, deleted=True))
 
     def restore_turn(self, turn: int | str) -> bool:
-        """Shows a turn again that `delete_turn` hid; returns whether there was one."""
+        """Show a turn again that `delete_turn` hid; returns whether there was one."""
         return self._store.run(self._store.flag(self._scope, turn, deleted=False))
 
     async def arestore_turn(self, turn: int | str) -> bool:
-        """Async twin of `restore_turn`."""
+        """Run `restore_turn` asynchronously."""
         return await self._store.arun(self._store.flag(self._scope, turn, deleted=False))
 
     def clear(self) -> None:
-        """Deletes this session's turns for good; turns that began before are refused when they want to be stored.
+        """Delete this session's turns for good; turns that began before are refused when they want to be stored.
 
         Raises:
             HistoryWriteError: The store failed; calling again finishes the work.
@@ -387,7 +387,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         self._store.run(self._store.clear(self._scope))
 
     async def aclear(self) -> None:
-        """Async twin of `clear`, which it calls in a thread where a subclass overrides that alone."""
+        """Run `clear` asynchronously, which it calls in a thread where a subclass overrides that alone."""
         if overrides(self, "clear", without=["aclear"]):
             await run_in_executor(None, self.clear)
             return

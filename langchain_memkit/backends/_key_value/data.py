@@ -35,7 +35,7 @@ class KeyRange(NamedTuple):
 
 
 def check_keys(keys: Iterable[str]) -> list[str]:
-    """The keys, if they can serve as keys; raises before any I/O otherwise."""
+    """Return the keys, if they can serve as keys; raises before any I/O otherwise."""
     if isinstance(keys, str):  # its letters would be taken for keys
         msg = "keys must be a list of str, not a str"
         raise TypeError(msg)
@@ -43,12 +43,12 @@ def check_keys(keys: Iterable[str]) -> list[str]:
 
 
 def check_prefix(prefix: str | None) -> str:
-    """The prefix, if keys can begin with it; raises before any I/O otherwise."""
+    """Return the prefix, if keys can begin with it; raises before any I/O otherwise."""
     return "" if prefix is None else check_text(prefix, "prefix", MAX_KEY_BYTES, least=0)
 
 
 def encode_pairs(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Values as plain data under their keys, the last one of each; raises before any I/O if one cannot be stored."""
+    """Return values as plain data under their keys, the last one of each; raises before any I/O if one cannot be stored."""
     values: dict[str, Any] = {}
     for key, value in pairs:
         name = check_text(key, "key", MAX_KEY_BYTES)
@@ -75,7 +75,7 @@ def _encode(value: Any, path: str) -> Any:
 
 
 def decode(key: str, stored: Stored) -> Any:
-    """The value that was stored; None, after a line in the log, if it is damaged."""
+    """Return the value that was stored; None, after a line in the log, if it is damaged."""
     if stored.version != FORMAT_VERSION:
         problem = f"format {value_or_kind(stored.version)}, this version reads {FORMAT_VERSION}; is memkit older here?"
     else:
@@ -92,7 +92,7 @@ def decode(key: str, stored: Stored) -> Any:
 
 
 def range_of(prefix: str) -> KeyRange:
-    """The keys that begin with `prefix`: up to the first text that does not, in the order of code points."""
+    """Return the keys that begin with `prefix`: up to the first text that does not, in the order of code points."""
     for i in reversed(range(len(prefix))):
         following = ord(prefix[i]) + 1
         if following <= 0x10FFFF:
@@ -102,7 +102,7 @@ def range_of(prefix: str) -> KeyRange:
 
 
 def rest_of(keys: KeyRange, page: list[str]) -> KeyRange | None:
-    """What comes after a page; None at the end. No key holds NUL, so `last + NUL` is the first text after `last`."""
+    """Return what comes after a page; None at the end. No key holds NUL, so `last + NUL` is the first text after `last`."""
     if len(page) < PAGE or page[-1] < keys.begin:  # a damaged key may compare unlike what is shown of it
         return None
     return keys._replace(begin=page[-1] + "\x00")

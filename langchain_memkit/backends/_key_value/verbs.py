@@ -50,7 +50,7 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
         self._backend = backend
 
     def mget(self, keys: Sequence[str]) -> list[V | None]:
-        """The values of these keys.
+        """Return the values of these keys.
 
         Args:
             keys: In any order, repeated ones included.
@@ -74,7 +74,7 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
         return self._backend.run(self._mget(check_keys(keys)))
 
     async def amget(self, keys: Sequence[str]) -> list[V | None]:
-        """Async twin of `mget`."""
+        """Run `mget` asynchronously."""
         return await self._backend.arun(self._mget(check_keys(keys)))
 
     def _mget(self, keys: list[str]) -> Flow[list[V | None]]:
@@ -82,7 +82,7 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
         return [decode(key, found[key]) if key in found else None for key in keys]
 
     def mset(self, key_value_pairs: Sequence[tuple[str, V]]) -> None:
-        """Stores values under keys, in place of those that are there. Of two writers the last one wins.
+        """Store values under keys, in place of those that are there. Of two writers the last one wins.
 
         Args:
             key_value_pairs: Keys with their values. Of a repeated key the last value counts. A value is bytes, a
@@ -111,7 +111,7 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
             self._backend.run(self._backend.set(values))
 
     async def amset(self, key_value_pairs: Sequence[tuple[str, V]]) -> None:
-        """Async twin of `mset`."""
+        """Run `mset` asynchronously."""
         # in a thread, because encoding much would hold up the event loop
         if values := await asyncio.to_thread(encode_pairs, list(key_value_pairs)):
             await self._backend.arun(self._backend.set(values))
@@ -152,13 +152,13 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
     async def amset_if_exists(
         self, key: str, key_value_pairs: Sequence[tuple[str, V]], delete: Sequence[str] = ()
     ) -> bool:
-        """Async twin of `mset_if_exists`."""
+        """Run `mset_if_exists` asynchronously."""
         owner, gone = check_keys([key])[0], check_keys(delete)
         values = await asyncio.to_thread(encode_pairs, list(key_value_pairs))
         return await self._backend.arun(self._backend.set_if_exists(owner, values, gone))
 
     def mdelete(self, keys: Sequence[str]) -> None:
-        """Deletes these keys for good; those that are not there are no error.
+        """Delete these keys for good; those that are not there are no error.
 
         Args:
             keys: In any order, repeated ones included.
@@ -180,12 +180,12 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
             self._backend.run(self._backend.delete(names))
 
     async def amdelete(self, keys: Sequence[str]) -> None:
-        """Async twin of `mdelete`."""
+        """Run `mdelete` asynchronously."""
         if names := list(dict.fromkeys(check_keys(keys))):
             await self._backend.arun(self._backend.delete(names))
 
     def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
-        """Every key that begins with `prefix`, sorted, read a page at a time by an index.
+        """Return every key that begins with `prefix`, sorted, read a page at a time by an index.
 
         Args:
             prefix: `user_prefix(user_id)`, for example; None or an empty string for every key.
@@ -215,7 +215,7 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
             keys = rest_of(keys, page)
 
     def ayield_keys(self, *, prefix: str | None = None) -> AsyncGenerator[str, None]:
-        """Async twin of `yield_keys`."""
+        """Run `yield_keys` asynchronously."""
         return self._akeys(range_of(check_prefix(prefix)))
 
     async def _akeys(self, keys: KeyRange | None) -> AsyncGenerator[str, None]:
@@ -226,7 +226,7 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
             keys = rest_of(keys, page)
 
     def purge(self, user_id: str) -> dict[str, int]:
-        """Deletes every key under `user_prefix(user_id)` for good. What is written afterwards stays.
+        """Delete every key under `user_prefix(user_id)` for good. What is written afterwards stays.
 
         Args:
             user_id: Whose; required.
@@ -250,16 +250,16 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
         return self._backend.run(self._purge(check_id(user_id, "user_id")))
 
     async def apurge(self, user_id: str) -> dict[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await self._backend.arun(self._purge(check_id(user_id, "user_id")))
 
     def _purge(self, user_id: str) -> Flow[dict[str, int]]:
         return {"keys": (yield from self._backend.delete_range(range_of(user_prefix(user_id))))}
 
     def close(self) -> None:
-        """Closes the connections that this store opened; a client you passed in stays open."""
+        """Close the connections that this store opened; a client you passed in stays open."""
         self._backend.close()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         await self._backend.aclose()

@@ -47,7 +47,7 @@ class Embedder:
         self._step = step
 
     def documents(self, texts: Sequence[str]) -> Flow[list[Vector | None]]:
-        """Vectors of texts to store; the first time the probe is embedded along with them. None for all zeros."""
+        """Return vectors of texts to store; the first time the probe is embedded along with them. None for all zeros."""
         if not texts:
             return []
         first = self.dims is None
@@ -57,7 +57,7 @@ class Embedder:
         return vectors
 
     def query(self, text: str) -> Flow[Vector]:
-        """The vector of a question. Where nothing is stored, nothing is compared."""
+        """Return the vector of a question. Where nothing is stored, nothing is compared."""
         if self.dims is None and (yield self._step(self._store.probe)) is not None:
             yield from self.known()
         model, asked = self.embedding, readable(text)
@@ -76,7 +76,7 @@ class Embedder:
         return found
 
     def known(self) -> Flow[int]:
-        """The dimensions of the model, which is compared with the one whose vectors are stored."""
+        """Return the dimensions of the model, which is compared with the one whose vectors are stored."""
         if self.dims is None:
             yield from self._compare((yield from self._embedded([PROBE]))[0])
         assert self.dims is not None  # noqa: S101  # the comparison says so or raises
@@ -119,7 +119,7 @@ class Embedder:
 
 
 def checked(vectors: Sequence[Any], dims: int | None) -> list[Vector | None]:
-    """Vectors scaled to length 1; None for one that is all zeros: the model knows none of the words.
+    """Return vectors scaled to length 1; None for one that is all zeros: the model knows none of the words.
 
     Args:
         vectors: Numbers, as the model gave them.
@@ -157,13 +157,13 @@ def checked(vectors: Sequence[Any], dims: int | None) -> list[Vector | None]:
 
 
 def _is_ready(vector: Any, dims: int | None) -> bool:
-    """Whether it is one that was checked already."""
+    """Return whether it is one that was checked already."""
     plain = isinstance(vector, np.ndarray) and vector.dtype == "<f4" and vector.shape == (dims,)
     return plain and abs(float(vector @ vector) - 1) < NEARLY
 
 
 def question_vector(vector: Any, dims: int | None) -> Vector:
-    """A caller's own vector to search by, scaled to length 1.
+    """Return a caller's own vector to search by, scaled to length 1.
 
     Raises:
         ConfigurationError: It is none, or not of that length.

@@ -17,7 +17,7 @@ class Forgetting(Writing):
     """A store that forgets; see `SQLiteVectorStore` and `MongoDBVectorStore`."""
 
     def delete(self, ids: list[str] | None = None, *, user_id: str | None = None, **kwargs: Any) -> bool:
-        """Deletes documents of one user, or of nobody, by id for good; those that are not there are no error.
+        """Delete documents of one user, or of nobody, by id for good; those that are not there are no error.
 
         Args:
             ids: Which; required, because everything of everybody is nothing to delete by leaving out an argument:
@@ -48,7 +48,7 @@ class Forgetting(Writing):
         return drive(self._delete(_wanted(ids, kwargs), user), run_step)
 
     async def adelete(self, ids: list[str] | None = None, *, user_id: str | None = None, **kwargs: Any) -> bool:
-        """Async twin of `delete`."""
+        """Run `delete` asynchronously."""
         user = whose(user_id)
         return await adrive(self._delete(_wanted(ids, kwargs), user), arun_step)
 
@@ -64,7 +64,7 @@ class Forgetting(Writing):
         return True
 
     def forget(self, user_id: str, session_id: str | None = None) -> int:
-        """Deletes a session of a user, or all of a user, for good. A save that is under way stores nothing.
+        """Delete a session of a user, or all of a user, for good. A save that is under way stores nothing.
 
         Args:
             user_id: Whose.
@@ -81,7 +81,7 @@ class Forgetting(Writing):
         return drive(self._forget(check_id(user_id, "user_id"), session_id), run_step)
 
     async def aforget(self, user_id: str, session_id: str | None = None) -> int:
-        """Async twin of `forget`."""
+        """Run `forget` asynchronously."""
         return await adrive(self._forget(check_id(user_id, "user_id"), session_id), arun_step)
 
     def _forget(self, user_id: str, session_id: str | None) -> Flow[int]:
@@ -92,7 +92,7 @@ class Forgetting(Writing):
         return count
 
     def purge(self, user_id: str) -> dict[str, int]:
-        """Deletes all of a user for good, so that the store is a part of `purge_user`.
+        """Delete all of a user for good, so that the store is a part of `purge_user`.
 
         Args:
             user_id: Whose.
@@ -116,11 +116,11 @@ class Forgetting(Writing):
         return {"records": self.forget(user_id)}
 
     async def apurge(self, user_id: str) -> dict[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return {"records": await self.aforget(user_id)}
 
     def evict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
-        """Deletes what is too much: first what was never recalled, oldest first, then what was not for longest.
+        """Delete what is too much: first what was never recalled, oldest first, then what was not for longest.
 
         Args:
             user_id: Whose.
@@ -147,17 +147,17 @@ class Forgetting(Writing):
         return self._backend.run(self._backend.evict(*arguments))
 
     async def aevict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
-        """Async twin of `evict`."""
+        """Run `evict` asynchronously."""
         arguments = check_id(user_id, "user_id"), _most(max_records), check_ids(keep)
         return await self._backend.arun(self._backend.evict(*arguments))
 
     def close(self) -> None:
-        """Closes the connections that this store opened, and lets go of what it holds in process."""
+        """Close the connections that this store opened, and lets go of what it holds in process."""
         self._shelf.clear()
         self._backend.close()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         self._shelf.clear()
         await self._backend.aclose()
 

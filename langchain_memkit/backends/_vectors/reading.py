@@ -37,7 +37,7 @@ class Reading(Closing):
         return Step(lambda: self._backend.run(flow()), lambda: self._backend.arun(flow()))
 
     def setup(self) -> None:
-        """Opens the file, or builds the indexes of the collection, however large it is.
+        """Open the file, or builds the indexes of the collection, however large it is.
 
         Raises:
             HistoryReadError: The store cannot be reached.
@@ -45,13 +45,13 @@ class Reading(Closing):
         self._backend.run(self._backend.setup())
 
     async def asetup(self) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         await self._backend.arun(self._backend.setup())
 
     # -- reading
 
     def index(self, user_id: str) -> Index:
-        """All records of a user in process, as they are now, whoever wrote or deleted them.
+        """Return all records of a user in process, as they are now, whoever wrote or deleted them.
 
         One cheap query tells whether anything changed since the last call; if so, what changed is read. The last used
         users are held, `cache_bytes` of them; one that is larger than that only until another is asked for.
@@ -79,11 +79,11 @@ class Reading(Closing):
         return drive(self._shelf.read(check_id(user_id, "user_id")), run_step)[0]
 
     async def aindex(self, user_id: str) -> Index:
-        """Async twin of `index`."""
+        """Run `index` asynchronously."""
         return (await adrive(self._shelf.read(check_id(user_id, "user_id")), arun_step))[0]
 
     def get_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
-        """Documents by id, of one user or of nobody: an id is unique for its user only.
+        """Return documents by id, of one user or of nobody: an id is unique for its user only.
 
         Args:
             ids: In any order.
@@ -113,7 +113,7 @@ class Reading(Closing):
         return drive(self._get_by_ids(check_ids(ids), whose(user_id)), run_step)
 
     async def aget_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
-        """Async twin of `get_by_ids`."""
+        """Run `get_by_ids` asynchronously."""
         return await adrive(self._get_by_ids(check_ids(ids), whose(user_id)), arun_step)
 
     def _get_by_ids(self, ids: list[str], user_id: str) -> Flow[list[Document]]:
@@ -123,7 +123,7 @@ class Reading(Closing):
         return [found[name] for name in ids if name in found]
 
     def _stored(self, ids: list[str], user_id: str, state: str) -> Flow[list[Stored]]:
-        """Records by id; who does not say whose they are must mean those of nobody."""
+        """Return records by id; who does not say whose they are must mean those of nobody."""
         backend = self._backend
         stored: list[Stored] = yield self._step(lambda: backend.by_ids(user_id, ids, vectors=False))
         there = {row.id for row in stored}
@@ -136,11 +136,11 @@ class Reading(Closing):
         return stored
 
     def _look(self, user_id: str, session_id: str | None) -> Flow[tuple[Index, Looked | None]]:
-        """The index, and the session, if what is held of it is enough to go on from; one read, as a rule."""
+        """Return the index, and the session, if what is held of it is enough to go on from; one read, as a rule."""
         return self._shelf.read(user_id, session_id)
 
     def _texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
-        """What gives the user's records with these ids, as the index was read last; nothing is read for those in it."""
+        """Return what gives the user's records with these ids, as the index was read last; nothing is read for those in it."""
         held = self._shelf.texts(user_id)
         missing = [name for name in ids if name not in held]
         found: dict[str, Document] = {}
@@ -154,7 +154,7 @@ class Reading(Closing):
         return document
 
     def sessions(self, user_id: str) -> list[SessionInfo]:
-        """The sessions that a user has records of.
+        """Return the sessions that a user has records of.
 
         Args:
             user_id: Whose.
@@ -170,7 +170,7 @@ class Reading(Closing):
         return self._backend.run(self._backend.sessions(check_id(user_id, "user_id")))
 
     async def asessions(self, user_id: str) -> list[SessionInfo]:
-        """Async twin of `sessions`."""
+        """Run `sessions` asynchronously."""
         return await self._backend.arun(self._backend.sessions(check_id(user_id, "user_id")))
 
     def accesses(self, user_id: str) -> dict[str, datetime]:
@@ -200,13 +200,13 @@ class Reading(Closing):
         return self._backend.run(self._backend.accesses(check_id(user_id, "user_id")))
 
     async def aaccesses(self, user_id: str) -> dict[str, datetime]:
-        """Async twin of `accesses`."""
+        """Run `accesses` asynchronously."""
         return await self._backend.arun(self._backend.accesses(check_id(user_id, "user_id")))
 
     # -- embedding
 
     def embed(self, texts: Sequence[str]) -> list[Vector | None]:
-        """Vectors of texts to store.
+        """Return vectors of texts to store.
 
         The first call in a process also embeds a fixed text, whose vector is kept in the store: so vectors of two
         models are never mixed.
@@ -233,11 +233,11 @@ class Reading(Closing):
         return drive(self._embedder.documents(texts), run_step)
 
     async def aembed(self, texts: Sequence[str]) -> list[Vector | None]:
-        """Async twin of `embed`."""
+        """Run `embed` asynchronously."""
         return await adrive(self._embedder.documents(texts), arun_step)
 
     def embed_query(self, text: str) -> Vector:
-        """The vector of a question; checked as in `embed`, once something is stored.
+        """Return the vector of a question; checked as in `embed`, once something is stored.
 
         Args:
             text: The question.
@@ -252,7 +252,7 @@ class Reading(Closing):
         return drive(self._embedder.query(text), run_step)
 
     async def aembed_query(self, text: str) -> Vector:
-        """Async twin of `embed_query`."""
+        """Run `embed_query` asynchronously."""
         return await adrive(self._embedder.query(text), arun_step)
 
 

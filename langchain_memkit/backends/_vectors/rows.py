@@ -87,7 +87,7 @@ class Row:
         return [[part.role, part.name, " ".join(part.stems)] for part in self.entry.said]
 
     def stamped(self, stamp: int) -> tuple[Entry, Vector | None]:
-        """What it is in process, once it is stored."""
+        """Return what it is in process, once it is stored."""
         vector = None if self.vector is None else np.frombuffer(self.vector, "<f4")
         return replace(self.entry, stamp=stamp), vector
 
@@ -100,7 +100,7 @@ class Written(NamedTuple):
 
 
 def check_ids(ids: Iterable[str]) -> list[str]:
-    """The ids of records, if they can serve as such; raises before any I/O otherwise."""
+    """Return the ids of records, if they can serve as such; raises before any I/O otherwise."""
     if isinstance(ids, str):  # its letters would be taken for ids
         msg = "ids must be a list of str, not a str"
         raise TypeError(msg)
@@ -108,7 +108,7 @@ def check_ids(ids: Iterable[str]) -> list[str]:
 
 
 def check_expected(expected: Mapping[str, str], stored: Mapping[str, str]) -> None:
-    """Raises if a record that was expected is gone, or has another text.
+    """Raise if a record that was expected is gone, or has another text.
 
     Args:
         expected: Digests by id.
@@ -122,7 +122,7 @@ def check_expected(expected: Mapping[str, str], stored: Mapping[str, str]) -> No
 
 
 def plain_row(document: Document, name: str) -> Row:
-    """Any document: found by all of its words, whoever's it is."""
+    """Return any document: found by all of its words, whoever's it is."""
     known = document.metadata
     if "round_id" in known:  # a record that comes from another store
         return _row(document, name, known)
@@ -131,7 +131,7 @@ def plain_row(document: Document, name: str) -> Row:
 
 
 def record_row(document: Document, user_id: str, session_id: str) -> Row:
-    """A record of this session; raises if it is of another one."""
+    """Return a record of this session; raises if it is of another one."""
     known = document.metadata
     if (known.get("user_id"), known.get("session_id")) != (user_id, session_id):
         msg = f"document {document.id!r:.80} carries another user_id or session_id than those that it is written under"
@@ -160,7 +160,7 @@ def _row(document: Document, name: str, known: Mapping[str, Any]) -> Row:
 
 
 def _problem(entry: Entry) -> str:
-    """What is wrong with an entry; an empty string if nothing is."""
+    """Return what is wrong with an entry; an empty string if nothing is."""
     try:
         if entry.session:
             check_id(entry.session, "session_id")
@@ -179,7 +179,7 @@ def _problem(entry: Entry) -> str:
 
 
 def readable(text: str) -> str:
-    """The text with a question mark for each lone surrogate, which no store and no stemmer takes."""
+    """Return the text with a question mark for each lone surrogate, which no store and no stemmer takes."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -201,7 +201,7 @@ def _encoded(metadata: dict[str, Any], path: str) -> dict[str, Any]:
 def entries_of(
     cells: Sequence[Cells], dims: int | None
 ) -> tuple[list[tuple[Entry, Vector | None]], set[int], dict[int, tuple[Cells, Vector | None]]]:
-    """What can be ranked of what was read.
+    """Return what can be ranked of what was read.
 
     Args:
         cells: As they were read.
@@ -252,7 +252,7 @@ def _entry(row: Cells) -> Entry:
 
 
 def moment(value: Any) -> datetime | None:
-    """A stored date: seconds since 1970, or what a driver made of it."""
+    """Return a stored date: seconds since 1970, or what a driver made of it."""
     if value is None:
         return None
     if isinstance(value, datetime):
@@ -261,7 +261,7 @@ def moment(value: Any) -> datetime | None:
 
 
 def _vectors(cells: Sequence[Any], dims: int | None) -> list[Vector | None]:
-    """The vectors of rows, all at once; None for what is none."""
+    """Return the vectors of rows, all at once; None for what is none."""
     sizes = Counter(len(cell) for cell in cells if isinstance(cell, bytes) and cell)
     size = 4 * dims if dims is not None else sizes.most_common(1)[0][0] if sizes else 0
     vectors: list[Vector | None] = [None] * len(cells)
@@ -276,7 +276,7 @@ def _vectors(cells: Sequence[Any], dims: int | None) -> list[Vector | None]:
 
 
 def shown_of(stored: Iterable[Stored], now: datetime) -> list[Shown]:
-    """Records that can be read and have not expired; damaged ones are logged and left as they are."""
+    """Return records that can be read and have not expired; damaged ones are logged and left as they are."""
     rows, shown = list(stored), list[Shown]()
     if not rows:
         return shown
@@ -310,7 +310,7 @@ class Text:
         self._document: Document | None = None
 
     def document(self, name: str) -> Document | None:
-        """The record as it was stored, made once, not to be changed; None if it is damaged, which is logged."""
+        """Return the record as it was stored, made once, not to be changed; None if it is damaged, which is logged."""
         if self._document is None:
             try:
                 plain = json.loads(self.metadata) if isinstance(self.metadata, str) else self.metadata
@@ -321,7 +321,7 @@ class Text:
 
 
 def again(row: Cells, shown: Shown) -> Entry:
-    """The entry of a record whose stored words are of another version, with new ones."""
+    """Return the entry of a record whose stored words are of another version, with new ones."""
     document = shown.document
     alone = [(role, by) for role, by, _ in row.facts[8]] == [("", "")]
     facts = {} if alone else {"said": document.metadata["said"]}

@@ -27,7 +27,7 @@ class Scope(NamedTuple):
     matches: Matches | None
 
     def takes(self, shown: Shown) -> bool:
-        """Whether a document may be found."""
+        """Return whether a document may be found."""
         return (
             shown.user_id == self.user_id
             and (self.session_id is None or shown.session_id == self.session_id)
@@ -36,7 +36,7 @@ class Scope(NamedTuple):
 
 
 def pages_of(ids: Sequence[tuple[str, float]], k: int) -> Iterator[Sequence[tuple[str, float]]]:
-    """The best `k`, then larger and larger parts of the rest, for a filter that takes few."""
+    """Return the best `k`, then larger and larger parts of the rest, for a filter that takes few."""
     begin, size = 0, k
     while begin < len(ids):
         yield ids[begin : begin + size]
@@ -63,7 +63,7 @@ def scope_of(
     post_filter_pipeline: Any = None,
     oversampling_factor: int | None = None,  # an exact search looks at every candidate
 ) -> Scope:
-    """Where a search looks; raises before any I/O if an argument cannot say that.
+    """Return where a search looks; raises before any I/O if an argument cannot say that.
 
     Args:
         filter: What the metadata is equal to.
@@ -112,7 +112,7 @@ MAX_DEPTH = 20
 
 
 def _scope_of_conditions(pre_filter: Filter) -> Scope:
-    """A `pre_filter` as a scope: who is asked for must be one user, as everywhere."""
+    """Return a `pre_filter` as a scope: who is asked for must be one user, as everywhere."""
     if not isinstance(pre_filter, Mapping):
         _refuse(f"must be a dict of conditions, not {type(pre_filter).__name__}")
     rest: list[Filter] = []
@@ -136,7 +136,7 @@ def _scope_of_conditions(pre_filter: Filter) -> Scope:
 
 
 def conditions_of(query: Filter, depth: int = 0) -> Matches:
-    """A query in MongoDB's language as a function of metadata; what it says stays data and goes to no server.
+    """Return a query in MongoDB's language as a function of metadata; what it says stays data and goes to no server.
 
     Comparisons are those of MongoDB: a list fits if one of its elements does, numbers are compared with numbers and
     texts with texts, a dot leads into a nested dict, and None also fits what is not there.
@@ -170,7 +170,7 @@ def conditions_of(query: Filter, depth: int = 0) -> Matches:
 
 
 def _condition(value: Any, depth: int) -> Callable[[list[Any]], bool]:
-    """What is asked of the values of a field, of which there are several where a list was passed through."""
+    """Return what is asked of the values of a field, of which there are several where a list was passed through."""
     if not isinstance(value, Mapping) or not any(isinstance(key, str) and key.startswith("$") for key in value):
         return _operator("$eq", value, depth)
     parts = [_operator(name, wanted, depth) for name, wanted in value.items()]
@@ -207,7 +207,7 @@ def _operator(name: Any, wanted: Any, depth: int) -> Callable[[list[Any]], bool]
 
 
 def _values(known: Any, path: str) -> Iterator[Any]:
-    """The values at a path: none if it is not there."""
+    """Return the values at a path: none if it is not there."""
     if path in known:
         yield known[path]
         return
@@ -220,12 +220,12 @@ def _values(known: Any, path: str) -> Iterator[Any]:
 
 
 def _with_elements(values: list[Any]) -> list[Any]:
-    """The values, and the elements of those that are lists."""
+    """Return the values, and the elements of those that are lists."""
     return [*values, *(item for v in values if isinstance(v, (list, tuple, set, frozenset)) for item in v)]
 
 
 def _kind(value: Any) -> Any:
-    """What may be compared with each other: True is no 1, and a text is no number."""
+    """Return what may be compared with each other: True is no 1, and a text is no number."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return "number"
     kinds: tuple[Any, ...] = (bool, str, bytes, datetime, date, Mapping, (list, tuple))
@@ -233,7 +233,7 @@ def _kind(value: Any) -> Any:
 
 
 def _comparable(value: Any) -> Any:
-    """A moment without a time zone is one in UTC, as in MongoDB; a tuple is a list."""
+    """Return a moment without a time zone is one in UTC, as in MongoDB; a tuple is a list."""
     if isinstance(value, datetime) and value.tzinfo is None:
         return value.replace(tzinfo=UTC)
     return list(value) if isinstance(value, tuple) else value
@@ -248,7 +248,7 @@ def _queries(name: str, value: Any, depth: int = 0) -> list[Filter]:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Raises unless metadata may hold this: a pattern or an ObjectId would silently find nothing."""
+    """Raise unless metadata may hold this: a pattern or an ObjectId would silently find nothing."""
     if isinstance(value, (list, tuple)) and depth < MAX_DEPTH:
         for item in value:
             _check_plain(item, depth + 1)
@@ -267,7 +267,7 @@ def _refuse(problem: str) -> NoReturn:
 
 
 def check_k(k: int) -> int:
-    """The number of documents that are wanted, if it is one."""
+    """Return the number of documents that are wanted, if it is one."""
     if not isinstance(k, int) or k < 0:  # type: ignore[redundant-expr]  # callers without types
         msg = f"k must be a whole number from 0; got {k!r:.50}"
         raise ValueError(msg)
@@ -277,7 +277,7 @@ def check_k(k: int) -> int:
 def documents_of(
     found: Sequence[tuple[Shown, float]], include_scores: bool, include_embeddings: bool
 ) -> list[tuple[Document, float]]:
-    """What was found as documents; scores and vectors go into their metadata, as langchain-mongodb puts them there."""
+    """Return what was found as documents; scores and vectors go into their metadata, as langchain-mongodb puts them there."""
     for shown, score in found:
         if include_scores:
             shown.document.metadata["score"] = score

@@ -105,12 +105,12 @@ class Held:
         self._estimated = 0
 
     def known(self) -> set[int]:
-        """Stamps of the rows that need not be read."""
+        """Return stamps of the rows that need not be read."""
         with self.index.lock:
             return self.index.stamps() | self.left_out
 
     def add(self, entries: Sequence[tuple[Entry, Vector | None]], rows: Iterable[Cells] = ()) -> None:
-        """Adds entries, in place of those with the same ids.
+        """Add entries, in place of those with the same ids.
 
         Args:
             entries: With their vectors.
@@ -137,7 +137,7 @@ class Held:
         return self.index.vector_of(name) if document and digest_of(document.page_content) == digest else None
 
     def settle(self, mark: Mark | None, gone: Collection[int], changes: int) -> None:
-        """Removes what is not stored any more; keeps the mark, unless somebody else changed something meanwhile.
+        """Remove what is not stored any more; keeps the mark, unless somebody else changed something meanwhile.
 
         Args:
             mark: Of the store, asked for before anything was read.
@@ -153,12 +153,12 @@ class Held:
                 self.left_out.difference_update(gone)
 
     def since(self) -> Since | None:
-        """What is held; None if it has to be listed anew."""
+        """Return what is held; None if it has to be listed anew."""
         with self.index.lock:
             return None if self.mark is None else Since(self.mark, self.stamp, tuple(self.own))
 
     def catch_up(self, since: Since, news: News, change: Callable[[Sequence[Cells], Sequence[int]], Mark]) -> bool:
-        """Takes in what is new, if that is all that has changed; whether nothing has to be listed.
+        """Take in what is new, if that is all that has changed; whether nothing has to be listed.
 
         Args:
             since: What was held when it was asked for.
@@ -190,7 +190,7 @@ class Held:
             self.digests = {digest: name for digest, name in self.digests.items() if name in self.index}
 
     def wrote(self, rows: Sequence[Row], removed: Collection[str], written: Written) -> None:
-        """Takes over what was written, and by how much the mark has changed."""
+        """Take over what was written, and by how much the mark has changed."""
         entries = [row.stamped(stamp) for row, stamp in zip(rows, written.stamps, strict=True)]
         cells = [
             Cells(stamp, None, None, None, row.text, row.metadata, row.digest, None)
@@ -206,7 +206,7 @@ class Held:
                 self.mark = tuple(old + new for old, new in zip(self.mark, change, strict=True))
 
     def expire(self, now: datetime) -> None:
-        """Leaves out what has expired."""
+        """Leave out what has expired."""
         if self.next_expiry is None or now < self.next_expiry:
             return
         with self.index.lock:
@@ -218,7 +218,7 @@ class Held:
             self.next_expiry = min(left, default=None)
 
     def estimate(self) -> None:
-        """Estimates its size, if it has grown."""
+        """Estimate its size, if it has grown."""
         with self.index.lock:
             if not self._estimated * 0.5 <= len(self.index) <= self._estimated * GROWTH:
                 self._estimated = len(self.index)
@@ -255,7 +255,7 @@ class Shelf:
         self._lock = ForkSafeLock(self._users.clear)  # also because a thread that is not in the child may hold an index
 
     def read(self, user_id: str, session_id: str | None = None) -> Flow[tuple[Index, Looked | None]]:
-        """The user's records as they are now, and a session of the user, where a turn can go out from what is held."""
+        """Return the user's records as they are now, and a session of the user, where a turn can go out from what is held."""
         source, held = self._source, self._find(user_id)
         since = held.since() if held is not None else None
         news: News = yield self._step(lambda: source.news(user_id, session_id, since))
@@ -276,7 +276,7 @@ class Shelf:
         return held.index, Looked(held, news.session, last) if last is None or last.id in held.texts else None
 
     def _fetch(self, held: Held, user_id: str, stamps: Sequence[int]) -> Flow[int]:
-        """Reads records; returns how many were added."""
+        """Read records; returns how many were added."""
         cells: list[Cells] = yield self._step(lambda: self._source.cells(user_id, stamps))
 
         def take() -> tuple[int, int, dict[int, tuple[Cells, Vector | None]]]:
@@ -320,7 +320,7 @@ class Shelf:
             return held
 
     def _keep(self, user_id: str, held: Held) -> None:
-        """Holds a user's records, and lets go of those not used for longest; the last one stays, however large."""
+        """Hold a user's records, and lets go of those not used for longest; the last one stays, however large."""
         held.estimate()
         with self._lock:
             self._users.pop(user_id, None)
@@ -330,30 +330,30 @@ class Shelf:
                 size -= self._users.popitem(last=False)[1].nbytes
 
     def miss(self, user_id: str, ids: Collection[str]) -> None:
-        """Doubts what is held of the user if it has these records, which are gone: somebody removed them by hand."""
+        """Doubt what is held of the user if it has these records, which are gone: somebody removed them by hand."""
         with self._lock:
             held = self._users.get(user_id)
         if held is not None and any(name in held.index for name in ids):
             held.mark = None
 
     def texts(self, user_id: str) -> Mapping[str, Text]:
-        """What is held of the user to be shown, by id."""
+        """Return what is held of the user to be shown, by id."""
         with self._lock:
             held = self._users.get(user_id)
         return held.texts if held is not None else NO_TEXTS
 
     def forget(self, user_id: str) -> None:
-        """Lets go of a user."""
+        """Let go of a user."""
         with self._lock:
             self._users.pop(user_id, None)
 
     def clear(self) -> None:
-        """Lets go of everything."""
+        """Let go of everything."""
         with self._lock:
             self._users.clear()
 
     def wrote(self, user_id: str, rows: Sequence[Row], removed: Collection[str], written: Written) -> None:
-        """Puts a write of our own into what is held, so that it need not be read."""
+        """Put a write of our own into what is held, so that it need not be read."""
         held = self._find(user_id)
         if held is None:
             return

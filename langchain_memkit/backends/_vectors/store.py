@@ -38,7 +38,7 @@ class RecordVectorStore(Forgetting, VectorStore):
     # -- adding
 
     def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """Embeds and stores documents, in place of those with the same ids.
+        """Embed and stores documents, in place of those with the same ids.
 
         Args:
             documents: Any; `user_id` in the metadata says whose one is. Without it, it belongs to nobody, and no
@@ -73,7 +73,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         return drive(self._add(documents, **kwargs), run_step)
 
     async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """Async twin of `add_documents`."""
+        """Run `add_documents` asynchronously."""
         return await adrive(self._add(documents, **kwargs), arun_step)
 
     def _add(
@@ -109,7 +109,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """A store with these texts in it.
+        """Return a store with these texts in it.
 
         Args:
             texts: What to store.
@@ -135,7 +135,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Async twin of `from_texts`."""
+        """Run `from_texts` asynchronously."""
         store = cls(embedding=embedding, **kwargs)
         await store.aadd_texts(texts, metadatas, ids=ids)
         return store
@@ -195,7 +195,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         include_scores: bool = False,
         **kwargs: Any,
     ) -> list[Document]:
-        """Async twin of `similarity_search`."""
+        """Run `similarity_search` asynchronously."""
         flow = self._documents(query, k, include_scores, pre_filter=pre_filter, **kwargs)
         return [document for document, _ in await adrive(flow, arun_step)]
 
@@ -208,7 +208,7 @@ class RecordVectorStore(Forgetting, VectorStore):
     async def asimilarity_search_with_score(
         self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        """Async twin of `similarity_search_with_score`."""
+        """Run `similarity_search_with_score` asynchronously."""
         return await adrive(self._documents(query, k, pre_filter=pre_filter, **kwargs), arun_step)
 
     def similarity_search_by_vector(
@@ -228,7 +228,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         filter: Filter | None = None,  # noqa: A002  # LangChain's name
         **kwargs: Any,
     ) -> list[Document]:
-        """Async twin of `similarity_search_by_vector`."""
+        """Run `similarity_search_by_vector` asynchronously."""
         found = await adrive(self._near(embedding, k, filter=filter, **kwargs), arun_step)
         return [shown.document for shown, _ in found]
 
@@ -241,7 +241,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         pre_filter: Filter | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Documents near to a text and unlike each other.
+        """Return documents near to a text and unlike each other.
 
         Maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998): each next one has the greatest
         `lambda_mult * similarity to the text - (1 - lambda_mult) * greatest similarity to one chosen before`.
@@ -269,7 +269,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         pre_filter: Filter | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Async twin of `max_marginal_relevance_search`."""
+        """Run `max_marginal_relevance_search` asynchronously."""
         flow = self._search(query, max(k, fetch_k), pre_filter=pre_filter, **kwargs)
         return diverse(await adrive(flow, arun_step), k, lambda_mult)
 
@@ -295,12 +295,12 @@ class RecordVectorStore(Forgetting, VectorStore):
         filter: Filter | None = None,  # noqa: A002  # LangChain's name
         **kwargs: Any,
     ) -> list[Document]:
-        """Async twin of `max_marginal_relevance_search_by_vector`."""
+        """Run `max_marginal_relevance_search_by_vector` asynchronously."""
         near = await adrive(self._near(embedding, max(k, fetch_k), filter=filter, **kwargs), arun_step)
         return diverse(near, k, lambda_mult)
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        """The cosine, from 0 to 1; what points away counts as 0."""
+        """Return the cosine, from 0 to 1; what points away counts as 0."""
         return lambda score: min(max(score, 0.0), 1.0)
 
     def _documents(
@@ -327,7 +327,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         return (yield from self._nearest(question_vector(embedding, self._embedder.dims), k, scope))
 
     def _nearest(self, vector: Vector, k: int, scope: Scope) -> Flow[list[tuple[Shown, float]]]:
-        """Every vector of the user is compared."""
+        """Return every vector of the user is compared."""
         index, _ = yield from self._shelf.read(scope.user_id)
 
         def ranked() -> list[tuple[str, float]]:

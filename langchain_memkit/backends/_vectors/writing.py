@@ -37,7 +37,7 @@ class Writing(Reading):
         messages: Collection[str] | None = None,
         since: str | None = None,
     ) -> Begun:
-        """What has to be known of a session before records of it are written.
+        """Return what has to be known of a session before records of it are written.
 
         Args:
             user_id: Whose.
@@ -71,7 +71,7 @@ class Writing(Reading):
         messages: Collection[str] | None = None,
         since: str | None = None,
     ) -> Begun:
-        """Async twin of `begin`."""
+        """Run `begin` asynchronously."""
         place = _place(user_id, session_id)
         return await adrive(self._begin(*place, check_ids(digests), check_ids(ids), messages, since), arun_step)
 
@@ -131,7 +131,7 @@ class Writing(Reading):
         expected: Mapping[str, str] = NOTHING,
         state: int | None = None,
     ) -> bool:
-        """Stores records of a session, in place of those with the same ids, and deletes others.
+        """Store records of a session, in place of those with the same ids, and deletes others.
 
         Args:
             user_id: Whose.
@@ -186,7 +186,7 @@ class Writing(Reading):
         expected: Mapping[str, str] = NOTHING,
         state: int | None = None,
     ) -> bool:
-        """Async twin of `write`."""
+        """Run `write` asynchronously."""
         place = _place(user_id, session_id)
         work = self._write(*place, generation, documents, vectors, check_ids(delete), _digests(expected), state)
         return await adrive(work, arun_step)
@@ -220,7 +220,7 @@ class Writing(Reading):
         expected: Mapping[str, str] = NOTHING,
         state: int | None = None,
     ) -> Flow[bool]:
-        """Rows of a user, each id once, with their vectors."""
+        """Return rows of a user, each id once, with their vectors."""
         embedded = [i for i, vector in enumerate(vectors) if vector is not None]
         if embedded:
             dims = yield from self._embedder.known()
@@ -240,7 +240,7 @@ class Writing(Reading):
         return True
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
-        """Keeps that records were recalled; an earlier time than the stored one changes nothing.
+        """Keep that records were recalled; an earlier time than the stored one changes nothing.
 
         Args:
             user_id: Whose.
@@ -256,7 +256,7 @@ class Writing(Reading):
             self._backend.run(self._backend.touch(check_id(user_id, "user_id"), names, _aware(at)))
 
     async def atouch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
-        """Async twin of `touch`."""
+        """Run `touch` asynchronously."""
         if names := check_ids(ids):
             await self._backend.arun(self._backend.touch(check_id(user_id, "user_id"), names, _aware(at)))
 

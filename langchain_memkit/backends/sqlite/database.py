@@ -113,7 +113,7 @@ class Database:
             databases.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Names the file, which another process opens itself."""
+        """Name the file, which another process opens itself."""
         if self.in_memory:
             msg = "what lies in ':memory:' cannot be pickled: give a file name as path"
             raise TypeError(msg)
@@ -134,7 +134,7 @@ class Database:
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """Lends a connection; it goes back to the idle ones afterwards."""
+        """Lend a connection; it goes back to the idle ones afterwards."""
         if self._pid != os.getpid():
             # connections of the parent must be neither used nor closed after a fork: keep them, out of reach
             _INHERITED.append(self._idle)
@@ -245,19 +245,19 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Closes the idle connections; using the database again opens new ones (a file's, not an in-memory one's)."""
+        """Close the idle connections; using the database again opens new ones (a file's, not an in-memory one's)."""
         with self._lock:
             self._closed = True
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Closes the connections that nobody uses; the next use opens new ones."""
+        """Close the connections that nobody uses; the next use opens new ones."""
         with self._lock:
             _close_idle(self._pid, self._idle)
 
 
 def _close_idle(pid: int, idle: list[sqlite3.Connection]) -> None:
-    """Closes connections, in the process that opened them only."""
+    """Close connections, in the process that opened them only."""
     while idle and pid == os.getpid():
         idle.pop().close()
 
@@ -274,7 +274,7 @@ class Access(Enum):
 
 
 def make_file(path: str, mode: int) -> None:
-    """Makes an empty file with these rights, unless there is one; its -wal and -shm get the same from SQLite."""
+    """Make an empty file with these rights, unless there is one; its -wal and -shm get the same from SQLite."""
     if Path(path).exists():
         return
     try:
@@ -293,7 +293,7 @@ def make_file(path: str, mode: int) -> None:
 
 
 def access_to(path: str) -> Access:
-    """What this process may do with a file, and how it is opened for that."""
+    """Return what this process may do with a file, and how it is opened for that."""
     log = _state_of(f"{path}-wal")
     of_file, of_folder = (_may_write(name) for name in (path, Path(path).parent))
     if of_file and (of_folder or log):
@@ -302,7 +302,7 @@ def access_to(path: str) -> Access:
 
 
 def address_of(path: str, access: Access) -> str:
-    """A file as SQLite takes it, with what may be done with it."""
+    """Return a file as SQLite takes it, with what may be done with it."""
     return f"{Path(path).absolute().as_uri()}?{access.value}"
 
 
@@ -334,7 +334,7 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def shared_database(path: str | os.PathLike[str], timeout: float, file_mode: int = OWNER_ALONE) -> Database:
-    """One `Database` per file, timeout, mode and process; in-memory ones are never shared."""
+    """Return one `Database` per file, timeout, mode and process; in-memory ones are never shared."""
     if not isinstance(path, (str, Path)) or not str(path):
         msg = f"path must be a file name or ':memory:', not {type(path).__name__}"
         raise TypeError(msg)

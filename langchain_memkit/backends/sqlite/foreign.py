@@ -30,7 +30,7 @@ class _File:
         self.columns = columns
 
     def __repr__(self) -> str:
-        """Names the file."""
+        """Name the file."""
         return f"{type(self).__name__}({str(self.path)!r}, {self.table!r})"
 
     @contextmanager
@@ -80,7 +80,7 @@ class MessageTable(_File):
         super().__init__(path, table, ("id", session_column, "message"))
 
     def count(self) -> int:
-        """How many rows there are."""
+        """Return how many rows there are."""
         with self._opened() as connection:
             return int(connection.execute(f"SELECT COUNT(*) FROM {_quoted(self.table)}").fetchone()[0])
 
@@ -112,13 +112,13 @@ class CheckpointFile(_File):
         super().__init__(path, "checkpoints", columns)
 
     def count(self) -> int:
-        """How many threads there are."""
+        """Return how many threads there are."""
         with self._opened() as connection:
             query = "SELECT COUNT(DISTINCT thread_id) FROM checkpoints WHERE checkpoint_ns = ''"
             return int(connection.execute(query).fetchone()[0])
 
     def rows(self) -> Generator[tuple[Any, Any, Any, Any, Older], None, None]:
-        """The latest checkpoint of each thread's root namespace.
+        """Return the latest checkpoint of each thread's root namespace.
 
         Yields:
             Thread id, type, checkpoint, metadata, and a function that reads what came before in a channel.
@@ -141,7 +141,7 @@ CHECKPOINT = (
 def _older(
     connection: sqlite3.Connection, thread_id: Any, parent: Any, channel: str
 ) -> Iterator[OlderCheckpoint | None]:
-    """What came before a checkpoint, the newest first; None for one that is gone."""
+    """Return what came before a checkpoint, the newest first; None for one that is gone."""
     columns = [row[0] for row in connection.execute("SELECT name FROM pragma_table_info('writes')")]
     order = ", ".join(name for name in ("task_path", "task_id", "idx") if name in columns)
     query = (
@@ -160,5 +160,5 @@ def _older(
 
 
 def _quoted(name: str) -> str:
-    """A name as SQL takes it, whatever it holds."""
+    """Return a name as SQL takes it, whatever it holds."""
     return '"' + name.replace('"', '""') + '"'

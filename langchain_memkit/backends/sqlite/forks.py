@@ -21,7 +21,7 @@ class Closable(Protocol):
     """What is closed before a fork."""
 
     def close_idle(self) -> None:
-        """Closes what nobody uses."""
+        """Close what nobody uses."""
 
 
 class _Gate:
@@ -38,7 +38,7 @@ databases: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 @contextmanager
 def operation() -> Iterator[None]:
-    """Marks an operation, which a fork waits for; begins after a fork that is under way."""
+    """Mark an operation, which a fork waits for; begins after a fork that is under way."""
     gate = _gate
     with gate.changed:
         gate.changed.wait_for(lambda: not gate.forking, PATIENCE)

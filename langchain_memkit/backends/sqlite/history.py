@@ -90,7 +90,7 @@ class SQLiteChatMessageHistory(TurnHistory):
         path: str | os.PathLike[str],
         **options: Unpack[SQLiteOptions],
     ) -> HistoryFactory[Self]:
-        """A `get_session_history(session_id, user_id=None)` for this file.
+        """Return a `get_session_history(session_id, user_id=None)` for this file.
 
         Args:
             path: As in the class.

@@ -58,19 +58,19 @@ class FileFacts(NamedTuple):
 
 
 def library_version() -> str:
-    """The version of SQLite itself."""
+    """Return the version of SQLite itself."""
     return sqlite3.sqlite_version
 
 
 def is_sqlite(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a SQLite database; an empty file is one without tables."""
+    """Return whether a file is a SQLite database; an empty file is one without tables."""
     with Path(path).open("rb") as file:
         head = file.read(len(MAGIC))
     return head in (MAGIC, b"")
 
 
 def tables_of(path: str | os.PathLike[str], timeout: float = 5.0) -> frozenset[str]:
-    """The names of the tables of a file.
+    """Return the names of the tables of a file.
 
     Raises:
         HistoryReadError: It cannot be read.
@@ -80,7 +80,7 @@ def tables_of(path: str | os.PathLike[str], timeout: float = 5.0) -> frozenset[s
 
 
 def is_foreign(path: str | os.PathLike[str], timeout: float = 5.0) -> bool:
-    """Whether a file has tables, and none of them is called like one of memkit's.
+    """Return whether a file has tables, and none of them is called like one of memkit's.
 
     Raises:
         HistoryReadError: It cannot be read.
@@ -90,7 +90,7 @@ def is_foreign(path: str | os.PathLike[str], timeout: float = 5.0) -> bool:
 
 
 def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFacts:
-    """Looks at a file: format, integrity (reads all of it), missing parts, room.
+    """Look at a file: format, integrity (reads all of it), missing parts, room.
 
     Args:
         path: The file; it must exist.
@@ -130,7 +130,7 @@ def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFact
 
 
 def build_missing(path: str | os.PathLike[str], faults: list[Fault], timeout: float = 30.0) -> None:
-    """Makes the missing indexes and triggers, in one transaction; tables are never made here.
+    """Make the missing indexes and triggers, in one transaction; tables are never made here.
 
     Raises:
         HistoryWriteError: It cannot be done; nothing was changed.
@@ -148,7 +148,7 @@ def build_missing(path: str | os.PathLike[str], faults: list[Fault], timeout: fl
 
 
 def count_records(path: str | os.PathLike[str], user_id: str, timeout: float = 5.0) -> int:
-    """How many vectors of a user there are, without an embedding model.
+    """Return how many vectors of a user there are, without an embedding model.
 
     Raises:
         HistoryReadError: It cannot be read.
@@ -173,7 +173,7 @@ def _reading(path: str | os.PathLike[str], timeout: float) -> Iterator[sqlite3.C
 
 
 def _faults(present: dict[tuple[str, str], str], version: int) -> Iterator[Fault]:
-    """What a file of this version should have, and has not."""
+    """Return what a file of this version should have, and has not."""
     for key, sql in _expected(version).items():
         if key not in present:
             yield Fault(key[1], "missing", sql)
@@ -182,7 +182,7 @@ def _faults(present: dict[tuple[str, str], str], version: int) -> Iterator[Fault
 
 
 def _expected(version: int) -> dict[tuple[str, str], str]:
-    """What a file of this version has, as (type, name): SQL."""
+    """Return what a file of this version has, as (type, name): SQL."""
     with closing(sqlite3.connect(":memory:")) as connection:
         for script in MIGRATIONS[:version]:
             connection.executescript(script)

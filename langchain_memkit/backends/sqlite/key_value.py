@@ -58,7 +58,7 @@ class SQLiteKeyValueStore(KeyValueStore[V]):
         self._path = database.path
 
     def __repr__(self) -> str:
-        """Names the file."""
+        """Name the file."""
         return f"{type(self).__name__}({self._path!r})"
 
 

@@ -67,7 +67,7 @@ class Operations:
         return Head(*row) if row else None
 
     def _purged(self, connection: sqlite3.Connection, user_id: str) -> int:
-        """The epoch of the user's last purge, kept under the session id that no caller can pass."""
+        """Return the epoch of the user's last purge, kept under the session id that no caller can pass."""
         head = self._head(connection, Scope(user_id, "")) if user_id else None
         return head.epoch if head else 0
 
@@ -243,14 +243,14 @@ class Operations:
         connection.executemany("INSERT INTO message_ids VALUES (?, ?, ?, ?)", [(*scope, i, head.seq) for i in ids])
 
     def _last(self, connection: sqlite3.Connection, scope: Scope, head: Head | None) -> int:
-        """The last position that was ever taken, also by a turn whose row is damaged."""
+        """Return the last position that was ever taken, also by a turn whose row is damaged."""
         (known,) = connection.execute(
             f"SELECT MAX(seq) FROM message_ids WHERE {HERE} AND seq <= {MOST}", self._parameters(scope)
         ).fetchone()
         return max((head or EMPTY).seq, known or 0)
 
     def _expire(self, connection: sqlite3.Connection, scope: Scope) -> None:
-        """Removes what has expired: all of this session, so that positions are free, and some of the rest."""
+        """Remove what has expired: all of this session, so that positions are free, and some of the rest."""
         parameters = self._parameters(scope)
         # the plus signs keep SQLite from walking the whole session: few rows expire, and they have an index
         here = "+user_id = :user AND +session_id = :session"
@@ -268,7 +268,7 @@ class Operations:
         return cursor.rowcount > 0
 
     def _void(self, connection: sqlite3.Connection, scope: Scope, kind: Literal["clear", "purge"] = "clear") -> int:
-        """Puts a contentless marker at the end of the session and deletes what is older; returns turns deleted."""
+        """Put a contentless marker at the end of the session and deletes what is older; returns turns deleted."""
         self._expire(connection, scope)
         seq = self._last(connection, scope, self._head(connection, scope)) + 1
         self._insert(connection, scope, Head(seq, new_epoch(), seq), kind, Row(f"{kind}:{uuid4()}", [], []))

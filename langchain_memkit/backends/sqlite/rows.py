@@ -28,7 +28,7 @@ LOST = (  # the newest position between two others at which messages are known, 
 
 
 def own(rows: Iterable[sqlite3.Row], scope: Scope) -> list[sqlite3.Row]:
-    """The rows, which are all of this session: a damaged index leads to those of others.
+    """Return the rows, which are all of this session: a damaged index leads to those of others.
 
     Raises:
         sqlite3.DatabaseError: They are not.
@@ -41,7 +41,7 @@ def own(rows: Iterable[sqlite3.Row], scope: Scope) -> list[sqlite3.Row]:
 
 
 def lost_turns(connection: sqlite3.Connection, scope: Scope, seqs: Sequence[int], end: int) -> list[Turn]:
-    """Turns between these positions, newest first down to `end`, whose messages are known but no row is found.
+    """Return turns between these positions, newest first down to `end`, whose messages are known but no row is found.
 
     A damaged index hides rows without an error. What was deleted is not known either, so it is not taken for lost.
     """
@@ -57,12 +57,12 @@ def lost_turns(connection: sqlite3.Connection, scope: Scope, seqs: Sequence[int]
 
 
 def checksum_of(text: str | bytes) -> int:
-    """What is kept of the messages of a turn beside them: a changed bit of text is still text."""
+    """Return what is kept of the messages of a turn beside them: a changed bit of text is still text."""
     return zlib.crc32(text.encode("utf-8", "replace") if isinstance(text, str) else text)
 
 
 def fits_checksum(row: Mapping[str, Any]) -> bool:
-    """Whether the messages of a row are those that were stored; a row of memkit 0.1.0 has nothing to tell by."""
+    """Return whether the messages of a row are those that were stored; a row of memkit 0.1.0 has nothing to tell by."""
     known = row.get("checksum")
     if known is None:
         return True
@@ -71,7 +71,7 @@ def fits_checksum(row: Mapping[str, Any]) -> bool:
 
 
 def loaded(text: object) -> Any:
-    """The plain data of a cell; None, which nothing is that is stored, if it is damaged."""
+    """Return the plain data of a cell; None, which nothing is that is stored, if it is damaged."""
     try:
         return json.loads(text)  # type: ignore[arg-type]  # a damaged cell may hold anything
     except (TypeError, ValueError, RecursionError):
@@ -79,7 +79,7 @@ def loaded(text: object) -> Any:
 
 
 def date_of(seconds: Any) -> datetime | None:
-    """A stored moment; None if it is damaged, or after every date."""
+    """Return a stored moment; None if it is damaged, or after every date."""
     try:
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
     except (TypeError, ValueError, OverflowError, OSError):
@@ -87,7 +87,7 @@ def date_of(seconds: Any) -> datetime | None:
 
 
 def iso_date_of(text: object) -> datetime | None:
-    """A stored date; None if it is damaged."""
+    """Return a stored date; None if it is damaged."""
     try:
         return datetime.fromisoformat(str(text))
     except ValueError:

@@ -25,35 +25,35 @@ class SQLiteTurnStore(Operations, Transactions):
     layout = "turns"
 
     def setup(self) -> Flow[None]:
-        """Opens the file, which creates the tables."""
+        """Open the file, which creates the tables."""
         yield from self._read(lambda connection: None)
 
     def page_back(
         self, scope: Scope, older: tuple[int, int] | None, limit: int, enough: Enough, floor: int = 0
     ) -> Flow[Page]:
-        """Turns before `older` = (seq, base), newest first."""
+        """Return turns before `older` = (seq, base), newest first."""
         return (yield from self._read(partial(self._page_back, scope, older, limit, enough, floor)))
 
     def page_forward(
         self, scope: Scope, after: int | None, limit: int, *, hidden: bool = False
     ) -> Flow[tuple[list[Turn], int | None]]:
-        """Turns after a position, oldest first, and the position to go on from; `hidden`: soft-deleted ones as well."""
+        """Return turns after a position, oldest first, and the position to go on from; `hidden`: soft-deleted ones as well."""
         return (yield from self._read(partial(self._page_forward, scope, after, limit, hidden)))
 
     def unowned(self, session_id: str) -> Flow[str | None]:
-        """What tells a turn of this session that is stored without a user; None if there is none."""
+        """Return what tells a turn of this session that is stored without a user; None if there is none."""
         return (yield from self._read(partial(self._unowned, session_id)))
 
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
-        """Which of the ids belong to live messages of the session."""
+        """Return which of the ids belong to live messages of the session."""
         return (yield from self._read(partial(self._stored_ids, scope, ids)))
 
     def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
-        """The user's sessions, most recently used first; `hidden`: counted with their soft-deleted turns."""
+        """Return the user's sessions, most recently used first; `hidden`: counted with their soft-deleted turns."""
         return (yield from self._read(partial(self._sessions, user_id, hidden)))
 
     def owners(self) -> Flow[list[str]]:
-        """Every user with turns."""
+        """Return every user with turns."""
 
         def distinct(connection: sqlite3.Connection) -> list[str]:
             rows = connection.execute("SELECT DISTINCT user_id FROM turns WHERE kind = 'turn' ORDER BY 1")
@@ -62,12 +62,12 @@ class SQLiteTurnStore(Operations, Transactions):
         return (yield from self._read(distinct))
 
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
-        """Stores a batch in one transaction; returns the position of its last row."""
+        """Store a batch in one transaction; returns the position of its last row."""
         work = partial(self._append, scope, batch, expected_seq, origin)
         return (yield from self._write(work, **batch.error_context))
 
     def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
-        """Sets or removes the soft-delete mark of a turn."""
+        """Set or removes the soft-delete mark of a turn."""
         return (yield from self._write(partial(self._flag, scope, turn, deleted)))
 
     def clear(self, scope: Scope) -> Flow[None]:

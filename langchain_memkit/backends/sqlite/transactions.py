@@ -27,7 +27,7 @@ class Transactions:
     _database: Database
 
     def __repr__(self) -> str:
-        """Names the file."""
+        """Name the file."""
         return f"{type(self).__name__}({self._database.path!r})"
 
     @property
@@ -43,7 +43,7 @@ class Transactions:
         return self._database.in_memory
 
     def run(self, flow: Flow[T]) -> T:
-        """Runs a flow, each step on a borrowed connection."""
+        """Run a flow, each step on a borrowed connection."""
 
         def step(operation: Callable[[sqlite3.Connection], Any]) -> Any:
             with self._database.connection() as connection:
@@ -52,15 +52,15 @@ class Transactions:
         return drive(flow, step)
 
     async def arun(self, flow: Flow[T]) -> T:
-        """The same in a worker thread: SQLite has no other way to be async. Cancelling does not stop the thread."""
+        """Return the same in a worker thread: SQLite has no other way to be async. Cancelling does not stop the thread."""
         return await asyncio.to_thread(self.run, flow)
 
     def close(self) -> None:
-        """Closes the idle connections."""
+        """Close the idle connections."""
         self._database.close()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         await asyncio.to_thread(self._database.close)
 
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> Flow[T]:
@@ -71,7 +71,7 @@ class Transactions:
             raise HistoryReadError(msg) from error
 
     def _write(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False, **context: Any) -> Flow[T]:
-        """One transaction.
+        """Return one transaction.
 
         Args:
             work: What is done in it.
@@ -121,7 +121,7 @@ class Transactions:
             raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
 
     def _erase(self, *, moved: bool = False) -> Flow[None]:
-        """Empties the write-ahead log, which still holds deleted text; who reads may delay that to the next time.
+        """Empty the write-ahead log, which still holds deleted text; who reads may delay that to the next time.
 
         Args:
             moved: Whether copies of rows are to go as well. `secure_delete` overwrites a row where it stands; if
@@ -156,13 +156,13 @@ def _kind_of(error: sqlite3.Error) -> int:
 
 
 def _truncated(connection: sqlite3.Connection) -> bool:
-    """Empties the write-ahead log, unless somebody reads or writes just then."""
+    """Empty the write-ahead log, unless somebody reads or writes just then."""
     busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy
 
 
 def _small_and_ours(connection: sqlite3.Connection) -> bool:
-    """Whether the file may be written anew: soon done, and no other tables in it."""
+    """Return whether the file may be written anew: soon done, and no other tables in it."""
     (pages,), (size,) = (connection.execute(f"PRAGMA page_{of}").fetchone() for of in ("count", "size"))
     tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
     return bool(pages * size <= WRITTEN_ANEW and {name for (name,) in tables.fetchall()} <= TABLES)

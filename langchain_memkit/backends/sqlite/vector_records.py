@@ -51,7 +51,7 @@ class VectorRecords(Transactions):
         self._now = now
 
     def setup(self) -> Flow[None]:
-        """Opens the file, which creates the tables."""
+        """Open the file, which creates the tables."""
         yield from self._read(lambda connection: None)
 
     # -- reading
@@ -61,7 +61,7 @@ class VectorRecords(Transactions):
         return (yield from self._read(lambda connection: connection.execute(statement, given).fetchall()))
 
     def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]:
-        """Number of the user's records and the sum of their stamps, a session's generation, and what was added."""
+        """Return number of the user's records and the sum of their stamps, a session's generation, and what was added."""
 
         def look(connection: sqlite3.Connection) -> News:
             given = {"user": user_id, "session": session_id}
@@ -80,17 +80,17 @@ class VectorRecords(Transactions):
         return len(cells) - len(replaced), sum(row.stamp for row in cells) - sum(replaced)
 
     def stamps(self, user_id: str) -> Flow[list[int]]:
-        """Stamps of the user's records."""
+        """Return stamps of the user's records."""
         rows = yield from self._select("SELECT seq FROM vectors WHERE user_id = :user ORDER BY seq", user=user_id)
         return [row[0] for row in rows]
 
     def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]:
-        """Records to rank."""
+        """Return records to rank."""
         rows = yield from self._rows(CELLS, user_id, stamps)
         return cells_of(rows)
 
     def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]:
-        """Records to show."""
+        """Return records to show."""
         rows = yield from self._rows(STORED, user_id, stamps)
         return [stored_of(row) for row in rows]
 
@@ -100,13 +100,13 @@ class VectorRecords(Transactions):
         return (yield from self._select(statement, user=user_id, these=json.dumps(stamps)))
 
     def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
-        """Records of a user to show."""
+        """Return records of a user to show."""
         statement = f"SELECT {STORED if vectors else TEXTS} FROM vectors WHERE id {THESE} AND user_id = :user"
         rows = yield from self._select(statement, user=user_id, these=json.dumps(ids))
         return [stored_of(row) for row in rows]
 
     def owned(self, ids: Sequence[str]) -> Flow[bool]:
-        """Whether a user has a record with one of these ids."""
+        """Return whether a user has a record with one of these ids."""
         statement = f"SELECT 1 FROM vectors WHERE id {THESE} AND user_id <> '' LIMIT 1"
         return bool((yield from self._select(statement, these=json.dumps(ids))))
 
@@ -116,7 +116,7 @@ class VectorRecords(Transactions):
         return {name: datetime.fromtimestamp(at, UTC) for name, at in rows}
 
     def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
-        """The user's sessions, most recently used first."""
+        """Return the user's sessions, most recently used first."""
         rows = yield from self._select(
             "SELECT session_id, count(DISTINCT round_id), min(created_at), max(created_at) FROM vectors"
             f" WHERE user_id = :user AND session_id <> '' AND {LIVE} GROUP BY session_id"
@@ -126,7 +126,7 @@ class VectorRecords(Transactions):
         return [SessionInfo(name, rounds, date_of(first), date_of(last)) for name, rounds, first, last in rows]
 
     def probe(self) -> Flow[bytes | None]:
-        """What is kept of the embedding model."""
+        """Return what is kept of the embedding model."""
         rows = yield from self._select("SELECT value FROM vector_meta WHERE name = :name", name=PROBE)
         return bytes(rows[0][0]) if rows else None
 
@@ -168,7 +168,7 @@ class VectorRecords(Transactions):
     # -- writing
 
     def keep_probe(self, probe: bytes) -> Flow[bytes]:
-        """Keeps the probe unless there is one; returns the one that is kept."""
+        """Keep the probe unless there is one; returns the one that is kept."""
 
         def keep(connection: sqlite3.Connection) -> bytes:
             connection.execute("INSERT OR IGNORE INTO vector_meta VALUES (?, ?)", (PROBE, probe))
@@ -185,7 +185,7 @@ class VectorRecords(Transactions):
         expected: Mapping[str, str],
         state: int | None,
     ) -> Flow[Written | None]:
-        """Stores rows and deletes others in one transaction; None if the session is another one."""
+        """Store rows and deletes others in one transaction; None if the session is another one."""
         ready = [values_of(row) for row in rows]
         return (yield from self._write(partial(self._store, user_id, ready, delete, place, expected, state)))
 
@@ -242,7 +242,7 @@ class VectorRecords(Transactions):
         return Written([row[0] for row in rows], (len(rows) - len(lost), sum(row[0] for row in rows) - sum(lost)))
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> Flow[None]:
-        """Keeps recalls."""
+        """Keep recalls."""
         statement = (
             f"INSERT INTO vector_accesses SELECT user_id, id, :at FROM vectors WHERE id {THESE} AND user_id = :user"
             " ON CONFLICT (user_id, id) DO UPDATE SET at = max(at, excluded.at)"
@@ -259,13 +259,13 @@ class VectorRecords(Transactions):
     # -- deleting
 
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
-        """Deletes records of a user."""
+        """Delete records of a user."""
         remove = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
         if (yield from self._changed(remove, deleting=True, user=user_id, these=json.dumps(ids))):
             yield from self._erase()
 
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
-        """Deletes a session or a user; returns how many records."""
+        """Delete a session or a user; returns how many records."""
         here = "user_id = :user" if session_id is None else "user_id = :user AND session_id = :session"
 
         def delete(connection: sqlite3.Connection) -> int:
@@ -278,7 +278,7 @@ class VectorRecords(Transactions):
         return count
 
     def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]:
-        """Deletes what is too much; returns how many."""
+        """Delete what is too much; returns how many."""
         never = (
             "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors v WHERE user_id = :user AND NOT EXISTS"
             " (SELECT 1 FROM vector_accesses a WHERE a.user_id = :user AND a.id = v.id)"
@@ -302,7 +302,7 @@ class VectorRecords(Transactions):
 
 
 def _last_stamp(connection: sqlite3.Connection) -> int:
-    """The highest number that a row has or had."""
+    """Return the highest number that a row has or had."""
     (stamp,) = connection.execute(
         "SELECT max(coalesce((SELECT max(seq) FROM vectors), 0),"
         " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'vectors'), 0))"

@@ -24,7 +24,7 @@ UPDATE = f"UPDATE vectors SET {', '.join(f'{name} = ?' for name in COLUMNS)} WHE
 
 
 def values_of(row: Row) -> list[Any]:
-    """A row in the order of `COLUMNS`; its number comes later."""
+    """Return a row in the order of `COLUMNS`; its number comes later."""
     entry = row.entry
     # text that is not valid (a lone surrogate) is a blob of JSON
     text = row.text if isinstance(row.text, str) else json.dumps(row.text).encode()
@@ -45,7 +45,7 @@ def _seconds(at: datetime | None) -> float | None:
 
 
 def cells_of(rows: Sequence[Sequence[Any]]) -> list[Cells]:
-    """Rows with the columns `CELLS`."""
+    """Return rows with the columns `CELLS`."""
     try:
         facts = json.loads(f"[{','.join([row[1] for row in rows])}]")  # in one go, which is faster
         if len(facts) != len(rows):
@@ -59,7 +59,7 @@ def cells_of(rows: Sequence[Sequence[Any]]) -> list[Cells]:
 
 
 def stored_of(row: Sequence[Any]) -> Stored:
-    """A row with the columns `STORED`."""
+    """Return a row with the columns `STORED`."""
     stored = Stored(*row)
     text = loaded(stored.text) if isinstance(stored.text, bytes) else stored.text
     return stored._replace(text=text, metadata=loaded(stored.metadata))

@@ -67,5 +67,5 @@ class SQLiteVectorStore(RecordVectorStore):
         self._path = database.path
 
     def __repr__(self) -> str:
-        """Names the file."""
+        """Name the file."""
         return f"{type(self).__name__}({self._path!r})"

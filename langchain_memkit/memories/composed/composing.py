@@ -40,7 +40,7 @@ class Composer:
 
     @classmethod
     def of(cls, max_tokens: Any, position: Any, template: Any, token_counter: TokenCounterLike) -> Composer:
-        """Checks the options."""
+        """Check the options."""
         if max_tokens is not None:
             checked_size(max_tokens, "max_tokens", 1)
         if position not in ("before_input", "system"):
@@ -52,14 +52,14 @@ class Composer:
         return cls(max_tokens, position, template or framed, resolve_counter(token_counter))
 
     def kept(self, dialogue: list[BaseMessage]) -> list[BaseMessage]:
-        """What of a dialogue is shown in any case: without a budget all of it, else its lead and its newest turn."""
+        """Return what of a dialogue is shown in any case: without a budget all of it, else its lead and its newest turn."""
         starts = _turns(dialogue)
         if self.max_tokens is None or not starts:
             return dialogue
         return [*dialogue[: starts[0]], *dialogue[starts[-1] :]]
 
     def compose(self, dialogue: list[BaseMessage], found: Sequence[Found]) -> list[BaseMessage]:
-        """All that fits, nothing twice.
+        """Return all that fits, nothing twice.
 
         Args:
             dialogue: Oldest first, without records.
@@ -77,7 +77,7 @@ class Composer:
         return self.place([*shown[:lead], *older, *shown[lead:]], unsaid(records, older))
 
     def place(self, messages: list[BaseMessage], records: Sequence[Record]) -> list[BaseMessage]:
-        """The messages with the records where they belong."""
+        """Return the messages with the records where they belong."""
         if not records:
             return list(messages)
         if self.position == "before_input":
@@ -87,7 +87,7 @@ class Composer:
         return [with_records(first, records, self.template), *messages[first is not None :]]
 
     def _added(self, messages: list[BaseMessage], records: Sequence[Record]) -> int:
-        """Tokens that records add to messages."""
+        """Return tokens that records add to messages."""
         changed = messages[:1] if self.position == "system" and messages[:1] else []
         placed, before = (count_tokens(m, self.counter) for m in (self.place(changed, records), changed))
         return sum(placed) - sum(before)
@@ -95,7 +95,7 @@ class Composer:
     def _fitting(
         self, new: list[Record], shown: list[BaseMessage], told: list[Record], room: int | None, most: int | None
     ) -> list[Record]:
-        """The best of a source's records that fit beside what is told already, in their order; none is shortened."""
+        """Return the best of a source's records that fit beside what is told already, in their order; none is shortened."""
         if room is None and most is None:
             return new
         taken: list[int] = []
@@ -120,12 +120,12 @@ class Composer:
 
 
 def _turns(dialogue: list[BaseMessage]) -> list[int]:
-    """Where turns begin, after the system lines and summaries in front."""
+    """Return where turns begin, after the system lines and summaries in front."""
     lead = lead_length(dialogue)
     return [lead + start for start in turn_starts(dialogue[lead:])]
 
 
 def _waiting(messages: list[BaseMessage]) -> int:
-    """How many messages at the end are calls of tools that wait for results, which must follow them."""
+    """Return how many messages at the end are calls of tools that wait for results, which must follow them."""
     group = messages[group_starts(messages)[-1] :] if messages else []
     return len(group) if whole_tool_groups(group) != group else 0

@@ -60,7 +60,7 @@ class ComposedMemoryFactory(Closing):
         return f"ComposedMemoryFactory({', '.join(name_of(source.memory) for source in self._sources)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> ComposedMemory:
-        """The memory of one session; no I/O.
+        """Return the memory of one session; no I/O.
 
         Args:
             session_id: The conversation.
@@ -88,11 +88,11 @@ class ComposedMemoryFactory(Closing):
         return replace(source, memory=maker(session_id, **owner))
 
     def setup(self) -> None:
-        """Sets up the stores that have to be."""
+        """Set up the stores that have to be."""
         drive(self._setup(), run_step)
 
     async def asetup(self) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         await adrive(self._setup(), arun_step)
 
     def _setup(self) -> Flow[None]:
@@ -100,7 +100,7 @@ class ComposedMemoryFactory(Closing):
         yield from on_all(able, "setup")
 
     def list_sessions(self, user_id: str) -> list[SessionInfo]:
-        """The user's sessions in any of the memories, the last used first.
+        """Return the user's sessions in any of the memories, the last used first.
 
         Raises:
             ConfigurationError: None of the factories can list sessions.
@@ -108,7 +108,7 @@ class ComposedMemoryFactory(Closing):
         return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
 
     async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
-        """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
+        """Run `list_sessions` asynchronously, a list as well: `for session in await histories.alist_sessions(user_id)`."""
         return await adrive(self._list_sessions(check_id(user_id, "user_id")), arun_step)
 
     def _list_sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
@@ -121,7 +121,7 @@ class ComposedMemoryFactory(Closing):
         return sorted(found.values(), key=lambda info: info.updated_at or UNKNOWN, reverse=True)
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Forgets a user in every memory: a part of `purge_user`.
+        """Forget a user in every memory: a part of `purge_user`.
 
         Returns:
             What was deleted, by kind: `{"sessions": 2, "turns": 9, "facts": 7}`.
@@ -133,7 +133,7 @@ class ComposedMemoryFactory(Closing):
         return drive(self._purge(check_id(user_id, "user_id")), run_step)
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
 
     def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
@@ -148,11 +148,11 @@ class ComposedMemoryFactory(Closing):
         return dict(total)
 
     def close(self) -> None:
-        """Closes each of the factories, which end what they began."""
+        """Close each of the factories, which end what they began."""
         drive(self._close(), run_step)
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         await adrive(self._close(), arun_step)
 
     def _close(self) -> Flow[None]:

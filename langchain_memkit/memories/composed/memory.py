@@ -116,7 +116,7 @@ class ComposedMemory(Memory):
         return ComposedMemoryFactory([Source(primary), *sources], partial(cls, **options))
 
     def __repr__(self) -> str:
-        """Names the kinds of memories and the session, never what is remembered."""
+        """Name the kinds of memories and the session, never what is remembered."""
         kinds = ", ".join(type(part).__name__ for part in self._parts)
         return f"ComposedMemory({kinds}, session_id={self.session_id!r}, user_id={self.user_id!r})"
 
@@ -127,7 +127,7 @@ class ComposedMemory(Memory):
     # -- a turn
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """The primary's messages and a note of what the secondaries recall.
+        """Return the primary's messages and a note of what the secondaries recall.
 
         The primary is loaded first; the secondaries are told what is shown of it, so that they need not repeat it, and
         on an event loop are loaded at once.
@@ -146,11 +146,11 @@ class ComposedMemory(Memory):
         return drive(self._load(query), run_step)
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return await adrive(self._load(query), arun_step)
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Tells the primary of a finished turn, then every secondary; what was recalled is not saved.
+        """Tell the primary of a finished turn, then every secondary; what was recalled is not saved.
 
         The same turn again is for each memory what it is for it alone: with ids or a `turn_id`, nothing.
 
@@ -165,19 +165,19 @@ class ComposedMemory(Memory):
         drive(self._save(messages), run_step)
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
+        """Run `save` asynchronously."""
         await adrive(self._save(messages), arun_step)
 
     def clear(self) -> None:
-        """Forgets this session in every memory; all are tried, then the first failure is raised."""
+        """Forget this session in every memory; all are tried, then the first failure is raised."""
         drive(on_all(self._parts, "clear"), run_step)
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await adrive(on_all(self._parts, "clear"), arun_step)
 
     def forget_messages(self, ids: Collection[str]) -> int:
-        """Deletes what the memories took from these messages of this session; the dialogue itself stays.
+        """Delete what the memories took from these messages of this session; the dialogue itself stays.
 
         Args:
             ids: Of the messages.
@@ -188,7 +188,7 @@ class ComposedMemory(Memory):
         return sum(drive(on_all(self._forgetting, "forget_messages", ids), run_step))
 
     async def aforget_messages(self, ids: Collection[str]) -> int:
-        """Async twin of `forget_messages`."""
+        """Run `forget_messages` asynchronously."""
         return sum(await adrive(on_all(self._forgetting, "forget_messages", ids), arun_step))
 
     @property
@@ -217,7 +217,7 @@ class ComposedMemory(Memory):
             part.prefetch()
 
     async def aprefetch(self) -> None:
-        """Async twin of `prefetch`, all at once."""
+        """Run `prefetch` asynchronously, all at once."""
         await asyncio.gather(*(part.aprefetch() for part in self._prefetching))
 
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
@@ -252,7 +252,7 @@ class ComposedMemory(Memory):
 
 
 def _bound(parts: Sequence[Memory], name: str) -> str | None:
-    """The session or user that the memories are bound to; None if they serve all."""
+    """Return the session or user that the memories are bound to; None if they serve all."""
     ids = {getattr(part, name): type(part).__name__ for part in reversed(parts)}
     ids.pop(None, None)
     if len(ids) > 1:

@@ -56,7 +56,7 @@ class Source:
 
 
 def source_of(part: Any, name: str) -> Source:
-    """A part as a source: a memory, a retriever, or a source of these."""
+    """Return a part as a source: a memory, a retriever, or a source of these."""
     source = part if isinstance(part, Source) else Source(part)
     memory = source.memory
     if isinstance(memory, Memory):
@@ -72,7 +72,7 @@ def source_of(part: Any, name: str) -> Source:
 
 
 def checked_policy(on_load_error: Any) -> OnLoadError:
-    """One of the policies, or an error that names the argument."""
+    """Return one of the policies, or an error that names the argument."""
     if on_load_error in ("report", "raise") or callable(on_load_error):
         return on_load_error  # type: ignore[no-any-return]  # just looked at
     msg = f"on_load_error must be 'report', 'raise' or a callable, not {on_load_error!r:.50}"
@@ -80,7 +80,7 @@ def checked_policy(on_load_error: Any) -> OnLoadError:
 
 
 def load_all(sources: Sequence[Source], query: str, on_load_error: OnLoadError) -> Flow[list[list[BaseMessage]]]:
-    """What each source says to a query; one that fails says nothing, and is reported."""
+    """Return what each source says to a query; one that fails says nothing, and is reported."""
     results = yield together([_loading(source, query) for source in sources])
     loaded: list[list[BaseMessage]] = []
     for source, result in zip(sources, results, strict=True):
@@ -126,7 +126,7 @@ def _loading(source: Source, query: str) -> Step:
 
 
 def _in_thread(call: Callable[[], Any]) -> Future[Any]:
-    """The result to come of a call in a thread that nobody has to wait for, not even the end of the program."""
+    """Return the result to come of a call in a thread that nobody has to wait for, not even the end of the program."""
     answer: Future[Any] = Future()
     answer.set_running_or_notify_cancel()
     context = copy_context()
@@ -153,7 +153,7 @@ def _left_out(memory: Memory, error: Exception, on_load_error: OnLoadError) -> F
 
 
 def _event(data: dict[str, Any]) -> Step:
-    """Tells the callback handlers of the run that this is a part of, if it is of one."""
+    """Tell the callback handlers of the run that this is a part of, if it is of one."""
 
     def within_a_run() -> bool:
         return getattr(ensure_config().get("callbacks"), "parent_run_id", None) is not None

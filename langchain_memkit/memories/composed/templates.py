@@ -17,7 +17,7 @@ CALLS = re.compile(r"\[calls .*\]", re.DOTALL)  # a message that says nothing el
 
 
 def llama_index_template(records: Sequence[Record]) -> str:
-    r"""Records as the notebook on LlamaIndex's `SimpleComposableMemory` prints them, for `position="system"`.
+    r"""Return records as the notebook on LlamaIndex's `SimpleComposableMemory` prints them, for `position="system"`.
 
     As there, a message that only calls tools says `None`; dates and sources are left out, and nothing says that this is
     no instruction. Other than there, further lines of a message are indented, so that what was said cannot pass for
@@ -43,7 +43,7 @@ def _line(who: str, text: str) -> str:
 
 
 def _spoken(record: Record) -> Iterator[tuple[str, str]]:
-    """Who said what in a record: its text is a line `speaker: words` for each of its messages."""
+    """Return who said what in a record: its text is a line `speaker: words` for each of its messages."""
     at = 0
     lines: list[tuple[str, str]] = []
     for _, words in record.parts:

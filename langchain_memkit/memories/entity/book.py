@@ -31,13 +31,13 @@ class Limits(NamedTuple):
 
 
 def speaker_key(name: str) -> str | None:
-    """The key of a speaker's name; None for a mere role ("user")."""
+    """Return the key of a speaker's name; None for a mere role ("user")."""
     key = name_key(name, given=True)
     return None if key is None or key in ROLES else key
 
 
 def in_order(row: FactRow) -> tuple[datetime, str, int, str]:
-    """Sorts facts by time, in the same order for every reader."""
+    """Sort facts by time, in the same order for every reader."""
     return row.at, row.message, row.start, row.text
 
 
@@ -73,7 +73,7 @@ class Book:
     # -- what is in it
 
     def add(self, key: str, row: FactRow) -> None:
-        """Takes a fact in; one that is there stays."""
+        """Take a fact in; one that is there stays."""
         if key in self.facts:
             return
         self.facts[key] = row
@@ -101,7 +101,7 @@ class Book:
             self.hear(row.speaker)
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Takes facts out; those that are not there are no error."""
+        """Take facts out; those that are not there are no error."""
         gone = False
         for key in keys:
             row = self.facts.pop(key, None)
@@ -125,36 +125,36 @@ class Book:
             self._refresh_forms()
 
     def change_rules(self, rules: dict[str, Rule]) -> None:
-        """Takes decisions of people, all of them."""
+        """Take decisions of people, all of them."""
         if rules != self.rules:
             self.rules = dict(sorted(rules.items()))
             self._groups = None
             self._refresh_forms()
 
     def hear(self, speaker: str) -> None:
-        """Takes the name of someone who spoke."""
+        """Take the name of someone who spoke."""
         if speaker not in self._speakers and (key := speaker_key(speaker)):
             self._speakers[speaker] = key
             self._forms.learn(speaker, key)
 
     def holds(self, row: FactRow) -> bool:
-        """Whether the fact is there, in any live generation."""
+        """Return whether the fact is there, in any live generation."""
         return any(self.keys.fact(row.session, g, row) in self.facts for g in self.generations.get(row.session, ()))
 
     def part(self, name: str, session: str) -> set[str]:
-        """Keys of the facts that a name has in a session."""
+        """Return keys of the facts that a name has in a session."""
         return self.names[name][session]
 
     def of_session(self, session: str) -> list[str]:
-        """Keys of the facts of a session."""
+        """Return keys of the facts of a session."""
         return [key for sessions in self.names.values() for key in sessions.get(session, ())]
 
     def expired(self, now: datetime) -> list[str]:
-        """Facts whose time is over."""
+        """Return facts whose time is over."""
         return [key for key in self._expiring if (end := self.facts[key].expires_at) and end <= now]
 
     def surplus(self, limits: Limits, now: datetime) -> list[str]:
-        """Facts that have to go: expired ones, and the oldest of what is too many."""
+        """Return facts that have to go: expired ones, and the oldest of what is too many."""
         # a twentieth more than is too much, or every further turn would look for what is oldest
         gone = set(self.expired(now))
         if len(self.facts) - len(gone) <= min(limits):
@@ -174,11 +174,11 @@ class Book:
     # -- names
 
     def kind(self, key: str) -> str:
-        """What the app said that a name is; empty if nothing."""
+        """Return what the app said that a name is; empty if nothing."""
         return self._given.get(key, "")
 
     def is_weak(self, key: str) -> bool:
-        """Whether a name may be a mere word: an extractor saw it, but only with the capital of a sentence's beginning.
+        """Return whether a name may be a mere word: an extractor saw it, but only with the capital of a sentence's beginning.
 
         "Glad you came" makes a person of Glad; in every chat that was tried, real names soon stand elsewhere too.
         """
@@ -186,7 +186,7 @@ class Book:
         return not strong and not any(key in (rule.key, rule.other_key) for rule in self.rules.values())
 
     def key_of(self, name: str) -> str | None:
-        """The key of a name; a common word is a name only where somebody is called so."""
+        """Return the key of a name; a common word is a name only where somebody is called so."""
         key = name_key(name, given=True)
         known = key in self.names or key in self._given or key in self._speakers.values()
         return key if known else name_key(name)
@@ -203,7 +203,7 @@ class Book:
         self._forms.start_over([*given, *rules, *self._speakers.items(), *seen])
 
     def _compare(self, key: str) -> None:
-        """Finds the names that a new one is near to, once."""
+        """Find the names that a new one is near to, once."""
         if key in self._near:
             return
         near = self._near[key] = {}
@@ -229,16 +229,16 @@ class Book:
         return self._groups
 
     def roots(self, key: str) -> list[str]:
-        """The entities that a name means."""
+        """Return the entities that a name means."""
         return self.groups.roots_of(key)
 
     def full_names(self, key: str) -> list[str]:
-        """The one entity in whose name a word stands ("Blake" of "Katherine Blake"); none if there are several."""
+        """Return the one entity in whose name a word stands ("Blake" of "Katherine Blake"); none if there are several."""
         found = {root for other in self.names if key in other.split() for root in self.groups.roots_of(other)}
         return list(found) if len(found) == 1 else []
 
     def other_half(self, root: str) -> str | None:
-        """The only other entity that has a word of this one for a name, or the other way round; it may be the same.
+        """Return the only other entity that has a word of this one for a name, or the other way round; it may be the same.
 
         "Marta" of one session may be the "Marta Vidal" of another. Both are told apart in what is shown.
         """
@@ -256,7 +256,7 @@ class Book:
         return list(found)
 
     def rows(self, root: str, now: datetime) -> dict[str, FactRow]:
-        """The facts of an entity that have not expired, oldest first, with their keys in the store."""
+        """Return the facts of an entity that have not expired, oldest first, with their keys in the store."""
         parts = self.groups.parts.get(root, [])
         found = [(key, self.facts[key]) for name, session in parts for key in self.names[name][session]]
         live = [(key, row) for key, row in found if row.expires_at is None or row.expires_at > now]
@@ -266,13 +266,13 @@ class Book:
         return dict(once.values())
 
     def description(self, root: str, keys: Iterable[str]) -> DescriptionRow | None:
-        """What a model said of an entity; None unless every fact that it was made of is among these."""
+        """Return what a model said of an entity; None unless every fact that it was made of is among these."""
         ids = set(map(id_in, keys))
         mine = [d for d in self.descriptions.values() if root in self.groups.roots_of(d.key) and ids >= set(d.facts)]
         return max(mine, key=lambda d: (d.at, d.text), default=None)
 
     def drop_descriptions(self) -> list[str]:
-        """Takes out descriptions that rest on facts which are gone; returns their keys."""
+        """Take out descriptions that rest on facts which are gone; returns their keys."""
         ids = set(map(id_in, self.facts)) if self.descriptions else set[str]()
         stale = [key for key, d in self.descriptions.items() if not ids >= set(d.facts)]
         for key in stale:
@@ -281,7 +281,7 @@ class Book:
 
 
 def _is_firm(row: FactRow) -> bool:
-    """Whether an extractor saw a name as a name where a common word has no capital letter."""
+    """Return whether an extractor saw a name as a name where a common word has no capital letter."""
     first = row.surface[:1]
     if not row.label or first.islower():
         return False

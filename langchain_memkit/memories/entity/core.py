@@ -60,7 +60,7 @@ class Core:
         token_counter: TokenCounterLike,
         now: Now,
     ) -> Core:
-        """Checks the options; no I/O."""
+        """Check the options; no I/O."""
         if not callable(extractor):
             msg = f"extractor must be a function from a text to its names, not {type(extractor).__name__}"  # type: ignore[unreachable]  # callers without types
             raise ConfigurationError(msg)
@@ -103,7 +103,7 @@ class Core:
         return Step(lambda: None, anything)
 
     def extract(self, texts: Sequence[str]) -> Flow[list[list[Spot]]]:
-        """The names in each text; many are read at once where the extractor can."""
+        """Return the names in each text; many are read at once where the extractor can."""
         batch = getattr(self.extractor, "batch", None)
         if callable(batch) and len(texts) > 1:
             found = list((yield _call(lambda: _whole(batch(list(texts))))))
@@ -126,7 +126,7 @@ class Core:
 
 
 def _whole(found: Any) -> Any:
-    """What a `batch` that is a generator does is done here, where it is called."""
+    """Return what a `batch` that is a generator does is done here, where it is called."""
     return found if inspect.isawaitable(found) else list(found)
 
 
@@ -136,7 +136,7 @@ def _refuse_async() -> None:
 
 
 def _call(function: Callable[[], Any]) -> Step:
-    """The extractor, plain or async; on an event loop a plain one runs in a thread."""
+    """Return the extractor, plain or async; on an event loop a plain one runs in a thread."""
 
     def sync() -> Any:
         result = function()

@@ -47,7 +47,7 @@ class Describer:
         self._shelf = shelf
 
     def describe(self, book: Book, names: Sequence[str]) -> Flow[None]:
-        """Describes the entities of a turn anew. What fails is logged: the turn is stored already."""
+        """Describe the entities of a turn anew. What fails is logged: the turn is stored already."""
         topics = yield self._shelf.held(lambda: self._topics(book, names))
         if not topics:
             return
@@ -78,7 +78,7 @@ def _lines(number: int, name: str, rows: Sequence[FactRow]) -> str:
 
 
 def read_answer(answer: str, most: int) -> dict[int, str]:
-    r"""The numbered lines of an answer, as far as they are what was asked for.
+    r"""Return the numbered lines of an answer, as far as they are what was asked for.
 
     Example:
         >>> read_answer("1. Likes tea.\n7. Who?\nHello", 2)

@@ -33,11 +33,11 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
     _core: Core
 
     def list_sessions(self, user_id: str) -> list[SessionInfo]:
-        """The user's sessions of which something is remembered, the last used first; `turns` counts sentences."""
+        """Return the user's sessions of which something is remembered, the last used first; `turns` counts sentences."""
         return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
 
     def rebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
-        """Makes all facts of a user anew from the transcripts.
+        """Make all facts of a user anew from the transcripts.
 
         Args:
             histories: A factory of ours, or what else takes ids and has `list_sessions(user_id)`.
@@ -51,7 +51,7 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
         return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress), run_step)
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Deletes all that is remembered of a user for good: a part of `purge_user`.
+        """Delete all that is remembered of a user for good: a part of `purge_user`.
 
         Returns:
             `{"facts": n}`: how many sentences were deleted; what else was stored of the user is gone as well.
@@ -59,11 +59,11 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
         return drive(self._purge(check_id(user_id, "user_id")), run_step)
 
     def close(self) -> None:
-        """Forgets what was read; a store that you passed in stays open."""
+        """Forget what was read; a store that you passed in stays open."""
         self._core.shelf.forget_all()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         self._core.shelf.forget_all()
 
     # -- flows

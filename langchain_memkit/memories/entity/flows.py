@@ -212,7 +212,7 @@ class EntityFlows(DerivedMemory):
 
 
 def purge(core: Core, user_id: str) -> Flow[Mapping[str, int]]:
-    """Deletes all that is stored of a user; what saves under way still write is dead, and goes."""
+    """Delete all that is stored of a user; what saves under way still write is dead, and goes."""
     shelf, keys = core.shelf, Keys(user_id)
     yield from shelf.delete((yield shelf.stored(f"{keys.prefix}session/")))
     stored = yield shelf.stored(keys.prefix)

@@ -29,7 +29,7 @@ class Forms:
         return big.find(text) + (small.find(text) if self._recent else [])
 
     def learn(self, form: str, key: str) -> None:
-        """Takes a name that is to be looked for from now on."""
+        """Take a name that is to be looked for from now on."""
         for name in (form, key):
             if name and name not in self._forms and name not in self._recent:
                 self._recent[name] = key
@@ -39,6 +39,6 @@ class Forms:
             self._recent, self._finders = {}, (None, None)
 
     def start_over(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Looks for these alone from now on."""
+        """Look for these alone from now on."""
         self._forms = {name: key for form, key in pairs for name in (form, key) if name}
         self._recent, self._finders = {}, (None, None)

@@ -36,7 +36,7 @@ class Groups:
     kinds: dict[str, str] = field(default_factory=dict)
 
     def roots_of(self, key: str) -> list[str]:
-        """Every entity that a name stands for: its own, and those it was moved to in some session."""
+        """Return every entity that a name stands for: its own, and those it was moved to in some session."""
         own = self.root.get(key)
         if own is None:
             return []
@@ -74,7 +74,7 @@ def fold_names(
     rules: Sequence[Rule],
     firm: Container[str],
 ) -> Groups:
-    """Folds names to entities.
+    """Fold names to entities.
 
     Args:
         names: Every name with its sessions.
@@ -110,7 +110,7 @@ def fold_names(
 
 
 def winner(votes: Counter[str]) -> str:
-    """The kind with most votes; of equal ones the first in the alphabet."""
+    """Return the kind with most votes; of equal ones the first in the alphabet."""
     return min(votes, key=lambda kind: (-votes[kind], kind)) if votes else ""
 
 

@@ -74,7 +74,7 @@ class EntityList(list[Entity]):
     """
 
     def __repr__(self) -> str:
-        """A line for each: name, type, how many facts, since when, the newest."""
+        """Return a line for each: name, type, how many facts, since when, the newest."""
         lines = [f"{len(self) or 'no'} {'entity' if len(self) == 1 else 'entities'}"]
         for entity in self:
             since, last = entity.since.date().isoformat(), entity.last.date().isoformat()
@@ -85,7 +85,7 @@ class EntityList(list[Entity]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """A table in which stored text is text."""
+        """Return a table in which stored text is text."""
         if not self:
             return "<p>No entities.</p>"
         names = ("name", "type", "also", "maybe the same", "facts", "last", "newest")
@@ -94,7 +94,7 @@ class EntityList(list[Entity]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
     def to_dataframe(self) -> Any:
-        """A pandas `DataFrame` with one line for each fact, and the entity's name and type in it.
+        """Return a pandas `DataFrame` with one line for each fact, and the entity's name and type in it.
 
         Raises:
             MissingExtraError: pandas is not installed.

@@ -152,7 +152,7 @@ class EntityMemory(EntityVerbs):
     # -- a turn
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """What was said of those that a question names: the most relevant, then the newest sentences that fit.
+        """Return what was said of those that a question names: the most relevant, then the newest sentences that fit.
 
         Args:
             query: The new input; in a turn a `Query`, and what stands in its `past` is not repeated.
@@ -167,7 +167,7 @@ class EntityMemory(EntityVerbs):
         return drive(self._load(query), run_step)
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Takes the sentences that name someone from what was said; the same turn again adds nothing.
+        """Take the sentences that name someone from what was said; the same turn again adds nothing.
 
         Args:
             messages: One finished turn. Tool results, system lines, notes and summaries are left out.
@@ -179,5 +179,5 @@ class EntityMemory(EntityVerbs):
         drive(self._save(messages), run_step)
 
     def clear(self) -> None:
-        """Forgets what was said in this session; a save that is under way meanwhile adds nothing."""
+        """Forget what was said in this session; a save that is under way meanwhile adds nothing."""
         drive(self._clear(), run_step)

@@ -60,7 +60,7 @@ class Spot(NamedTuple):
 def sources_of(
     messages: Iterable[BaseMessage], at: datetime, epoch: int = 0, expires_at: datetime | None = None
 ) -> list[Source]:
-    """What people and models said, in order; without tools, system lines and what nobody said."""
+    """Return what people and models said, in order; without tools, system lines and what nobody said."""
     found: list[Source] = []
     seen: dict[str, int] = {}
     for i, message in enumerate(messages):
@@ -81,7 +81,7 @@ def sources_of(
 
 
 def read_mentions(found: Any, text: str) -> list[Spot]:
-    """What an extractor returned, as far as it makes sense; keys are not decided yet.
+    """Return what an extractor returned, as far as it makes sense; keys are not decided yet.
 
     Args:
         found: An iterable of `Mention`s, of tuples or dicts like them, of pairs of text and kind, or of texts.
@@ -121,7 +121,7 @@ def _parts_of(mention: Any) -> tuple[str, str, int, int]:
 
 
 def find_names(text: str, mentions: Sequence[Spot], book: Book, *, asked: bool = False) -> list[Spot]:
-    """The names in a text: those that are known, those that the extractor found, and who is greeted by name.
+    """Return the names in a text: those that are known, those that the extractor found, and who is greeted by name.
 
     Where two overlap the longer one counts, of equal ones the known one, with the extractor's word on its kind. A known
     name within a longer one that the extractor took for something else ("Melanie's Pottery"), or that may have words
@@ -157,13 +157,13 @@ def _first_letter(sentence: str) -> int:
 
 
 def _label(labels: Mapping[tuple[int, int], str], found: Found, text: str) -> str:
-    """What the extractor said of the same place, with or without 's."""
+    """Return what the extractor said of the same place, with or without 's."""
     ends = [found.end, *(found.end + len(s) for s in POSSESSIVE if text.startswith(s, found.end))]
     return next((labels[found.start, end] for end in ends if (found.start, end) in labels), "")
 
 
 def _is_word(found: Found, text: str, firsts: Container[int], *, weak: bool) -> bool:
-    """Whether a known name may stand there as the common word that it also is."""
+    """Return whether a known name may stand there as the common word that it also is."""
     if not (weak or is_ordinary(found.key)):
         return False
     first = text[found.start]
@@ -201,7 +201,7 @@ def _longest(group: Sequence[tuple[int, bool, Spot]], firsts: Container[int]) ->
 
 
 def facts_of(session_id: str, source: Source, spots: Sequence[Spot]) -> list[FactRow]:
-    """One fact for each name and sentence."""
+    """Return one fact for each name and sentence."""
     if not spots:
         return []
     facts: dict[tuple[str, int], FactRow] = {}
@@ -235,7 +235,7 @@ def facts_of(session_id: str, source: Source, spots: Sequence[Spot]) -> list[Fac
 
 
 def _around(text: str, begin: int, end: int, spot: Spot) -> str:
-    """The sentence, or what of a long one is around the name, cut between words."""
+    """Return the sentence, or what of a long one is around the name, cut between words."""
     if end - begin > MOST:
         room = max(MOST - (spot.end - spot.start), 0)
         first = max(begin, min(spot.start - room // 2, end - MOST))
@@ -249,5 +249,5 @@ def _around(text: str, begin: int, end: int, spot: Spot) -> str:
 
 
 def clean(text: str) -> str:
-    """Text that every store takes."""
+    """Return text that every store takes."""
     return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")

@@ -15,7 +15,7 @@ __all__ = ["called", "list_entities"]
 
 
 def called(book: Book, root: str) -> tuple[str, list[str]]:
-    """How an entity is shown, and its other spellings, the most frequent first."""
+    """Return how an entity is shown, and its other spellings, the most frequent first."""
     groups = book.groups
     spellings: Counter[str] = Counter()
     own: Counter[str] = Counter()
@@ -31,7 +31,7 @@ def called(book: Book, root: str) -> tuple[str, list[str]]:
 
 
 def list_entities(book: Book, limits: Limits, now: datetime, gone: Container[tuple[str, str]] = ()) -> EntityList:
-    """Every entity, the last mentioned first, without facts of messages (session and id) that are gone."""
+    """Return every entity, the last mentioned first, without facts of messages (session and id) that are gone."""
     found = []
     for root in book.groups.parts:
         rows = {k: row for k, row in book.rows(root, now).items() if (row.session, row.message) not in gone}

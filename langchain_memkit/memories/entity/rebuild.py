@@ -23,7 +23,7 @@ Read = list[tuple[Source, list[Spot]]]
 
 
 def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: bool) -> Flow[Mapping[str, int]]:
-    """Makes the facts of these sessions anew.
+    """Make the facts of these sessions anew.
 
     The text of all of them is held in memory until it is done.
 
@@ -67,7 +67,7 @@ def _sources(stretch: Stretch) -> list[Source]:
 
 
 def _known_names(core: Core, book: Book, read: Mapping[str, Read]) -> Book:
-    """A book of the names in these transcripts and in the user's other sessions; some of their facts are missing."""
+    """Return a book of the names in these transcripts and in the user's other sessions; some of their facts are missing."""
     names = Book(book.keys, core.shelf.vocabulary)
     with core.shelf.lock:
         others = {key: row for key, row in book.facts.items() if row.session not in read}
@@ -93,7 +93,7 @@ def _rows(session: str, pairs: Iterable[tuple[Source, Sequence[Spot]]], names: B
 def _replace(
     core: Core, user_id: str, session: str, rows: Sequence[FactRow], before: Sequence[str]
 ) -> Flow[tuple[int, int]]:
-    """Stores the facts that are missing, and removes those that were there before and are not in the transcript."""
+    """Store the facts that are missing, and removes those that were there before and are not in the transcript."""
     book = yield from core.shelf.read(user_id)
     wanted = {fact_id(row) for row in rows}
     removed = [key for key in before if id_in(key) not in wanted and key in book.facts]

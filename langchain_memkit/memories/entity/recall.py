@@ -45,7 +45,7 @@ class Topic:
         return self._facts
 
     def leave_out(self, gone: Container[tuple[str, str]]) -> None:
-        """Takes facts of messages (session and id) that are gone out, and the description if one was behind it."""
+        """Take facts of messages (session and id) that are gone out, and the description if one was behind it."""
         self.rows = [row for row in self.rows if (row.session, row.message) not in gone]
         self._facts = None
         if any((row.session, row.message) in gone for row in self.behind):
@@ -55,7 +55,7 @@ class Topic:
 def candidates(
     book: Book, query: str, asked: str, mentions: Sequence[Spot], session_id: str, now: datetime
 ) -> list[Topic]:
-    """The entities that are named in a question, in the order in which they are, with the facts that may be shown.
+    """Return the entities that are named in a question, in the order in which they are, with the facts that may be shown.
 
     Args:
         book: What is known.
@@ -89,7 +89,7 @@ def candidates(
 
 
 def _same_talk(row: FactRow, session_id: str, epoch: int) -> bool:
-    """Whether a fact is not of an erased conversation of the same session."""
+    """Return whether a fact is not of an erased conversation of the same session."""
     return not (epoch and row.epoch and row.session == session_id and row.epoch != epoch)
 
 
@@ -152,7 +152,7 @@ def _cost(record: Record, counter: TokenCounter) -> int:
 def compose(
     chosen: Sequence[tuple[Topic, Sequence[FactRow]]], max_tokens: int, counter: TokenCounter
 ) -> list[BaseMessage]:
-    """The note, oldest facts first within an entity; what is still too much goes from the end of the ranking."""
+    """Return the note, oldest facts first within an entity; what is still too much goes from the end of the ranking."""
     left = [(topic, list(rows)) for topic, rows in chosen]
     while True:
         records = [record for topic, rows in left for record in _records(topic, rows)]

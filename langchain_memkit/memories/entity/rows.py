@@ -41,7 +41,7 @@ class FactRow(NamedTuple):
     expires_at: datetime | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as a store takes it."""
+        """Return plain data, as a store takes it."""
         data = self._asdict()
         data["at"] = self.at.isoformat()
         data["expires_at"] = self.expires_at.isoformat() if self.expires_at else None
@@ -49,7 +49,7 @@ class FactRow(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> FactRow:
-        """The row; raises one of `DAMAGED` for what is none."""
+        """Return the row; raises one of `DAMAGED` for what is none."""
         texts = [_text(data[name]) for name in cls._fields[:8]]
         numbers = [int(data[name]) for name in ("start", "end", "epoch")]
         expires = _moment(data["expires_at"]) if data["expires_at"] else None
@@ -68,12 +68,12 @@ class Rule(NamedTuple):
     other_key: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as a store takes it."""
+        """Return plain data, as a store takes it."""
         return {"v": VERSION, **self._asdict()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Rule:
-        """The rule; raises one of `DAMAGED` for what is none."""
+        """Return the rule; raises one of `DAMAGED` for what is none."""
         if data["kind"] not in ("merge", "rename", "split"):
             raise ValueError
         return cls(*(_text(data[name]) for name in cls._fields))
@@ -88,12 +88,12 @@ class DescriptionRow(NamedTuple):
     facts: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as a store takes it."""
+        """Return plain data, as a store takes it."""
         return {"v": VERSION, "key": self.key, "text": self.text, "at": self.at.isoformat(), "facts": list(self.facts)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DescriptionRow:
-        """The description; raises one of `DAMAGED` for what is none."""
+        """Return the description; raises one of `DAMAGED` for what is none."""
         return cls(_text(data["key"]), _text(data["text"]), _moment(data["at"]), tuple(map(_text, data["facts"])))
 
 
@@ -105,7 +105,7 @@ ROWS: dict[str, type[FactRow] | type[Rule] | type[DescriptionRow]] = {
 
 
 def read_row(kind: str, data: Any) -> Any:
-    """The row of a kind; None for what is damaged or of a newer version."""
+    """Return the row of a kind; None for what is damaged or of a newer version."""
     try:
         return ROWS[kind].from_dict(data) if data["v"] == VERSION else None
     except DAMAGED:
@@ -124,7 +124,7 @@ def _moment(text: str) -> datetime:
 
 
 def fact_id(row: FactRow) -> str:
-    """What makes a fact itself: the same turn saved again stores nothing new."""
+    """Return what makes a fact itself: the same turn saved again stores nothing new."""
     digest = hashlib.sha256()
     for part in (row.key, row.session, row.message, row.text):
         data = part.encode("utf-8", "surrogatepass")
@@ -133,7 +133,7 @@ def fact_id(row: FactRow) -> str:
 
 
 def id_in(key: str) -> str:
-    """The `fact_id` in a fact's key."""
+    """Return the `fact_id` in a fact's key."""
     return key.rpartition("/")[2]
 
 
@@ -148,7 +148,7 @@ class Keys:
         return f"{self.facts(session_id)}{generation}/{fact_id(row)}"
 
     def facts(self, session_id: str) -> str:
-        """What the facts of a session begin with."""
+        """Return what the facts of a session begin with."""
         return f"{self.prefix}fact/{quote(session_id, safe='')}/"
 
     def generation(self, session_id: str, generation: str) -> str:
@@ -156,7 +156,7 @@ class Keys:
         return f"{self.sessions(session_id)}{generation}"
 
     def sessions(self, session_id: str) -> str:
-        """What the generations of a session begin with."""
+        """Return what the generations of a session begin with."""
         return f"{self.prefix}session/{quote(session_id, safe='')}/"
 
     def rule(self, now: datetime, last: str = "") -> str:

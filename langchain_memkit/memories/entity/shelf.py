@@ -67,7 +67,7 @@ class Shelf:
     # -- the store, in both call styles
 
     def stored(self, prefix: str) -> Step:
-        """Keys under a prefix, sorted."""
+        """Return keys under a prefix, sorted."""
 
         async def collect() -> list[str]:
             return sorted([key async for key in self.store.ayield_keys(prefix=prefix)])
@@ -75,15 +75,15 @@ class Shelf:
         return Step(lambda: sorted(self.store.yield_keys(prefix=prefix)), collect)
 
     def fetch(self, keys: Sequence[str]) -> Step:
-        """Values of keys."""
+        """Return values of keys."""
         return Step(lambda: self.store.mget(keys), lambda: self.store.amget(keys))
 
     def put(self, pairs: Sequence[tuple[str, dict[str, Any]]]) -> Step:
-        """Stores pairs, in this order."""
+        """Store pairs, in this order."""
         return Step(lambda: self.store.mset(pairs), lambda: self.store.amset(pairs))
 
     def put_if_exists(self, key: str, pairs: Sequence[tuple[str, dict[str, Any]]], gone: Sequence[str]) -> Flow[bool]:
-        """Stores pairs and removes keys, if there is something under `key` from begin to end: whether there was."""
+        """Store pairs and removes keys, if there is something under `key` from begin to end: whether there was."""
         store: Any = self.store
         if self.checks_writes:
             write = store.mset_if_exists, store.amset_if_exists
@@ -94,7 +94,7 @@ class Shelf:
         return exists
 
     def delete(self, keys: Iterable[str]) -> Flow[None]:
-        """Removes keys."""
+        """Remove keys."""
         if names := list(dict.fromkeys(keys)):
             yield Step(lambda: self.store.mdelete(names), lambda: self.store.amdelete(names))
 
@@ -118,7 +118,7 @@ class Shelf:
     # -- reading
 
     def read(self, user_id: str) -> Flow[Book]:
-        """The book of a user as it is now."""
+        """Return the book of a user as it is now."""
         keys = Keys(user_id)
         versions = frozenset((yield self.stored(keys.versions)))
         book: Book | None
@@ -147,7 +147,7 @@ class Shelf:
         return found[0]
 
     def _book(self, user_id: str, versions: frozenset[str]) -> tuple[Book | None, bool]:
-        """The book that was read last, and whether it is as the store is."""
+        """Return the book that was read last, and whether it is as the store is."""
         book = self._books.get(user_id)
         if book is None:
             return None, False
@@ -162,7 +162,7 @@ class Shelf:
         rows: Mapping[str, Any],
         unreadable: set[str],
     ) -> tuple[Book, list[str]]:
-        """Brings the book in line with what was read; returns it with what can never be shown again."""
+        """Bring the book in line with what was read; returns it with what can never be shown again."""
         with self.lock:
             book = self._books.get(user_id)
             if book is None:
@@ -183,19 +183,19 @@ class Shelf:
             return book, dead + book.drop_descriptions()
 
     def forget(self, user_id: str) -> None:
-        """Drops a book, so that it is read anew."""
+        """Drop a book, so that it is read anew."""
         with self.lock:
             self._books.pop(user_id, None)
 
     def forget_all(self) -> None:
-        """Drops every book."""
+        """Drop every book."""
         with self.lock:
             self._books.clear()
 
     # -- writing
 
     def generation(self, book: Book, session_id: str) -> Flow[str]:
-        """The generation that facts of a session are stored under; the first save draws one.
+        """Return the generation that facts of a session are stored under; the first save draws one.
 
         It is stored by itself before anything is read from the messages, so that a clear which happens meanwhile finds
         it, and what is stored afterwards is dead.
@@ -211,7 +211,7 @@ class Shelf:
     def write(
         self, user_id: str, book: Book, place: tuple[str, str], added: Iterable[FactRow], removed: Iterable[str] = ()
     ) -> Flow[bool]:
-        """Adds facts of a session and removes others, with the oldest of what is too many.
+        """Add facts of a session and removes others, with the oldest of what is too many.
 
         Args:
             user_id: Whose.
@@ -227,7 +227,7 @@ class Shelf:
         gone = list(removed)
 
         def plan() -> tuple[list[str], dict[str, FactRow], frozenset[str]]:
-            """The rows stand in the book while it is seen what is too much; they are put there again once stored."""
+            """Return the rows stand in the book while it is seen what is too much; they are put there again once stored."""
             with self.lock:
                 for key, row in pairs.items():
                     book.add(key, row)
@@ -268,7 +268,7 @@ class Shelf:
         rows: Mapping[str, FactRow] | None = None,
         removed: Iterable[str] = (),
     ) -> Flow[None]:
-        """Stores pairs, and that something changed; with `rows`, the book is brought in line, else read anew later."""
+        """Store pairs, and that something changed; with `rows`, the book is brought in line, else read anew later."""
         version = book.keys.version()
         yield self.put([*pairs, (version, {})])
         old = yield self.held(lambda: _old_versions(book))
@@ -285,14 +285,14 @@ class Shelf:
 
 
 def _old_versions(book: Book) -> frozenset[str]:
-    """The signs of changes that go with the next one."""
+    """Return the signs of changes that go with the next one."""
     return book.versions if len(book.versions) >= VERSIONS else frozenset()
 
 
 def _bring_in_line(
     book: Book, version: str, old: frozenset[str], rows: Mapping[str, FactRow], removed: Iterable[str]
 ) -> None:
-    """Makes a change in the book that is stored under a version, unless the book has learnt of a clear meanwhile."""
+    """Make a change in the book that is stored under a version, unless the book has learnt of a clear meanwhile."""
     if all(key.split("/")[-2] in book.generations.get(rows[key].session, ()) for key in rows):
         for key, row in rows.items():
             book.add(key, row)

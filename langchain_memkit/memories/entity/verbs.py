@@ -36,11 +36,11 @@ class EntityVerbs(EntityFlows):
         return drive(self._entities(), run_step)
 
     async def aentities(self) -> EntityList:
-        """Async twin of `entities`."""
+        """Run `entities` asynchronously."""
         return await adrive(self._entities(), arun_step)
 
     def merge(self, name: str, into: str) -> None:
-        """Says that two names are one entity, also in what is said later. Of decisions that differ the later one wins.
+        """Say that two names are one entity, also in what is said later. Of decisions that differ the later one wins.
 
         Args:
             name: One of them.
@@ -62,11 +62,11 @@ class EntityVerbs(EntityFlows):
         drive(self._decide("merge", name, into), run_step)
 
     async def amerge(self, name: str, into: str) -> None:
-        """Async twin of `merge`."""
+        """Run `merge` asynchronously."""
         await adrive(self._decide("merge", name, into), arun_step)
 
     def split(self, name: str, other: str) -> None:
-        """Says that two names are not the same, whatever they look like; every fact knows which name stood in it.
+        """Say that two names are not the same, whatever they look like; every fact knows which name stood in it.
 
         Args:
             name: One of them.
@@ -90,11 +90,11 @@ class EntityVerbs(EntityFlows):
         drive(self._decide("split", name, other), run_step)
 
     async def asplit(self, name: str, other: str) -> None:
-        """Async twin of `split`."""
+        """Run `split` asynchronously."""
         await adrive(self._decide("split", name, other), arun_step)
 
     def rename(self, name: str, new: str) -> None:
-        """Shows an entity under another name, by which it is found as well.
+        """Show an entity under another name, by which it is found as well.
 
         Args:
             name: Any of its names.
@@ -116,11 +116,11 @@ class EntityVerbs(EntityFlows):
         drive(self._decide("rename", name, new), run_step)
 
     async def arename(self, name: str, new: str) -> None:
-        """Async twin of `rename`."""
+        """Run `rename` asynchronously."""
         await adrive(self._decide("rename", name, new), arun_step)
 
     def forget(self, name: str) -> int:
-        """Deletes all that is known of an entity, in all sessions of the user, with the decisions about its names.
+        """Delete all that is known of an entity, in all sessions of the user, with the decisions about its names.
 
         The transcript still says it: what is said of it from now on is kept, and `rebuild` finds the rest again.
 
@@ -145,11 +145,11 @@ class EntityVerbs(EntityFlows):
         return drive(self._forget(name), run_step)
 
     async def aforget(self, name: str) -> int:
-        """Async twin of `forget`."""
+        """Run `forget` asynchronously."""
         return await adrive(self._forget(name), arun_step)
 
     def forget_messages(self, ids: Collection[str]) -> int:
-        """Deletes what was taken from messages of this session. `rebuild` finds it again if they are still there.
+        """Delete what was taken from messages of this session. `rebuild` finds it again if they are still there.
 
         Args:
             ids: Of the messages.
@@ -174,7 +174,7 @@ class EntityVerbs(EntityFlows):
         return drive(self._forget_messages(ids), run_step)
 
     def rebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
-        """Makes this session's facts anew from its transcript, so that names are found that became known only later.
+        """Make this session's facts anew from its transcript, so that names are found that became known only later.
 
         Args:
             history: Any LangChain chat history; None: that of `get_session_history`.

@@ -66,7 +66,7 @@ class Catalog:
         self._lock = ForkSafeLock()
 
     def hits(self, text: str) -> list[Hit]:
-        """The titles that a text mentions, each once, in order of mention."""
+        """Return the titles that a text mentions, each once, in order of mention."""
         return list(self._remembered(beginning(text, QUESTION, "a text in which titles are looked for")))
 
     def _find(self, text: str) -> tuple[Hit, ...]:
@@ -79,12 +79,12 @@ class Catalog:
         return tuple(hits.values())
 
     def matched(self, text: str) -> tuple[Hit, ...]:
-        """What the matcher said when it was asked about a text, if it is remembered."""
+        """Return what the matcher said when it was asked about a text, if it is remembered."""
         with self._lock:
             return self._matched.get(text[:QUESTION], ())
 
     def keep_matched(self, text: str, hits: Sequence[Hit]) -> None:
-        """Remembers what the matcher said."""
+        """Remember what the matcher said."""
         with self._lock:
             self._matched[text[:QUESTION]] = tuple(hits)
             if len(self._matched) > TEXTS:

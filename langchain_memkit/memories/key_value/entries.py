@@ -48,13 +48,13 @@ class Entry:
         return "#" + hashlib.sha256(quoted.encode()).hexdigest()  # quoting leaves no "#": no title has this key
 
     def to_row(self) -> dict[str, Any]:
-        """Plain data, as a store takes it."""
+        """Return plain data, as a store takes it."""
         row = {"title": self.title, "text": self.text, "aliases": list(self.aliases)}
         return row if self.source == SOURCE else {**row, "source": self.source}
 
     @classmethod
     def from_row(cls, row: Any) -> Entry | None:
-        """The entry, or None for a damaged row."""
+        """Return the entry, or None for a damaged row."""
         try:
             return _entry(row["title"], row)
         except (ConfigurationError, KeyError, TypeError):
@@ -62,7 +62,7 @@ class Entry:
 
 
 def entries_of(data: Any) -> list[Entry]:
-    """Checks what the caller gave.
+    """Check what the caller gave.
 
     Args:
         data: See `Entries`.
@@ -127,7 +127,7 @@ def _names(title: str, names: Any) -> tuple[str, ...]:
 
 
 def alias_lists(aliases: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:
-    """Checks `aliases=`: for titles, other names of each."""
+    """Check `aliases=`: for titles, other names of each."""
     if aliases is None:
         return {}
     if not isinstance(aliases, Mapping):
@@ -137,7 +137,7 @@ def alias_lists(aliases: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[
 
 
 def read_entries(path: str | Path) -> list[Entry]:
-    """Reads a file of entries.
+    """Read a file of entries.
 
     Args:
         path: `.json`: what `entries_of` takes. `.txt`: a title, a line `---`, a description, a blank line, and so on. A

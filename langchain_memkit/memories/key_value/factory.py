@@ -43,11 +43,11 @@ class KeyValueMemoryFactory(Closing):
         make(None)  # so that wrong options are known now
 
     def __repr__(self) -> str:
-        """Names the store."""
+        """Name the store."""
         return f"KeyValueMemoryFactory({shown(self._store)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> KeyValueMemory:
-        """The memory of a session; no I/O.
+        """Return the memory of a session; no I/O.
 
         Args:
             session_id: The conversation.
@@ -67,15 +67,15 @@ class KeyValueMemoryFactory(Closing):
         return memory
 
     def setup(self) -> None:
-        """Reads the entries of the app now, so that the first turn need not."""
+        """Read the entries of the app now, so that the first turn need not."""
         drive(self._shelf(None).current(), run_step)
 
     async def asetup(self) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         await adrive(self._shelf(None).current(), arun_step)
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Removes a user's entries; those of the app stay. A part of `purge_user`.
+        """Remove a user's entries; those of the app stay. A part of `purge_user`.
 
         Args:
             user_id: Whose; required.
@@ -86,7 +86,7 @@ class KeyValueMemoryFactory(Closing):
         return drive(self._purge(check_id(user_id, "user_id")), run_step)
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
 
     def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
@@ -100,10 +100,10 @@ class KeyValueMemoryFactory(Closing):
             return self._shelves.setdefault(user_id, self._make(user_id)._shelf)
 
     def close(self) -> None:
-        """Forgets what was read of the store, which stays open."""
+        """Forget what was read of the store, which stays open."""
         with self._lock:
             self._shelves.clear()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         self.close()

@@ -48,7 +48,7 @@ BETWEEN = re.compile(r"[\s,;]+")
 
 
 def ask_matcher(matcher: Any, text: str, titles: Sequence[str]) -> Step:
-    """A matcher, plain or async; `acall` is its async twin, if it has one."""
+    """Return a matcher, plain or async; `acall` is its async twin, if it has one."""
     step = user_code(matcher, text, list(titles), name="the matcher")
     if hasattr(matcher, "acall"):
         return Step(step.sync, lambda: matcher.acall(text, list(titles)))
@@ -56,7 +56,7 @@ def ask_matcher(matcher: Any, text: str, titles: Sequence[str]) -> Step:
 
 
 def hits_of(answer: Any, known: dict[str, Any]) -> list[Hit]:
-    """What a matcher returned, as hits: titles, or pairs of title and score; other titles are left out."""
+    """Return what a matcher returned, as hits: titles, or pairs of title and score; other titles are left out."""
     hits: dict[str, Hit] = {}
     for item in [answer] if isinstance(answer, str) else answer or ():
         title, score = (item, 100) if isinstance(item, str) else item
@@ -75,11 +75,11 @@ class ModelMatcher:
         self._max_titles = max_titles
 
     def __call__(self, text: str, titles: Sequence[str]) -> list[str]:
-        """The titles that the model says a text means; `[]` if it fails."""
+        """Return the titles that the model says a text means; `[]` if it fails."""
         return drive(self._match(text, titles), run_step)
 
     async def acall(self, text: str, titles: Sequence[str]) -> list[str]:
-        """Async twin of calling it."""
+        """Call this asynchronously."""
         return await adrive(self._match(text, titles), arun_step)
 
     def _match(self, text: str, titles: Sequence[str]) -> Flow[list[str]]:
@@ -99,7 +99,7 @@ class ModelMatcher:
 
 
 def _chosen(answer: Any, offered: Sequence[str]) -> list[str]:
-    """The titles whose numbers a model answered, if that is all that it answered."""
+    """Return the titles whose numbers a model answered, if that is all that it answered."""
     text = str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
     parts = BETWEEN.split(text.strip(AROUND))
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
@@ -112,7 +112,7 @@ def _chosen(answer: Any, offered: Sequence[str]) -> list[str]:
 
 
 def create_model_matcher(llm: Any, *, max_titles: int = 200) -> ModelMatcher:
-    """Makes a `matcher=` for `KeyValueMemory` that asks a model which titles a text means, in one call.
+    """Make a `matcher=` for `KeyValueMemory` that asks a model which titles a text means, in one call.
 
     Take it for what no spelling tells: "the book with the poems". It costs a call of the model in every turn. What the
     model answers is checked: only numbers of titles that it was offered count. If it fails or says anything else,

@@ -104,7 +104,7 @@ class KeyValueMemory(Memory):
 
     @classmethod
     def from_file(cls, path: str | Path, **options: Any) -> Self:
-        r"""Reads entries from a file.
+        r"""Read entries from a file.
 
         Args:
             path: `.json`: `{title: text}`, `{title: {"text": ..., "aliases": [...]}}`, or a list of dicts with
@@ -126,7 +126,7 @@ class KeyValueMemory(Memory):
 
     @classmethod
     def factory(cls, store: BaseStore[str, dict[str, Any]], **options: Any) -> KeyValueMemoryFactory:
-        """Makes memories that share a store, for an app whose users have entries of their own.
+        """Make memories that share a store, for an app whose users have entries of their own.
 
         Args:
             store: Any key-value store of LangChain's.
@@ -152,13 +152,13 @@ class KeyValueMemory(Memory):
         return KeyValueMemoryFactory(lambda user_id: cls(store=store, user_id=user_id, **options), store)
 
     def __repr__(self) -> str:
-        """Names the user."""
+        """Name the user."""
         return f"KeyValueMemory(user_id={self.user_id!r})"
 
     # -- the entries
 
     def add(self, entries: Entries) -> None:
-        """Adds entries, in place of those with the same titles.
+        """Add entries, in place of those with the same titles.
 
         Args:
             entries: See the class.
@@ -170,27 +170,27 @@ class KeyValueMemory(Memory):
         drive(self._shelf.add(entries_of(entries)), run_step)
 
     async def aadd(self, entries: Entries) -> None:
-        """Async twin of `add`."""
+        """Run `add` asynchronously."""
         await adrive(self._shelf.add(entries_of(entries)), arun_step)
 
     def remove(self, titles: Iterable[str]) -> None:
-        """Removes entries by title; those that are not there are no error."""
+        """Remove entries by title; those that are not there are no error."""
         drive(self._shelf.remove(_listed(titles)), run_step)
 
     async def aremove(self, titles: Iterable[str]) -> None:
-        """Async twin of `remove`."""
+        """Run `remove` asynchronously."""
         await adrive(self._shelf.remove(_listed(titles)), arun_step)
 
     def titles(self) -> list[str]:
-        """The titles, sorted."""
+        """Return the titles, sorted."""
         return list(drive(self._shelf.current(), run_step).titles)
 
     async def atitles(self) -> list[str]:
-        """Async twin of `titles`."""
+        """Run `titles` asynchronously."""
         return list((await adrive(self._shelf.current(), arun_step)).titles)
 
     def match(self, text: str) -> list[Hit]:
-        """The entries that a text mentions, with how they were found.
+        """Return the entries that a text mentions, with how they were found.
 
         Args:
             text: Any text; of a long one the first 20,000 characters are searched.
@@ -201,33 +201,33 @@ class KeyValueMemory(Memory):
         return drive(self._match(text), run_step)
 
     async def amatch(self, text: str) -> list[Hit]:
-        """Async twin of `match`."""
+        """Run `match` asynchronously."""
         return await adrive(self._match(text), arun_step)
 
     # -- as a memory
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """One note with the entries that the query or the newest messages of its `past` mention; `[]` for none.
+        """Return one note with the entries that the query or the newest messages of its `past` mention; `[]` for none.
 
         Those that the query mentions come first, in order of mention, then those of the newest message, and so on.
         """
         return drive(self._load(query), run_step)
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return await adrive(self._load(query), arun_step)
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Does nothing: entries are the app's."""
+        """Do nothing: entries are the app's."""
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
+        """Run `save` asynchronously."""
 
     def clear(self) -> None:
-        """Does nothing: entries are of no session."""
+        """Do nothing: entries are of no session."""
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
 
     def _match(self, text: str) -> Flow[list[Hit]]:
         catalog = yield from self._shelf.current()

@@ -24,7 +24,7 @@ LEAST = 100  # characters of a cut text that do not make a sentence
 
 
 def not_in(entries: Iterable[Entry], messages: Sequence[BaseMessage]) -> list[Entry]:
-    """The entries whose text stands in none of the messages, whatever the white space."""
+    """Return the entries whose text stands in none of the messages, whatever the white space."""
     wanted = [entry for entry in entries if entry.text.strip()]
     if not wanted:
         return []
@@ -39,7 +39,7 @@ def _plain(text: str) -> str:
 
 
 def entries_note(entries: Iterable[Entry], max_tokens: int, counter: TokenCounter) -> list[HumanMessage]:
-    """The entries that fit, in order, as one note; a text that is too long is cut where a sentence ends, and marked.
+    """Return the entries that fit, in order, as one note; a text that is too long is cut where a sentence ends, and marked.
 
     Args:
         entries: In the order in which they are shown.

@@ -55,7 +55,7 @@ class Shelf:
         self._lock = ForkSafeLock()
 
     def current(self) -> Flow[Catalog]:
-        """The entries as they are now: one read, unless they were changed."""
+        """Return the entries as they are now: one read, unless they were changed."""
         (row,) = yield self._get([self._version])
         token = row.get("token") if isinstance(row, Mapping) else None
         if self._catalog.token == token:
@@ -79,12 +79,12 @@ class Shelf:
             return self._catalog
 
     def add(self, entries: Sequence[Entry]) -> Flow[None]:
-        """Stores entries, in place of those with the same titles."""
+        """Store entries, in place of those with the same titles."""
         if entries:
             yield from self._set(sorted(((self._entries + e.key, e.to_row()) for e in entries), key=itemgetter(0)))
 
     def remove(self, titles: Iterable[str]) -> Flow[None]:
-        """Removes entries; those that are not there are no error."""
+        """Remove entries; those that are not there are no error."""
         keys = [self._entries + Entry(title, "").key for title in titles]
         if keys:
             yield from self._set([])  # before as well: who dies in between leaves nobody with what is gone
@@ -92,7 +92,7 @@ class Shelf:
             yield from self._set([])
 
     def purge(self) -> Flow[int]:
-        """Removes every row; returns how many entries there were."""
+        """Remove every row; returns how many entries there were."""
         keys = yield from self._keys(self._prefix)
         if keys:
             yield from self._set([])

@@ -86,7 +86,7 @@ class Core:
         token_counter: TokenCounterLike,
         now: Now,
     ) -> Core:
-        """Checks the options; no I/O."""
+        """Check the options; no I/O."""
         _check_store(store, text_splitter, reranker)
         _check_numbers(ttl, max_tokens=max_tokens, k=k, max_records=max_records)
         _check_functions(
@@ -145,7 +145,7 @@ class Core:
         return (yield from self.store._look(user_id, session_id))
 
     def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> Flow[tuple[Index, Question]]:
-        """The user's records, and the question as it is asked of them.
+        """Return the user's records, and the question as it is asked of them.
 
         Args:
             user_id: Whose.
@@ -181,24 +181,24 @@ class Core:
         return index, Question(text, vector, now, None, accessed)
 
     def documents(self, user_id: str, ids: Sequence[str]) -> Flow[dict[str, Document]]:
-        """The user's records with these ids, as far as they are still there."""
+        """Return the user's records with these ids, as far as they are still there."""
         get = (self.store.get_by_ids, self.store.aget_by_ids)
         found = yield Step(*(partial(call, ids, **self._owner(user_id)) for call in get))
         return {document.id: document for document in found if document.id}
 
     def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
-        """What gives the user's records with these ids; those of a store of ours come with the index."""
+        """Return what gives the user's records with these ids; those of a store of ours come with the index."""
         if not self.holds_texts:
             return (yield from self.documents(user_id, ids)).get
         return (yield from self.store._texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
 
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
-        """Deletes records of the user."""
+        """Delete records of the user."""
         delete = (self.store.delete, self.store.adelete)
         yield Step(*(partial(call, list(ids), **self._owner(user_id)) for call in delete))
 
     def _owner(self, user_id: str) -> dict[str, str]:
-        """A store of others knows no users; the ids that we give there are unique."""
+        """Return a store of others knows no users; the ids that we give there are unique."""
         return {} if isinstance(self.store, ForeignStore) else {"user_id": user_id}
 
     def expiry(self, at: datetime, of_turn: datetime | None) -> datetime | None:
@@ -208,7 +208,7 @@ class Core:
 
 
 def floor_given(floor: Any, ranking: Ranking) -> float | None:
-    """What `floor=` means: None for no floor.
+    """Return what `floor=` means: None for no floor.
 
     Raises:
         ConfigurationError: It is no number from 0 up, nor `"auto"` or None.

@@ -32,11 +32,11 @@ class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
     _core: Core
 
     def list_sessions(self, user_id: str) -> list[SessionInfo]:
-        """The user's sessions of which something is remembered, the last used first; `turns` counts records."""
+        """Return the user's sessions of which something is remembered, the last used first; `turns` counts records."""
         return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
 
     def rebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
-        """Brings all records of a user in line with the transcripts: so everything of a user is imported.
+        """Bring all records of a user in line with the transcripts: so everything of a user is imported.
 
         Args:
             histories: A factory of ours, or what else takes ids and has `list_sessions(user_id)`.
@@ -50,7 +50,7 @@ class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
         return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress), run_step)
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Deletes all that is remembered of a user for good: a part of `purge_user`.
+        """Delete all that is remembered of a user for good: a part of `purge_user`.
 
         Returns:
             `{"records": n}`: how many were deleted.
@@ -58,10 +58,10 @@ class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
         return drive(self._purge(check_id(user_id, "user_id")), run_step)
 
     def close(self) -> None:
-        """Does nothing: the store is yours."""
+        """Do nothing: the store is yours."""
 
     async def aclose(self) -> None:
-        """Does nothing: the store is yours."""
+        """Do nothing: the store is yours."""
 
     # -- flows
 

@@ -60,7 +60,7 @@ class HitList(list[Hit]):
     """
 
     def __repr__(self) -> str:
-        """A line for each: score, date, session, the beginning of the text."""
+        """Return a line for each: score, date, session, the beginning of the text."""
         lines = [f"{len(self) or 'no'} {'hit' if len(self) == 1 else 'hits'}"]
         for hit in self:
             text = printable(hit.text)
@@ -69,7 +69,7 @@ class HitList(list[Hit]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """A table in which stored text is text."""
+        """Return a table in which stored text is text."""
         if not self:
             return "<p>No hits.</p>"
         names = self._parts()
@@ -84,7 +84,7 @@ class HitList(list[Hit]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
     def to_dataframe(self) -> Any:
-        """A pandas `DataFrame` with a line for each hit and a column for each part of the score.
+        """Return a pandas `DataFrame` with a line for each hit and a column for each part of the score.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -106,7 +106,7 @@ class HitList(list[Hit]):
         return pandas.DataFrame(rows, columns=["score", *names, "when", "session_id", "speakers", "text"])
 
     def plot(self, ax: Any = None) -> Any:
-        """A bar for each hit, best on top, in which every part of its score has a colour.
+        """Return a bar for each hit, best on top, in which every part of its score has a colour.
 
         Args:
             ax: Axes of matplotlib's to draw on; None makes them.
@@ -137,12 +137,12 @@ class HitList(list[Hit]):
         return ax
 
     def _parts(self) -> list[str]:
-        """Parts that add something to any of these, in the order of `Ranking`."""
+        """Return parts that add something to any of these, in the order of `Ranking`."""
         return [name for name in PARTS if any(hit.parts.get(name) for hit in self)]
 
 
 def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
-    """A ranked record with its text."""
+    """Return a ranked record with its text."""
     entry, lines = ranked.entry, _shown(ranked, document)
     return Hit(
         entry.id,
@@ -159,7 +159,7 @@ def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
 
 
 def record_of(ranked: Ranked, rerank: float | None, document: Document, rank: int) -> Record:
-    """A record as it stands in a note; `rank`: how many are more relevant."""
+    """Return a record as it stands in a note; `rank`: how many are more relevant."""
     entry, lines = ranked.entry, _shown(ranked, document)
     return Record(
         _text(lines) if lines else document.page_content,
@@ -172,13 +172,13 @@ def record_of(ranked: Ranked, rerank: float | None, document: Document, rank: in
 
 
 def _shown(ranked: Ranked, document: Document) -> list[Line]:
-    """The messages that are worth their tokens; `[]` for a plain document."""
+    """Return the messages that are worth their tokens; `[]` for a plain document."""
     lines = lines_of_document(document)
     return [lines[i] for i in ranked.shown if i < len(lines)] or lines
 
 
 def _text(lines: Sequence[Line]) -> str:
-    """A line for each message, each speaker named once in a row.
+    """Return a line for each message, each speaker named once in a row.
 
     Further lines of a message are indented, so that none of them can be taken for somebody else's.
     """

@@ -51,7 +51,7 @@ MOVING = frozenset(
 
 
 def plain_importance(text: str) -> float:
-    """A rough importance that needs no model: the default where the ranking weighs importance.
+    """Return a rough importance that needs no model: the default where the ranking weighs importance.
 
     1, and 1 for each of up to two different numbers, 1 for each of up to two names, 2 where somebody speaks of himself,
     1 for each of up to three words of feelings and events of a life. More text never has less. It reads English, takes
@@ -85,22 +85,22 @@ class ModelImportance:
         self._batch_size = batch_size
 
     def __call__(self, text: str) -> float:
-        """The importance of one memory."""
+        """Return the importance of one memory."""
         return self.batch([text])[0]
 
     async def acall(self, text: str) -> float:
-        """Async twin of calling it."""
+        """Call this asynchronously."""
         return (await self.abatch([text]))[0]
 
     def batch(self, texts: Sequence[str]) -> list[float]:
-        """The importance of several memories, in order, asked for together."""
+        """Return the importance of several memories, in order, asked for together."""
         if isinstance(self._llm, RunnableLambda) and not hasattr(self._llm, "func"):
             msg = "the function that rates importance is async, so use the async verbs"
             raise ConfigurationError(msg)
         return drive(self._rate(texts), run_step)
 
     async def abatch(self, texts: Sequence[str]) -> list[float]:
-        """Async twin of `batch`."""
+        """Run `batch` asynchronously."""
         return await adrive(self._rate(texts), arun_step)
 
     def _rate(self, texts: Sequence[str]) -> Flow[list[float]]:
@@ -122,7 +122,7 @@ class ModelImportance:
 
 
 def _rating(answer: Any) -> float | None:
-    """The first number of an answer, if it is one from 1 to 10."""
+    """Return the first number of an answer, if it is one from 1 to 10."""
     if isinstance(answer, Exception):
         return None
     text = str(answer.text if isinstance(answer, BaseMessage) else answer)[:READ]
@@ -132,7 +132,7 @@ def _rating(answer: Any) -> float | None:
 
 
 def create_model_importance(llm: Any, *, prompt: str = PROMPT, batch_size: int = 8) -> ModelImportance:
-    """Makes an `importance=` for `VectorMemory` that asks a model, once for each finished round.
+    """Make an `importance=` for `VectorMemory` that asks a model, once for each finished round.
 
     The question is that of Generative Agents (Park et al., UIST 2023): from 1, purely mundane, to 10, extremely
     poignant. The first number of the answer counts. If there is none from 1 to 10, or the model fails, the memory gets

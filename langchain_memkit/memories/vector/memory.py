@@ -141,7 +141,7 @@ class VectorMemory(VectorVerbs):
     # -- a turn
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """The rounds that answer a question best, as many as fit.
+        """Return the rounds that answer a question best, as many as fit.
 
         Args:
             query: The new input; in a turn a `Query`, and what the model sees anyway is not repeated.
@@ -157,7 +157,7 @@ class VectorMemory(VectorVerbs):
         return drive(self._load(query), run_step)
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Stores the rounds of a finished turn; the same turn again stores nothing.
+        """Store the rounds of a finished turn; the same turn again stores nothing.
 
         A round without an answer waits, unembedded, for the next turn. Greetings and thanks are not embedded, nor is a
         text that this user's records have already. What memories and summaries recalled is left out.
@@ -172,7 +172,7 @@ class VectorMemory(VectorVerbs):
         drive(self._save(messages), run_step)
 
     def clear(self) -> None:
-        """Forgets this session for good, unfinished rounds included; a save that is under way adds nothing."""
+        """Forget this session for good, unfinished rounds included; a save that is under way adds nothing."""
         drive(self._clear(), run_step)
 
     # -- flows

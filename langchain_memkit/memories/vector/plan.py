@@ -39,21 +39,21 @@ class Known:
     ends: dict[str, str] = field(default_factory=dict)
 
     def read(self, documents: Iterable[Document]) -> None:
-        """Takes in records."""
+        """Take in records."""
         for document in documents:
             lines = lines_of_document(document)
             if lines:
                 self.hold(_round_id(document), lines)
 
     def look(self, entries: Iterable[Entry], session_id: str) -> None:
-        """Takes in all records of a session."""
+        """Take in all records of a session."""
         mine = sorted((entry for entry in entries if entry.session == session_id), key=lambda entry: entry.position)
         for entry in mine:
             if entry.said:
                 self._add(entry.round_id, entry.messages, entry.said[-1].role)
 
     def hold(self, round_id: str, lines: Sequence[Line]) -> None:
-        """Takes these lines for stored, in this round."""
+        """Take these lines for stored, in this round."""
         self._add(round_id, [line.message for line in lines], lines[-1].role)
 
     def _add(self, round_id: str, messages: Iterable[str], end: str) -> None:
@@ -62,7 +62,7 @@ class Known:
 
 
 def needs_index(lines: Sequence[Line], begun: Begun, known: Known) -> bool:
-    """Whether it must be looked up which of the messages are stored: not for a plain new turn."""
+    """Return whether it must be looked up which of the messages are stored: not for a plain new turn."""
     if not (begun.last or begun.position) or not any(line.message for line in lines):
         return False
     last = begun.last
@@ -74,7 +74,7 @@ def needs_index(lines: Sequence[Line], begun: Begun, known: Known) -> bool:
 def parts_of(
     rounds: Sequence[Round], ids: Sequence[str], last: Document | None, records: Mapping[str, Document], known: Known
 ) -> list[Part]:
-    """The new lines of a turn, in order, with where they belong.
+    """Return the new lines of a turn, in order, with where they belong.
 
     Args:
         rounds: The turn by itself.
@@ -119,7 +119,7 @@ def parts_of(
 
 
 def rest_of(draft: Sequence[Document], records: Mapping[str, Document]) -> list[Document]:
-    """What is missing of a long round whose writer was killed within it, with the place and date of what is stored.
+    """Return what is missing of a long round whose writer was killed within it, with the place and date of what is stored.
 
     Args:
         draft: All records of the round.
@@ -143,19 +143,19 @@ def _round_id(document: Document) -> str:
 
 
 def _erased(last: Document, epoch: int) -> bool:
-    """Whether a record is of another epoch than a turn, where both are known."""
+    """Return whether a record is of another epoch than a turn, where both are known."""
     known = last.metadata.get("epoch") or 0
     return bool(epoch and known and known != epoch)
 
 
 def _holds(stored: Document, lines: Sequence[Line], is_last: bool) -> bool:
-    """Whether a record says these lines already: all of them, or at its beginning, if it waits for an answer."""
+    """Return whether a record says these lines already: all of them, or at its beginning, if it waits for an answer."""
     told = [(line.role, line.text) for line in lines_of_document(stored)]
     said = [(line.role, line.text) for line in lines]
     return told == said or (is_last and bool(stored.metadata.get("open")) and told[: len(said)] == said)
 
 
 def _told(last: Document, lines: Sequence[Line]) -> bool:
-    """Whether these lines end a record already: a retry says the same again."""
+    """Return whether these lines end a record already: a retry says the same again."""
     told = lines_of_document(last)[-len(lines) :]
     return [(line.role, line.text) for line in told] == [(line.role, line.text) for line in lines]

@@ -25,7 +25,7 @@ BATCH = 256  # records that are embedded and written together
 
 
 def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: bool) -> Flow[Mapping[str, int]]:
-    """Brings the records of these sessions in line with their transcripts.
+    """Bring the records of these sessions in line with their transcripts.
 
     Args:
         core: The options.
@@ -64,7 +64,7 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
 
 
 def _records(core: Core, user_id: str, session_id: str, stretches: Sequence[Stretch]) -> list[Document]:
-    """The records of a conversation, in order."""
+    """Return the records of a conversation, in order."""
     documents: list[Document] = []
     for round_ in rounds_of(stretches, UNDATED):
         place = micros(round_.at)
@@ -76,7 +76,7 @@ def _records(core: Core, user_id: str, session_id: str, stretches: Sequence[Stre
 
 
 def _add(core: Core, user_id: str, session_id: str, generation: str, documents: Sequence[Document]) -> Flow[int | None]:
-    """Stores records that are missing or say something else; how many, or None if the session was cleared meanwhile."""
+    """Store records that are missing or say something else; how many, or None if the session was cleared meanwhile."""
     begun = (yield from begin(core, user_id, session_id, documents))._replace(generation=generation)
     missing = [d for d in documents if not same(begun.records.get(d.id or ""), d)]
     alive = yield from write(core, user_id, session_id, missing, begun, {})

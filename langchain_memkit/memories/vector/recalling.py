@@ -41,7 +41,7 @@ Found: TypeAlias = tuple[Ranked, float | None]
 
 
 def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitList]:
-    """The best `k` records."""
+    """Return the best `k` records."""
     text = beginning(text, QUESTION, "a question to the vector memory")
     hits = HitList()
     seen: set[str] = set()
@@ -122,7 +122,7 @@ def recall(
 
 
 def _share(floor: float | None, best: float) -> float:
-    """How much of `max_tokens` may be filled: nothing below the floor, one record at it, all 0.8 above it."""
+    """Return how much of `max_tokens` may be filled: nothing below the floor, one record at it, all 0.8 above it."""
     if floor is None:
         return 1.0
     return 0.0 if best < floor else min(1.0, LEAST + (1 - LEAST) * (best - floor) / SURE)
@@ -192,7 +192,7 @@ def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) 
 
 
 def _touch(core: Core, user_id: str, ids: Sequence[str]) -> Flow[None]:
-    """Remembers that these were recalled; that it cannot be stored costs no turn."""
+    """Remember that these were recalled; that it cannot be stored costs no turn."""
     store, now = core.store, core.now()
     if core.keeps_access and not core.read_only:
         try:

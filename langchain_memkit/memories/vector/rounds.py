@@ -93,7 +93,7 @@ class Splitter:
         self._made: Any = None
 
     def split(self, text: str) -> list[str]:
-        """The text in pieces, in order."""
+        """Return the text in pieces, in order."""
         if self._given is None and len(text) <= WINDOW:
             return [text]
         if self._made is None:
@@ -108,7 +108,7 @@ def _default_splitter() -> Any:
 
 
 def lines_of_messages(messages: Iterable[BaseMessage]) -> Iterator[Line]:
-    """What people, models and tools said; without system lines and what nobody said."""
+    """Return what people, models and tools said; without system lines and what nobody said."""
     for message in messages:
         if is_user_message(message):
             role, text = "human", beginning(said(message), MESSAGE, KIND)
@@ -126,7 +126,7 @@ def lines_of_messages(messages: Iterable[BaseMessage]) -> Iterator[Line]:
 
 
 def rounds_of(stretches: Iterable[Stretch], undated: datetime) -> list[Round]:
-    """The rounds of a conversation, oldest first.
+    """Return the rounds of a conversation, oldest first.
 
     Args:
         stretches: What was stored together; a round may go on in the next one.
@@ -146,12 +146,12 @@ def rounds_of(stretches: Iterable[Stretch], undated: datetime) -> list[Round]:
 
 
 def begins(line: Line, before: str) -> bool:
-    """Whether a line begins a round, given the role of the line before it: several human messages are one input."""
+    """Return whether a line begins a round, given the role of the line before it: several human messages are one input."""
     return line.role == "human" and before != "human"
 
 
 def is_small_talk(lines: Iterable[Line]) -> bool:
-    """Whether nothing is said that anybody would look for: greetings, thanks, consent; never at length."""
+    """Return whether nothing is said that anybody would look for: greetings, thanks, consent; never at length."""
     return all(len(line.text) <= SHORT and SMALL_TALK.issuperset(stems(line.text)) for line in lines)
 
 
@@ -164,7 +164,7 @@ def documents_of(
     last: Document | None = None,
     salt: str = "",
 ) -> list[Document]:
-    """The records of a round: one, or several if it is long.
+    """Return the records of a round: one, or several if it is long.
 
     Args:
         round_: What was said.
@@ -200,14 +200,14 @@ def documents_of(
 
 
 def placed(documents: Sequence[Document], position: int) -> Sequence[Document]:
-    """The records of a round, from another position on."""
+    """Return the records of a round, from another position on."""
     for i, document in enumerate(documents):
         document.metadata["position"] = position + i
     return documents
 
 
 def lines_of_document(document: Document) -> list[Line]:
-    """The lines that a record was made of."""
+    """Return the lines that a record was made of."""
     metadata = document.metadata
     spans, messages = metadata.get("said") or [], metadata.get("messages") or []
     ids = messages if len(messages) == len(spans) else [""] * len(spans)
@@ -220,13 +220,13 @@ def lines_of_document(document: Document) -> list[Line]:
 
 
 def closed(document: Document) -> Document:
-    """A record of a round to which nothing is added any more."""
+    """Return a record of a round to which nothing is added any more."""
     metadata = {name: value for name, value in document.metadata.items() if name != "open"}
     return Document(id=document.id, page_content=document.page_content, metadata=metadata)
 
 
 def _round_id(user_id: str, session_id: str, lines: Sequence[Line], salt: str) -> str:
-    """The same messages make the same id; a message without an id is known by what the round says."""
+    """Return the same messages make the same id; a message without an id is known by what the round says."""
     first = lines[0].message or digest_of("\n".join(f"{line.role}: {line.text}" for line in lines))
     return str(uuid5(ROUNDS, json.dumps([user_id, session_id, first, salt] if salt else [user_id, session_id, first])))
 
@@ -254,7 +254,7 @@ def _chunks(lines: Sequence[Line], splitter: Splitter) -> list[list[Line]]:
 
 
 def _rendered(lines: Sequence[Line]) -> tuple[str, list[list[Any]]]:
-    """The lines as text, each after its speaker, and where in it their words stand."""
+    """Return the lines as text, each after its speaker, and where in it their words stand."""
     text, spans = "", []
     for line in lines:
         text += f"\n{line.speaker}: " if text else f"{line.speaker}: "

@@ -36,7 +36,7 @@ TRIES = 10  # of a turn that goes on with a round which others go on with at the
 
 
 def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: Any = None) -> Flow[None]:
-    """Stores what is new of a turn; what goes on with a stored round is added to it.
+    """Store what is new of a turn; what goes on with a stored round is added to it.
 
     Args:
         core: The options.
@@ -85,7 +85,7 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
 def _new(
     core: Core, place: tuple[str, str], rounds: Sequence[Round], drafts: Sequence[Sequence[Document]], begun: Begun
 ) -> Flow[tuple[list[Document], dict[str, str]]]:
-    """Records to store, and the digests of stored ones that are changed."""
+    """Return records to store, and the digests of stored ones that are changed."""
     last, lines = begun.last, [line for round_ in rounds for line in round_.lines]
     known = Known()
     known.read(begun.records.values())
@@ -123,7 +123,7 @@ def _new(
 
 
 def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | None) -> Flow[Document | None]:
-    """The last record of the round that a part goes on with; None if somebody has deleted it meanwhile."""
+    """Return the last record of the round that a part goes on with; None if somebody has deleted it meanwhile."""
     if last is not None and part.round_id == (last.metadata.get("round_id") or last.id):
         return last
     index = yield Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
@@ -144,7 +144,7 @@ def _known(core: Core, looked: Any, documents: Sequence[Document]) -> Begun | No
 
 
 def _messages(rounds: Sequence[Round]) -> list[str] | None:
-    """Ids of the messages of a turn that begins a round; None for one that may go on with a stored one."""
+    """Return ids of the messages of a turn that begins a round; None for one that may go on with a stored one."""
     if rounds[0].lines[0].role != "human":
         return None
     return [line.message for round_ in rounds for line in round_.lines if line.message]
@@ -158,7 +158,7 @@ def begin(
     messages: Sequence[str] | None = None,
     since: str | None = None,
 ) -> Flow[Begun]:
-    """What is stored of a session, and of what is to be stored; see `begin` of the stores."""
+    """Return what is stored of a session, and of what is to be stored; see `begin` of the stores."""
     store = core.store
     digests = list({digest_of(document.page_content) for document in documents})
     ids = [document.id for document in documents if document.id]
@@ -174,7 +174,7 @@ def write(
     begun: Begun,
     expected: Mapping[str, str],
 ) -> Flow[bool]:
-    """Embeds and stores records; returns whether the session is still the one that was begun.
+    """Embed and stores records; returns whether the session is still the one that was begun.
 
     None at all: they are stored, but whoever stored them may have been killed before he told others. So these are told.
     """
@@ -203,7 +203,7 @@ def write(
 
 
 def _rate(core: Core, documents: Sequence[Document]) -> Flow[None]:
-    """Asks for the importance of finished rounds: all at once where the function has a `batch`."""
+    """Ask for the importance of finished rounds: all at once where the function has a `batch`."""
     finished = [document for document in documents if not document.metadata.get("open")]
     if core.importance is None or not finished:
         return
@@ -227,7 +227,7 @@ def _worth_embedding(document: Document) -> bool:
 
 
 def same(stored: Document | None, document: Document) -> bool:
-    """Whether there is a stored record that says what another one does, finished or not."""
+    """Return whether there is a stored record that says what another one does, finished or not."""
     if stored is None:
         return False
     waiting = [bool(d.metadata.get("open")) for d in (stored, document)]
@@ -235,5 +235,5 @@ def same(stored: Document | None, document: Document) -> bool:
 
 
 def micros(at: datetime) -> int:
-    """A time as a position: what is said later stands behind."""
+    """Return a time as a position: what is said later stands behind."""
     return int(at.timestamp() * 1_000_000)

@@ -38,7 +38,7 @@ class VectorVerbs(DerivedMemory):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> HitList:
-        """The rounds that answer a question best, with their scores.
+        """Return the rounds that answer a question best, with their scores.
 
         Args:
             query: The question.
@@ -74,11 +74,11 @@ class VectorVerbs(DerivedMemory):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> HitList:
-        """Async twin of `search`."""
+        """Run `search` asynchronously."""
         return await adrive(self._search(query, k, session_id, since, until), arun_step)
 
     def forget_messages(self, ids: Collection[str]) -> int:
-        """Deletes the rounds of this session in which these messages stand. `rebuild` finds what is still there.
+        """Delete the rounds of this session in which these messages stand. `rebuild` finds what is still there.
 
         Args:
             ids: Of the messages.
@@ -94,7 +94,7 @@ class VectorVerbs(DerivedMemory):
         return drive(self._forget_messages(ids), run_step)
 
     def rebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
-        """Brings this session's records in line with its transcript: so a whole conversation is imported.
+        """Bring this session's records in line with its transcript: so a whole conversation is imported.
 
         Args:
             history: Any LangChain chat history; None: that of `get_session_history`.

@@ -60,20 +60,20 @@ class Access:
         self._lately: OrderedDict[str, Document] | None = OrderedDict() if _lacks(store, "get_by_ids") else None
 
     def run(self, flow: Flow[T]) -> T:
-        """Runs a flow that uses the store and nothing else."""
+        """Run a flow that uses the store and nothing else."""
         if self._lock is None:
             return drive(flow, run_step)
         with self._lock:
             return drive(flow, run_step)
 
     async def arun(self, flow: Flow[T]) -> T:
-        """Async twin of `run`; a store whose threads must take turns does its work in one."""
+        """Run `run` asynchronously; a store whose threads must take turns does its work in one."""
         if self._lock is not None:
             return await run_in_executor(None, self.run, flow)
         return await adrive(flow, arun_step)
 
     def get(self, ids: Sequence[str]) -> Flow[list[Document]]:
-        """The documents with these ids that are there, in this order."""
+        """Return the documents with these ids that are there, in this order."""
         if not ids:
             return []
         store = self.store
@@ -84,7 +84,7 @@ class Access:
         return [by_id[name] for name in dict.fromkeys(ids) if name in by_id]
 
     def put(self, documents: Iterable[Document]) -> Flow[list[str]]:
-        """Adds documents, which the store embeds, in place of those with the same ids; returns what was not there yet.
+        """Add documents, which the store embeds, in place of those with the same ids; returns what was not there yet.
 
         What is there already is never added: FAISS takes the vector before it finds that it knows the id, and gives
         wrong documents from then on.
@@ -103,7 +103,7 @@ class Access:
         return [document.id for document in new if document.id]
 
     def remove(self, ids: Iterable[str]) -> Flow[int]:
-        """Deletes documents; those that are not there are no error. Returns how many were."""
+        """Delete documents; those that are not there are no error. Returns how many were."""
         names = list(dict.fromkeys(ids))
         if self._lately is None:
             names = [document.id or "" for document in (yield from self.get(names))]
@@ -114,7 +114,7 @@ class Access:
         return len(names)
 
     def page(self, wanted: Wanted, k: int) -> Flow[tuple[list[Document], bool]]:
-        """Documents with this metadata, as many as come, and whether these are all."""
+        """Return documents with this metadata, as many as come, and whether these are all."""
         listing, store = self._dialect.listing, self.store
         if listing is not None:
             work = partial(listing, store, wanted)
@@ -130,7 +130,7 @@ class Access:
         return self._own(found, wanted), len(found) < k
 
     def everything(self, wanted: Wanted) -> Flow[list[Document]]:
-        """All documents with this metadata."""
+        """Return all documents with this metadata."""
         k, whole = PAGE, False
         found: list[Document] = []
         while not whole:
@@ -141,7 +141,7 @@ class Access:
         return found
 
     def remove_all(self, wanted: Wanted) -> Flow[int]:
-        """Deletes all documents with this metadata, and looks again until nothing comes back."""
+        """Delete all documents with this metadata, and looks again until nothing comes back."""
         gone: set[str] = set()
         k, whole = PAGE, False
         while True:
@@ -162,7 +162,7 @@ class Access:
         return len(gone)
 
     def search(self, query: str, k: int, wanted: Wanted) -> Flow[list[tuple[Document, float]]]:
-        """The most similar documents with this metadata, best first, from 1 for the best to 0 for the last.
+        """Return the most similar documents with this metadata, best first, from 1 for the best to 0 for the last.
 
         Cosine, its distance and the squared distance of normal vectors are one line to another: so scaled they agree,
         and nobody has to know which of them a score is.
@@ -249,13 +249,13 @@ def _lacks(store: VectorStore, name: str) -> bool:
 
 
 def _same(stored: Document, document: Document) -> bool:
-    """Whether a record says what is stored; a retry, which dates and rates it anew, changes nothing."""
+    """Return whether a record says what is stored; a retry, which dates and rates it anew, changes nothing."""
     marks = [[bool(d.metadata.get("open")), d.metadata.get("epoch", 0)] for d in (stored, document)]
     return stored.page_content == document.page_content and marks[0] == marks[1]
 
 
 def _scaled(scores: Sequence[float]) -> list[float]:
-    """Scores that come best first, be they similarities or distances, as 1 for the best and 0 for the last."""
+    """Return scores that come best first, be they similarities or distances, as 1 for the best and 0 for the last."""
     known = [score for score in scores if isfinite(score)]
     if not known or known[0] == known[-1]:
         return [float(isfinite(score)) for score in scores]

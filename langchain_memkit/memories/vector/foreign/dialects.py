@@ -39,7 +39,7 @@ class Dialect:
 
 
 def dialect_of(store: VectorStore, filter_builder: FilterBuilder | None) -> Dialect:
-    """The dialect of a store, known by its class or one of its parents.
+    """Return the dialect of a store, known by its class or one of its parents.
 
     Raises:
         ConfigurationError: How it filters is not known, and nobody says it.
@@ -74,7 +74,7 @@ def _checked(arguments: Any) -> Mapping[str, Any]:
 
 
 def packed(document: Document) -> Document:
-    """The document with plain values alone, so that any store takes it and its own tools show them."""
+    """Return the document with plain values alone, so that any store takes it and its own tools show them."""
     plain = {name: value for name, value in document.metadata.items() if _is_plain(value)}
     rest = {name: value for name, value in document.metadata.items() if name not in plain and value is not None}
     # the id as well: some stores do not give it back
@@ -83,7 +83,7 @@ def packed(document: Document) -> Document:
 
 
 def restored(document: Document) -> Document:
-    """What was packed. A field that is not as we write it is left out: others may write into the store as well."""
+    """Return what was packed. A field that is not as we write it is left out: others may write into the store as well."""
     try:
         rest = json.loads(document.metadata.get(PACKED) or "{}")
     except (TypeError, ValueError, RecursionError):
@@ -99,7 +99,7 @@ def restored(document: Document) -> Document:
 
 
 def belongs(document: Document, wanted: Wanted) -> bool:
-    """Whether a document has this metadata: what a store found is never taken on trust."""
+    """Return whether a document has this metadata: what a store found is never taken on trust."""
     return all(document.metadata.get(name) == value for name, value in wanted.items())
 
 

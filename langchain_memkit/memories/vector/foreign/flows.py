@@ -58,7 +58,7 @@ class Flows:
         self._forgotten: OrderedDict[tuple[str, str | None], int] = OrderedDict()
 
     def begin(self, user_id: str, session_id: str) -> str:
-        """Remembers that there is this session; returns the moment."""
+        """Remember that there is this session; returns the moment."""
         with self._guard:
             _kept(self._sessions, user_id, set()).add(session_id)
         return str(next(_moments))
@@ -66,7 +66,7 @@ class Flows:
     def write(
         self, user_id: str, session_id: str, moment: str, documents: Sequence[Document], delete: Sequence[str]
     ) -> Flow[bool]:
-        """Adds records; takes them back if their session was forgotten since that moment."""
+        """Add records; takes them back if their session was forgotten since that moment."""
         yield from self._access.remove(delete)
         added = yield from self._access.put(documents)
         if moment and self._forgotten_since(user_id, session_id) > int(moment):
@@ -75,15 +75,15 @@ class Flows:
         return True
 
     def search(self, user_id: str, query: str, k: int) -> Flow[Similar]:
-        """What is most similar."""
+        """Return what is most similar."""
         return Similar((yield from self._access.search(query, k, {"user_id": user_id})))
 
     def everything(self, user_id: str) -> Flow[list[Document]]:
-        """All records of a user."""
+        """Return all records of a user."""
         return (yield from self._access.everything({"user_id": user_id}))
 
     def words(self, user_id: str, similar: Similar) -> Flow[Index]:
-        """The index of the transcripts; without transcripts, of what was found."""
+        """Return the index of the transcripts; without transcripts, of what was found."""
         if self._transcripts is None:
             return index_of(similar.documents)
         named = {str(document.metadata.get("session_id") or "") for document in similar.documents} - {""}
@@ -96,7 +96,7 @@ class Flows:
         return index
 
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
-        """Deletes the records of a session, or of a user, and what this process knows of them."""
+        """Delete the records of a session, or of a user, and what this process knows of them."""
         with self._guard:  # first: a save that is under way sees it when it has written
             _kept(self._forgotten, (user_id, session_id), 0)
             self._forgotten[user_id, session_id] = next(_moments)
@@ -113,7 +113,7 @@ class Flows:
         return count
 
     def evict(self, user_id: str, max_records: int, keep: Collection[str]) -> Flow[int]:
-        """Deletes what is too much."""
+        """Delete what is too much."""
         documents = yield from self.everything(user_id)
         accessed = self.accesses(user_id)
 
@@ -126,7 +126,7 @@ class Flows:
         return (yield from self._access.remove(document.id or "" for document in surplus))
 
     def touch(self, user_id: str, ids: Iterable[str], at: datetime) -> None:
-        """Remembers when records were recalled."""
+        """Remember when records were recalled."""
         with self._guard:
             _kept(self._accesses, user_id, {}).update(dict.fromkeys(ids, at))
 
@@ -141,7 +141,7 @@ class Flows:
 
 
 def index_of(documents: Iterable[Document]) -> Index:
-    """An index of documents, without vectors."""
+    """Return an index of documents, without vectors."""
     index = Index()
     for document in documents:
         index.add(entry_of(document), None)
@@ -149,7 +149,7 @@ def index_of(documents: Iterable[Document]) -> Index:
 
 
 def sessions_of(documents: Iterable[Document]) -> list[SessionInfo]:
-    """The sessions of records, the last used first."""
+    """Return the sessions of records, the last used first."""
     dates: dict[str, list[datetime | None]] = {}
     for document in documents:
         if name := document.metadata.get("session_id"):
@@ -172,7 +172,7 @@ def _importance(documents: Iterable[Document]) -> Mapping[tuple[str, str], float
 
 
 def _kept(known: OrderedDict[K, V], key: K, first: V) -> V:
-    """What is known under a key; what was used longest ago goes when it is too much. The lock is held."""
+    """Return what is known under a key; what was used longest ago goes when it is too much. The lock is held."""
     value = known.setdefault(key, first)
     known.move_to_end(key)
     while len(known) > LATELY:

@@ -84,7 +84,7 @@ class ForeignStore:
         self._flows = Flows(self._access, transcripts)
 
     def __repr__(self) -> str:
-        """Names the store's class: it may hold credentials."""
+        """Name the store's class: it may hold credentials."""
         return f"ForeignStore({self._access.name})"
 
     @property
@@ -95,18 +95,18 @@ class ForeignStore:
     # -- embedding: the store's own business
 
     def embed(self, texts: Sequence[str]) -> list[None]:
-        """Nothing for each text: the store embeds what it is given."""
+        """Return nothing for each text: the store embeds what it is given."""
         return [None for _ in texts]
 
     async def aembed(self, texts: Sequence[str]) -> list[None]:
-        """Async twin of `embed`."""
+        """Run `embed` asynchronously."""
         return self.embed(texts)
 
     def embed_query(self, text: str) -> None:
         """Nothing: `similar` asks the store."""
 
     async def aembed_query(self, text: str) -> None:
-        """Async twin of `embed_query`."""
+        """Run `embed_query` asynchronously."""
 
     # -- a turn
 
@@ -119,7 +119,7 @@ class ForeignStore:
         messages: Collection[str] | None = None,
         since: str | None = None,
     ) -> Begun:
-        """Which of these records the store holds, and the moment: a save that a `forget` overtakes adds nothing."""
+        """Return which of these records the store holds, and the moment: a save that a `forget` overtakes adds nothing."""
         moment = since or self._flows.begin(user_id, session_id)
         return _begun(moment, self._access.run(self._access.get(ids)) if ids else [])
 
@@ -132,7 +132,7 @@ class ForeignStore:
         messages: Collection[str] | None = None,
         since: str | None = None,
     ) -> Begun:
-        """Async twin of `begin`."""
+        """Run `begin` asynchronously."""
         moment = since or self._flows.begin(user_id, session_id)
         return _begun(moment, await self._access.arun(self._access.get(ids)) if ids else [])
 
@@ -146,7 +146,7 @@ class ForeignStore:
         delete: Sequence[str] = (),
         expected: Mapping[str, str] | None = None,
     ) -> bool:
-        """Adds records, which the store embeds; what it holds already is not added again.
+        """Add records, which the store embeds; what it holds already is not added again.
 
         Args:
             user_id: Whose.
@@ -175,19 +175,19 @@ class ForeignStore:
         delete: Sequence[str] = (),
         expected: Mapping[str, str] | None = None,
     ) -> bool:
-        """Async twin of `write`."""
+        """Run `write` asynchronously."""
         return await self._access.arun(self._flows.write(user_id, session_id, generation, documents, delete))
 
     def similar(self, user_id: str, query: str, k: int) -> Similar:
-        """The user's records that are most similar, by id, with similarities from 1 to 0; at most `k`."""
+        """Return the user's records that are most similar, by id, with similarities from 1 to 0; at most `k`."""
         return self._access.run(self._flows.search(user_id, query, k))
 
     async def asimilar(self, user_id: str, query: str, k: int) -> Similar:
-        """Async twin of `similar`."""
+        """Run `similar` asynchronously."""
         return await self._access.arun(self._flows.search(user_id, query, k))
 
     def index(self, user_id: str, similar: Similar | None = None) -> Index:
-        """The user's records by their words, without vectors.
+        """Return the user's records by their words, without vectors.
 
         Args:
             user_id: Whose.
@@ -199,17 +199,17 @@ class ForeignStore:
         return drive(self._flows.words(user_id, similar), run_step)
 
     async def aindex(self, user_id: str, similar: Similar | None = None) -> Index:
-        """Async twin of `index`."""
+        """Run `index` asynchronously."""
         if similar is None:
             return await asyncio.to_thread(index_of, await self._access.arun(self._flows.everything(user_id)))
         return await adrive(self._flows.words(user_id, similar), arun_step)
 
     def touch(self, user_id: str, ids: Iterable[str], at: datetime) -> None:
-        """Remembers in this process that records were recalled."""
+        """Remember in this process that records were recalled."""
         self._flows.touch(user_id, ids, at)
 
     async def atouch(self, user_id: str, ids: Iterable[str], at: datetime) -> None:
-        """Async twin of `touch`."""
+        """Run `touch` asynchronously."""
         self.touch(user_id, ids, at)
 
     def accesses(self, user_id: str) -> dict[str, datetime]:
@@ -217,21 +217,21 @@ class ForeignStore:
         return self._flows.accesses(user_id)
 
     async def aaccesses(self, user_id: str) -> dict[str, datetime]:
-        """Async twin of `accesses`."""
+        """Run `accesses` asynchronously."""
         return self.accesses(user_id)
 
     # -- the records
 
     def get_by_ids(self, ids: Sequence[str]) -> list[Document]:
-        """The records with these ids that the store holds, in this order."""
+        """Return the records with these ids that the store holds, in this order."""
         return self._access.run(self._access.get(ids))
 
     async def aget_by_ids(self, ids: Sequence[str]) -> list[Document]:
-        """Async twin of `get_by_ids`."""
+        """Run `get_by_ids` asynchronously."""
         return await self._access.arun(self._access.get(ids))
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Deletes records; ids that are not there are passed over.
+        """Delete records; ids that are not there are passed over.
 
         Raises:
             HistoryWriteError: The store failed, or still holds them.
@@ -239,11 +239,11 @@ class ForeignStore:
         self._access.run(self._access.remove(ids))
 
     async def adelete(self, ids: Sequence[str]) -> None:
-        """Async twin of `delete`."""
+        """Run `delete` asynchronously."""
         await self._access.arun(self._access.remove(ids))
 
     def forget(self, user_id: str, session_id: str | None = None) -> int:
-        """Deletes all records of a session, or of a user, and looks again until the store finds none.
+        """Delete all records of a session, or of a user, and looks again until the store finds none.
 
         Returns:
             How many were deleted.
@@ -254,11 +254,11 @@ class ForeignStore:
         return self._access.run(self._flows.forget(user_id, session_id))
 
     async def aforget(self, user_id: str, session_id: str | None = None) -> int:
-        """Async twin of `forget`."""
+        """Run `forget` asynchronously."""
         return await self._access.arun(self._flows.forget(user_id, session_id))
 
     def evict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
-        """Deletes what is too much: the oldest that this process never recalled, then what it recalled longest ago.
+        """Delete what is too much: the oldest that this process never recalled, then what it recalled longest ago.
 
         What is to be kept, which was just written, stays.
 
@@ -268,15 +268,15 @@ class ForeignStore:
         return self._access.run(self._flows.evict(user_id, max_records, keep))
 
     async def aevict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
-        """Async twin of `evict`."""
+        """Run `evict` asynchronously."""
         return await self._access.arun(self._flows.evict(user_id, max_records, keep))
 
     def sessions(self, user_id: str) -> list[SessionInfo]:
-        """The sessions of which the store holds records, the last used first; `turns` counts records."""
+        """Return the sessions of which the store holds records, the last used first; `turns` counts records."""
         return sessions_of(self._access.run(self._flows.everything(user_id)))
 
     async def asessions(self, user_id: str) -> list[SessionInfo]:
-        """Async twin of `sessions`."""
+        """Run `sessions` asynchronously."""
         return sessions_of(await self._access.arun(self._flows.everything(user_id)))
 
 

@@ -77,7 +77,7 @@ class Transcripts:
         self._guard = ForkSafeLock(self._users.clear)  # a lock of an index may have been held
 
     def index(self, user_id: str, also: Iterable[str] = ()) -> Flow[Index]:
-        """The user's index, brought in line with the transcripts.
+        """Return the user's index, brought in line with the transcripts.
 
         Args:
             user_id: Whose.
@@ -104,7 +104,7 @@ class Transcripts:
         return user.index
 
     def forget(self, user_id: str, session_id: str | None) -> None:
-        """Drops what is known of a session, or of a user; what still stands in a transcript is read again."""
+        """Drop what is known of a session, or of a user; what still stands in a transcript is read again."""
         with self._guard:
             user = self._users.get(user_id) if session_id else self._users.pop(user_id, None)
         if user and session_id:
@@ -112,7 +112,7 @@ class Transcripts:
                 _put(user, session_id, None)
 
     def rate(self, user_id: str, importance: Mapping[tuple[str, str], float]) -> None:
-        """Takes up the importance of records, by session and id: it stands in no transcript."""
+        """Take up the importance of records, by session and id: it stands in no transcript."""
         with self._guard:
             user = self._users.get(user_id)
         if user is None or not importance:
@@ -134,7 +134,7 @@ class Transcripts:
                 self._users.popitem(last=False)
 
     def _listed(self, user_id: str, known: Sequence[str]) -> Flow[Mapping[str, Mark | None]]:
-        """The user's sessions with what tells whether they changed."""
+        """Return the user's sessions with what tells whether they changed."""
         histories = self._histories
         if not hasattr(histories, "list_sessions"):
             return dict.fromkeys(known)
@@ -146,7 +146,7 @@ class Transcripts:
         return {info.session_id: (info.turns, info.updated_at) for info in found}
 
     def _read(self, user_id: str, session_id: str, base: _Session, mark: Mark | None) -> Flow[_Session]:
-        """The session as it is now; of a history of ours only from the last cut on, if all before is as it was."""
+        """Return the session as it is now; of a history of ours only from the last cut on, if all before is as it was."""
         history = yield history_of(self._histories, session_id, user_id)
         if not has_native(history, "iter_turns"):
             stretches = yield stretches_of(history)
@@ -175,7 +175,7 @@ class Transcripts:
         return _Session(mark, {**settled, **before}, after, seq, epoch, cut if whole else base.before + cut)
 
     def _known(self, old: Known, user_id: str, session_id: str, stretches: Sequence[Stretch], position: int) -> Known:
-        """The records of what was said; those that are as they were are not taken apart again."""
+        """Return the records of what was said; those that are as they were are not taken apart again."""
         known: Known = {}
         for round_ in rounds_of(stretches, UNDATED):
             place = max(position, int(round_.at.timestamp() * 1_000_000))
@@ -197,7 +197,7 @@ def _turns(history: Any, after: int | None) -> Step:
 
 
 def _cut(stretches: Sequence[Stretch]) -> int:
-    """The last stretch that begins a round: whatever comes, what stands before it stays as it is."""
+    """Return the last stretch that begins a round: whatever comes, what stands before it stays as it is."""
     lines = [list(lines_of_messages(stretches[-1].messages))] if stretches else []
     for i in range(len(stretches) - 1, 0, -1):
         lines.append(list(lines_of_messages(stretches[i - 1].messages)))
@@ -213,7 +213,7 @@ def _signature(document: Document) -> object:
 
 
 def _put(user: _User, session_id: str, read: _Session | None) -> None:
-    """Puts what was read of a session in place of what was known of it; None: nothing is there. The lock is held."""
+    """Put what was read of a session in place of what was known of it; None: nothing is there. The lock is held."""
     base = user.sessions.pop(session_id, _Session())
     old = {**base.settled, **base.open}
     new = {**read.settled, **read.open} if read else {}
