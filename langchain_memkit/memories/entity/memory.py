@@ -1,4 +1,4 @@
-"""`EntityMemory`: who and what a user talked about, and what was said of them."""
+"""`EntityMemory`: who and what a user talked about, and the sentences that mention them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ __all__ = ["EntityMemory"]
 
 
 class EntityMemory(EntityVerbs):
-    """Remembers the sentences in which people, places and things were named, for all sessions of a user.
+    """Memory of the sentences that mention people, places and things, over all sessions of a user.
 
-    A question that names someone is given what was said of them, as quoted records. No model is called unless you pass
-    `describe`. Nothing guesses what "she" or "my sister" means.
+    A question that names an entity gets the sentences that mention it, as quoted records. No model is called unless you
+    pass `describe`. Pronouns and descriptions ("she", "my sister") are not resolved.
 
-    Spellings become one entity by themselves only where they hardly differ: by case, spaces, punctuation, 's, an
-    article or a title, and in names of five letters or more by one doubled letter (Harrison and Harison; so do Hansen
-    and Hanssen: `split` them). Names of several words that are no person's also if they are 92% alike. "Priya" is
-    "Priya Raman" in a session where nobody else is a Priya. All else that looks alike is listed as `Entity.maybe`.
+    Spellings are merged into one entity automatically only where they hardly differ: in case, spaces, punctuation, 's,
+    an article or a title, and in names of five letters or more by one doubled letter (Harrison and Harison; so do
+    Hansen and Hanssen: `split` them). Names that are not of a person and have several words are also merged if they are
+    92% alike. "Priya" is "Priya Raman" in a session where nobody else is called Priya. Everything else that looks alike
+    is listed as `Entity.maybe`.
 
     Args:
         extractor: What finds names in a text: `SpacyEntityExtractor()`, or any function, plain or async, that returns
@@ -123,9 +124,9 @@ class EntityMemory(EntityVerbs):
         token_counter: TokenCounterLike = None,
         now: Now = utc_now,
     ) -> EntityMemoryFactory:
-        """`entities(session_id, user_id)` makes memories that share the store and what was read of it.
+        """Make a factory: `entities(session_id, user_id)` returns memories that share one store and one cache.
 
-        Its arguments are those of the class, but for the ids.
+        The arguments are those of the class, without the ids.
 
         Example:
             >>> entities = EntityMemory.factory(lambda text: [], names=["LangChain"])
@@ -152,13 +153,13 @@ class EntityMemory(EntityVerbs):
     # -- a turn
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """Return what was said of those that a question names: the most relevant, then the newest sentences that fit.
+        """Return the sentences about the entities that a question names: the most relevant, then the newest that fit.
 
         Args:
-            query: The new input; in a turn a `Query`, and what stands in its `past` is not repeated.
+            query: The new input. In a turn a `Query`: sentences of messages in its `seen` are not repeated.
 
         Returns:
-            One note with quoted records, the oldest of each entity first; `[]` if there is nothing to say.
+            One note with quoted records, the oldest of each entity first; `[]` if there are none.
 
         Raises:
             ConfigurationError: The extractor is async.
@@ -167,7 +168,9 @@ class EntityMemory(EntityVerbs):
         return drive(self._load(query), run_step)
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Take the sentences that name someone from what was said; the same turn again adds nothing.
+        """Store the sentences of a turn that mention someone or something; saving a turn again adds nothing.
+
+        A turn is left out, with a warning in the log, if its session's facts were cleared after `load`.
 
         Args:
             messages: One finished turn. Tool results, system lines, notes and summaries are left out.
@@ -179,5 +182,5 @@ class EntityMemory(EntityVerbs):
         drive(self._save(messages), run_step)
 
     def clear(self) -> None:
-        """Forget what was said in this session; a save that is under way meanwhile adds nothing."""
+        """Delete the facts of this session; a save that runs at the same time adds nothing."""
         drive(self._clear(), run_step)
