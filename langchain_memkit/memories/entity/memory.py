@@ -36,25 +36,25 @@ class EntityMemory(EntityVerbs):
     is listed as `Entity.maybe`.
 
     Args:
-        extractor: What finds names in a text: `SpacyEntityExtractor()`, or any function, plain or async, that returns
-            `Mention`s. Known names are found without it as well.
-        session_id: The conversation, which facts are filed under.
-        user_id: Whose; required, since entities are of all sessions of one user.
-        store: Any `BaseStore` of dicts: `SQLiteKeyValueStore`, `MongoDBKeyValueStore`; None: this process's memory.
-        names: Names to look for always, or a dict of names with their types. Common words among them (Will, Target)
+        extractor: Finds the names in a text: `SpacyEntityExtractor()`, or any function, plain or async, that returns
+            `Mention`s. Names that are already known are found without it.
+        session_id: The conversation under which facts are stored.
+        user_id: The user; required, since entities are shared by all sessions of one user.
+        store: Any `BaseStore` of dicts: `SQLiteKeyValueStore`, `MongoDBKeyValueStore`; None keeps all in this process.
+        names: Names to search for always, or a dict of names with their types. Common words among them (Will, Target)
             count only when capitalised and not first in a sentence.
-        max_tokens: What `load` returns at most, as `token_counter` counts.
-        max_facts: Sentences kept of one entity; the oldest go.
-        max_total: Sentences kept of one user; the oldest go.
-        get_session_history: A factory of histories. What is shown is looked up there first, so that a fact goes with
-            its message: one query for each session among the facts.
-        describe: A model that describes the entities of each turn, in one call after the save.
-        read_only: `save` and `clear` leave all as it is; other changes are refused.
-        token_counter: As in `create_trim_preprocessor`.
-        now: A clock.
+        max_tokens: Limit of what `load` returns, in tokens as `token_counter` counts.
+        max_facts: Sentences kept per entity; the oldest are evicted.
+        max_total: Sentences kept per user; the oldest are evicted.
+        get_session_history: Makes the histories. Before a fact is shown its message is looked up there, so that it
+            disappears with its message: one query for each session among the facts.
+        describe: A model that describes the entities of each turn in one call after the save; None for no descriptions.
+        read_only: `save` and `clear` do nothing; other changes raise a `ConfigurationError`.
+        token_counter: Counts tokens, as in `create_trim_preprocessor`.
+        now: Returns the current time, aware; replace it in tests.
 
     Raises:
-        ConfigurationError: There is no `user_id`, or an argument makes no sense.
+        ConfigurationError: `user_id` is missing, or an argument is malformed.
         TypeError: An id is no string.
         ValueError: An id is empty or malformed.
 

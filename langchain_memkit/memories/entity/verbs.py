@@ -20,7 +20,7 @@ class EntityVerbs(EntityFlows):
         """List everyone and everything that the user talked about, in all sessions.
 
         Returns:
-            The last mentioned first; a list that shows as a table in a notebook and has `to_dataframe()`.
+            The entities, the last mentioned first; shows as a table in a notebook and has `to_dataframe()`.
 
         Raises:
             HistoryReadError: The store, or a history, cannot be reached or read.
@@ -44,7 +44,7 @@ class EntityVerbs(EntityFlows):
 
         Args:
             name: One of them.
-            into: The other, under which it is shown.
+            into: The other one, which becomes the display name.
 
         Raises:
             ConfigurationError: One of them is no name, or the memory is read-only.
@@ -100,7 +100,7 @@ class EntityVerbs(EntityFlows):
 
         Args:
             name: Any of its names.
-            new: What it is called from now on.
+            new: The new display name.
 
         Raises:
             ConfigurationError: One of them is no name, or the memory is read-only.
@@ -157,7 +157,7 @@ class EntityVerbs(EntityFlows):
         `rebuild` finds them again if the messages are still in the transcript.
 
         Args:
-            ids: Of the messages.
+            ids: Ids of the messages.
 
         Returns:
             How many sentences were deleted.
@@ -183,11 +183,11 @@ class EntityVerbs(EntityFlows):
 
         Args:
             history: Any LangChain chat history; None: that of `get_session_history`.
-            progress: Shows a bar if `rich` is installed.
+            progress: Show a progress bar if `rich` is installed.
 
         Returns:
-            `{"messages": n, "added": n, "removed": n}`; a second time nothing is added or removed. Facts that are not
-            in the transcript are removed, but for those that were saved meanwhile.
+            `{"messages": n, "added": n, "removed": n}`; a second run adds and removes nothing. Facts that are not in
+            the transcript are removed, except those saved while it runs.
 
         Raises:
             ConfigurationError: There is no history, the extractor is async, or the memory is read-only.
