@@ -50,10 +50,6 @@ class Book:
     Args:
         keys: Builds the store keys of this user.
         vocabulary: Names that the app passed as `names=`, each with its type; an empty type if none was given.
-
-    Args:
-        keys: Of the user.
-        vocabulary: Names that the app gave, with their kinds.
     """
 
     def __init__(self, keys: Keys, vocabulary: Mapping[str, str]) -> None:

@@ -60,9 +60,6 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
         Returns:
             `{"facts": n}`: how many facts were deleted; the user's rules, descriptions and other rows are deleted as
             well.
-
-        Returns:
-            `{"facts": n}`: how many sentences were deleted; what else was stored of the user is gone as well.
         """
         return drive(self._purge(check_id(user_id, "user_id")), run_step)
 

@@ -88,13 +88,6 @@ def fold_names(
         near: For each name, the related names.
         rules: Decisions of people, oldest first; a later one wins.
         firm: Names that were seen elsewhere than at the beginning of a sentence.
-
-    Args:
-        names: Every name with its sessions.
-        votes: For each name, how often it was taken for which kind.
-        near: For each name, those that are near it.
-        rules: Decisions of people, oldest first: a later one wins.
-        firm: Names that were seen elsewhere than at the beginning of a sentence.
     """
     union = _Union()
     for name in names:

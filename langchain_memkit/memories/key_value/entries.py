@@ -74,16 +74,6 @@ def entries_of(data: Any) -> list[Entry]:
         ConfigurationError: A title is empty or given twice, or a value is neither text nor a dict with `"text"`; the
             error names the title.
 
-    Args:
-        data: See `Entries`.
-
-    Returns:
-        The entries, in order.
-
-    Raises:
-        ConfigurationError: A title is empty or given twice, or a value is neither text nor a dict with `"text"`; the
-            error names the title.
-
     Example:
         >>> entries_of({"The Skeleton Songs": "Poems."})
         [Entry(title='The Skeleton Songs', text='Poems.', aliases=(), source='key-value')]

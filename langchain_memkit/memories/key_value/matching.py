@@ -136,13 +136,6 @@ def create_model_matcher(llm: Any, *, max_titles: int = 200) -> ModelMatcher:
     Raises:
         ConfigurationError: `max_titles` is no positive number.
 
-    Args:
-        llm: A chat or string model, or any runnable that takes messages.
-        max_titles: How many titles are offered; if there are more, those nearest to the text by spelling.
-
-    Raises:
-        ConfigurationError: `max_titles` is no positive number.
-
     Example:
         >>> matcher = create_model_matcher(lambda messages: "2")
         >>> matcher("the book with the poems", ["Travelling at Night", "The Skeleton Songs"])
