@@ -37,8 +37,7 @@ class Source:
         memory: The memory, or a retriever; for `ComposedMemory.factory`, a factory of memories.
         max_tokens: Budget of what is shown of it, counted as a note by itself; None for no limit.
         timeout: Seconds that its `load` may take; None for no limit. A late answer is dropped: a sync `load` runs on in
-            its
-            thread to the end, but its result is not used.
+            its thread to the end, but its result is not used.
 
     Example:
         >>> from langchain_memkit import KeyValueMemory

@@ -141,10 +141,8 @@ def read_entries(path: str | Path) -> list[Entry]:
 
     Args:
         path: `.json`: any shape that `entries_of` takes. `.txt`: a title, a line `---`, a description, a blank line,
-            and so
-            on. A new entry begins where a line is followed by a line `---`, so a description may contain line breaks
-            and
-            blank lines.
+            and so on. A new entry begins where a line is followed by a line `---`, so a description may contain line
+            breaks and blank lines.
 
     Raises:
         ConfigurationError: The file has another suffix, is not UTF-8 or is malformed.
