@@ -89,6 +89,7 @@ class KeyFinder:
         fuzzy = self._fuzzy(folded)
         if not (plain or fuzzy):
             return []
+        # One byte per character: `find(1, start, end)` tells in C whether a place overlaps with what was marked before.
         hidden = bytearray(len(text))
         for (_, start, end, *_), *_ in _larger(fuzzy, plain, len(text)):
             hidden[start:end] = b"\x01" * (end - start)
@@ -161,6 +162,7 @@ def _larger(fuzzy: Iterable[list[Found]], plain: Iterable[list[Found]], size: in
     for length, start in sorted((group[0].end - group[0].start, group[0].start) for group in plain):
         longest[start : start + length] = array("I", [length]) * length
         within[start + 1 : start + length] = b"\x01" * (length - 1)
+    # A plain match that crosses an end of the fuzzy one (`within`) is not contained in it.
     spans = ((group, group[0].start, group[0].end) for group in fuzzy)
     return [
         group

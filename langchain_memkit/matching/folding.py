@@ -47,6 +47,8 @@ class Folded:
             >>> fold("Hello, Straße!").span(6, 13)
             (7, 13)
         """
+        # Most texts hold few names: their places are computed one by one, and the map is built only if many are asked
+        # for.
         self._asked += 1
         if self._maps is None and self._asked < FEW and self.text[start] != " " != self.text[end - 1]:
             return self._place(start), self._place(end - 1) + 1

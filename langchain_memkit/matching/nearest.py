@@ -39,5 +39,6 @@ def nearest(text: str, names: Sequence[str], most: int) -> list[str]:
     for number, name in enumerate(names):
         plain = fold_text(name)
         score = partial_ratio(plain, folded) * min(1, len(plain) / SHORT) if plain else 0
+        # `-number` makes the order complete: of equal names the first is taken.
         scored.append((score, len(plain), -number))
     return [names[-number] for _, _, number in sorted(heapq.nlargest(most, scored), key=lambda s: -s[2])]

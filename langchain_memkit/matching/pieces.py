@@ -87,6 +87,8 @@ class PieceIndex:
         compared: dict[Near, None] = {}
         for number, first, last in self._proposals(text):
             nears: list[Near] = []
+            # Typos in front of the piece shift the name's ends, so word boundaries up to two characters away are tried
+            # as well.
             for start in borders.starts_near(first):
                 for end in borders.ends_near(last):
                     score = ratio(text[start:end], names[number], score_cutoff=least)

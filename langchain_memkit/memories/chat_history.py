@@ -156,6 +156,7 @@ class ChatHistoryMemory(Memory):
         yield clear_messages(self.history)
         self._at = {}
         chain: Any = self.preprocessor
+        # Summaries are text of the session too, so they go with it.
         if hasattr(chain, "aclear") and self.session_id:
             ids = (self.session_id, self.user_id)
             yield Step(partial(chain.clear, *ids), partial(chain.aclear, *ids))

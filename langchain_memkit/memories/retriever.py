@@ -70,10 +70,10 @@ class RetrieverMemory(Memory):
         return self._note(await self.retriever.ainvoke(str(query)), query) if query.strip() else []
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Do nothing: a retriever is only read."""
+        """Do nothing: a retriever is read-only."""
 
     def clear(self) -> None:
-        """Do nothing: a retriever is only read."""
+        """Do nothing: a retriever is read-only."""
 
     def _note(self, found: Sequence[Any], query: str) -> list[BaseMessage]:
         records = [record_of(document) for document in found]

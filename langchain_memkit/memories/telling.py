@@ -49,6 +49,8 @@ def on_all(parts: Sequence[Any], verb: str, *args: Any) -> Flow[list[Any]]:
     raised and the others are logged.
     """
     results: list[Any] = []
+    # The transcript goes first: once it is cleared, turns that began before are refused by it (if it is one of our
+    # histories), and so reach no other memory.
     for some in (parts[:1], parts[1:]):
         results += yield _verb_of(some, verb, *args)
     failed = _first_failure(parts, results, verb)

@@ -52,6 +52,7 @@ def history_of(get_session_history: GetSessionHistory, session_id: str, user_id:
             raise ConfigurationError(msg)
         history = get_session_history(session_id, user_id=user_id)
         if inspect.isawaitable(history):
+            # A coroutine that nobody awaits would warn when it is collected; the error below says what to do.
             if inspect.iscoroutine(history):
                 history.close()
             msg = "get_session_history is async, so use the async verbs"

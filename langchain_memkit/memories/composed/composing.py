@@ -113,6 +113,7 @@ class Composer:
             return new
         taken: list[int] = []
         for i in sorted(range(len(new)), key=lambda i: i if (rank := new[i].rank) is None else rank):
+            # Count the whole note each time: the template's frame makes the costs of records not additive.
             own = [new[j] for j in sorted([*taken, i])]
             if (most is None or self._added(shown, own) <= most) and (
                 room is None or self._added(shown, [*told, *own]) <= room

@@ -230,6 +230,8 @@ class ComposedMemory(Memory):
         loaded = yield Step(partial(self.primary.load, query), partial(self.primary.aload, query))
         theirs = {message.id for message in past if message.id}  # the chain shows these, or has trimmed them on purpose
         dialogue, records = apart(message for message in loaded if message.id not in theirs)
+        # With a token budget older turns of the dialogue may still be left out, so only what is kept in any case counts
+        # as seen.
         sure = [*composer.kept(dialogue), *seen]
         trial: bool = getattr(query, "trial", False)
         remarks: list[str] | None = getattr(query, "remarks", None)
@@ -239,6 +241,7 @@ class ComposedMemory(Memory):
         for source, messages in zip(self._sources, results, strict=True):
             found.append(Found(recalled(messages, name_of(source.memory)), source.max_tokens))
         compose = partial(composer.compose, dialogue, found)
+        # Our own counter and template are fast and may run on the event loop; the user's may block and get a thread.
         if composer.counter is approximate_tokens and composer.template is framed:
             return compose()
         return (yield user_code(compose, name="template or token_counter"))  # type: ignore[no-any-return]  # results of steps are untyped

@@ -159,6 +159,7 @@ def _left_out(memory: Memory, error: Exception, on_load_error: OnLoadError) -> F
 def _event(data: dict[str, Any]) -> Step:
     """Make a step that sends an event to the callback handlers of the current run, if there is one."""
 
+    # Outside a run langchain-core refuses to send custom events.
     def within_a_run() -> bool:
         return getattr(ensure_config().get("callbacks"), "parent_run_id", None) is not None
 

@@ -100,6 +100,7 @@ class Book:
             if winner(votes) != before:
                 self._groups = None
         if _is_firm(row):
+            # A name that is firm for the first time may be the full name that a short one is moved to.
             self._groups = self._groups if row.key in self._firm else None
             self._firm[row.key] += 1
         self._forms.learn(display_form(row.surface), row.key)
@@ -163,6 +164,7 @@ class Book:
         """Return the store keys of facts to delete: expired ones, and the oldest of those over the limits."""
         # evict 5% more than needed: at the limit every further turn would have to search for the oldest facts again
         gone = set(self.expired(now))
+        # So few facts cannot exceed either limit; this saves resolving the entities in most turns.
         if len(self.facts) - len(gone) <= min(limits):
             return sorted(gone)
         for parts in self.groups.parts.values():
@@ -266,6 +268,7 @@ class Book:
         found: dict[str, None] = {}
         for part in dict.fromkeys([*words, *map(" ".join, pairwise(words))]):
             if len(part) > MOST_SHORT and part not in self.names and not is_ordinary(part):
+                # Names that are the "same" begin with the same letter, so only those are compared.
                 like = sorted(self._like.get(part[0], ()))
                 found.update(dict.fromkeys(k for k in like if k in self.names and relation(part, k) == "same"))
         return list(found)

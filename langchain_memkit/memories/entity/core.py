@@ -159,6 +159,7 @@ def _call(function: Callable[[], Any]) -> Step:
     def sync() -> Any:
         result = function()
         if inspect.isawaitable(result):
+            # A coroutine that nobody awaits would warn when it is collected; the error below says what to do.
             if inspect.iscoroutine(result):
                 result.close()
             _refuse_async()

@@ -1,4 +1,4 @@
-"""`entities(session_id, user_id)` as an object: one store, many memories."""
+"""Factory of entity memories that share one store: `entities(session_id, user_id)`."""
 
 from __future__ import annotations
 

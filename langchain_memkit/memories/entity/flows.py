@@ -137,6 +137,8 @@ class EntityFlows(DerivedMemory):
                 for row in facts_of(self._session, source, find_names(source.text, spots, book)):
                     if not book.holds(row):
                         rows.setdefault(book.keys.fact(self._session, "", row), row)
+            # The turn's epoch is the session's current one. Facts of another epoch stem from a conversation that was
+            # erased, e.g. by expiry, after which the session began again under the same id.
             dead = book.of_session(self._session) if epoch else []
             return list(rows.values()), [key for key in dead if book.facts[key].epoch not in (0, epoch)]
 
@@ -152,6 +154,7 @@ class EntityFlows(DerivedMemory):
         facts = yield shelf.stored(keys.facts(self._session))
         yield from shelf.delete(facts)
         if generations or facts:
+            # An empty registry knows no versions: a version row is added, and none is deleted.
             yield from shelf.change(Book(keys, {}), [])
             yield from self._read()  # descriptions that rest on these facts go
 
@@ -201,6 +204,7 @@ class EntityFlows(DerivedMemory):
         book = yield from self._read()
         with shelf.lock:
             roots = book.roots(book.key_of(name) or "")
+            # The entity of that name itself; only if it has no facts of its own, the full names that it stands for.
             roots = [root for root in roots[:1] if root in book.groups.parts] or roots
             facts = [key for root in roots for part in book.groups.parts.get(root, ()) for key in book.part(*part)]
             root_of = book.groups.root
@@ -208,6 +212,7 @@ class EntityFlows(DerivedMemory):
         return (yield from self._remove(book, facts, rules))
 
     def _delete_messages(self, ids: Collection[str]) -> Flow[int]:
+        # Message ids are stored cleaned, so the given ones are cleaned before they are compared.
         names = {clean(name) for name in ids}
         book = yield from self._read()
         with self._core.shelf.lock:

@@ -104,6 +104,7 @@ def fold_names(
     # "same" pairs before "close" ones and in alphabetical order, so that every process resolves the same rows alike.
     for kind, a, b in sorted((p for p in pairs if p[0] != "near"), key=lambda p: (p[0] != "same", *p)):
         ours = kinds.get(a, ""), kinds.get(b, "")
+        # People are joined by "same" spellings only: names that are merely similar may well be two people.
         if kind == "same" or (PERSON not in ours and compatible(*ours)):
             union.join(a, b)
     groups = Groups({name: union.find(name) for name in union.parent})
@@ -136,6 +137,7 @@ def _moved(names: Names, groups: Groups, union: _Union, firm: Container[str]) ->
             if groups.root[word] != root and groups.kinds.get(groups.root[word], PERSON) in (PERSON, ""):
                 for session in names[full].keys() & names[word].keys():
                     found.setdefault((word, session), set()).add(root)
+    # In a session with two people called Priya it is unknown which one is meant: the short name keeps its facts.
     one = {place: next(iter(roots)) for place, roots in found.items() if len(roots) == 1}
     return {place: root for place, root in one.items() if not union.barred(place[0], root)}
 

@@ -212,6 +212,8 @@ def _apart(spots: Sequence[Spot], known: int, firsts: Container[int]) -> Iterato
 
 
 def _longest(group: Sequence[tuple[int, bool, Spot]], firsts: Container[int]) -> list[Spot]:
+    # A longer name always hides a new or equal name that it overlaps. It hides another known name only if it is a
+    # person's or of unknown type, and is not that name with a word before it that begins the sentence.
     def hides(other: Spot, spot: Spot, is_new: bool) -> bool:
         if not (other.start < spot.end and spot.start < other.end):
             return False

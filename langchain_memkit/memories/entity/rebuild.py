@@ -116,6 +116,8 @@ def _replace(
     if not missing and not removed:
         return 0, 0
     generation = yield from core.shelf.generation(book, session)
+    # In batches, for a long transcript may yield many facts. The registry is read again after each one; if the session
+    # is cleared in between, the rest is not written.
     for i in range(0, max(len(missing), 1), ROWS):
         alive = yield from core.shelf.write(
             user_id, book, (session, generation), missing[i : i + ROWS], removed if i == 0 else ()

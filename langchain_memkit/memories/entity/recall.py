@@ -80,6 +80,7 @@ def candidates(
     roots = dict.fromkeys(root for name in names for root in book.roots(name) or book.full_names(name))
     past = {message.id for message in getattr(query, "seen", ()) if message.id}
     epoch = query.epoch if isinstance(query, Query) else 0
+    # Entities that may be the same as one of these are recalled as well, under their own name.
     roots.update(dict.fromkeys(other for root in list(roots) if (other := book.other_half(root))))
     words = set(fold_text(asked).split()) - {word for spot in spots for word in fold_text(spot.surface).split()}
     topics = []
@@ -147,6 +148,7 @@ def choose(topics: Sequence[Topic], max_tokens: int, counter: TokenCounter) -> l
     frame = count_tokens([note_message([Record("")])], counter)[0]
     room = max_tokens - frame
     room -= sum(_cost(_said(topic), counter) for topic in topics if topic.description)
+    # A sentence that names two entities is shown once, under the entity that takes it first.
     seen: set[tuple[str, str]] = set()
     queues = [iter(topic.facts) for topic in topics]
     open_ones = set(range(len(topics)))

@@ -149,6 +149,7 @@ def fact_id(row: FactRow) -> str:
     digest = hashlib.sha256()
     for part in (row.key, row.session, row.message, row.text):
         data = part.encode("utf-8", "surrogatepass")
+        # The length goes before each part, so that ("ab", "c") and ("a", "bc") differ.
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()[:32]
 
@@ -184,6 +185,7 @@ class Keys:
         """Return the key of a new rule; keys sort by time, and after the key `last` even if the clock was set back."""
         stamp = f"{now.astimezone(UTC):%Y%m%dT%H%M%S.%f}"
         before = last[len(self.prefix) + len("rule/") :].partition("-")[0]
+        # The clock was set back, or two rules fall into one microsecond: rules must keep the order of the decisions.
         if before >= stamp:
             later = datetime.strptime(before, "%Y%m%dT%H%M%S.%f") + timedelta(microseconds=1)  # noqa: DTZ007  # all are UTC
             stamp = f"{later:%Y%m%dT%H%M%S.%f}"

@@ -116,6 +116,7 @@ class Shelf:
                 return work()
 
         async def asynchronous() -> T:
+            # Usually the lock is free: a thread is used only if it is not.
             if not self.lock.enter_now():
                 return await asyncio.to_thread(sync)
             try:
@@ -148,6 +149,7 @@ class Shelf:
         stored = [key for key in listed if parts[key][0] in ("description", "fact", "rule")]
         known: dict[str, Any] = {} if book is None else (yield self.held(lambda: _known(book)))
         missing = [key for key in stored if key not in known]
+        # Rows that are known are not read again: after a turn of another process only its new rows are fetched.
         rows = {key: known[key] for key in stored if key in known}
         unreadable: set[str] = set(book.unreadable) if book is not None else set()
         for i in range(0, len(missing), BATCH):
@@ -222,6 +224,8 @@ class Shelf:
         The generation row is stored before names are extracted from the messages. A clear that happens in the meantime
         thus finds and deletes it, and what is stored afterwards is dead.
         """
+        # There may be several, if two processes saved the session's first turn at once: all of them are live, any will
+        # do.
         known = yield self.held(lambda: min(book.generations.get(session_id, ()), default=None))
         if known is not None:
             return str(known)
@@ -328,6 +332,8 @@ def _bring_in_line(
     book: Book, version: str, old: frozenset[str], rows: Mapping[str, FactRow], removed: Iterable[str]
 ) -> None:
     """Apply a stored change to the registry and add its version, unless the registry has since learned of a clear."""
+    # A read that ran meanwhile may have found the session cleared. Its facts are dead then and must not enter the
+    # cache.
     if all(key.split("/")[-2] in book.generations.get(rows[key].session, ()) for key in rows):
         for key, row in rows.items():
             book.add(key, row)

@@ -44,7 +44,7 @@ class KeyValueMemoryFactory(Closing):
         make(None)  # validate the options now, not at the first turn
 
     def __repr__(self) -> str:
-        """Name the store."""
+        """Show the store."""
         return f"KeyValueMemoryFactory({shown(self._store)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> KeyValueMemory:
@@ -61,6 +61,7 @@ class KeyValueMemoryFactory(Closing):
         memory = self._make(user_id)
         memory.session_id = check_id(session_id, "session_id")
         with self._lock:
+            # All memories of a user share one cache, so that the entries are read once and not for each session.
             memory._shelf = self._shelves.setdefault(memory.user_id, memory._shelf)
             self._shelves.move_to_end(memory.user_id)
             if len(self._shelves) > USERS:

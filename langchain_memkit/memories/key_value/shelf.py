@@ -108,6 +108,7 @@ class Shelf:
         return Step(lambda: self.store.mget(keys), lambda: self.store.amget(keys))
 
     def _set(self, rows: list[tuple[str, dict[str, Any]]]) -> Flow[None]:
+        # The token comes last: whoever reads the new token finds all the rows that were written before it.
         pairs = [*rows, (self._version, {"token": secrets.token_hex(16)})]
         yield Step(lambda: self.store.mset(pairs), lambda: self.store.amset(pairs))
 
