@@ -137,8 +137,7 @@ def name_key(text: str, *, given: bool = False) -> str | None:
 
     Returns:
         The key; None for text that is no name: dates, weekdays, months, numbers, "last week", pronouns, mere
-        punctuation,
-        and text of more than 80 characters.
+        punctuation, and text of more than 80 characters.
 
     Example:
         >>> name_key("Harrison's"), name_key("the “LangChain”"), name_key("Dr. Smith")
@@ -194,12 +193,12 @@ def relation(a: str, b: str) -> Relation | None:
     """Return how similar two name keys are; symmetric.
 
     Returns:
+        One of these, the first that applies:
+
         - `"same"`: at least five letters, different only in spaces and at most one doubled letter. Harrison and
-        Harison; also
-          Hansen and Hanssen.
-        - `"close"`: at least five letters, the same first letter, `ratio` of 92 or more, equal digits, and neither a
-        single
-          word of letters only (Johnson and Johnston score 93). They are one thing if neither is a person.
+          Harison; Hansen and Hanssen too.
+        - `"close"`: at least five letters, the same first letter, `ratio` of 92 or more, equal digits, and neither is a
+          single word of letters only (Johnson and Johnston score 93). They are one thing if neither is a person.
         - `"near"`: `ratio` of 85 or more, or the words of one are part of the other.
         - None: anything else.
 

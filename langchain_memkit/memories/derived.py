@@ -173,7 +173,7 @@ class DerivedMemoryFactory(Closing, Generic[M]):
 
         Raises:
             ConfigurationError: `user_id` is missing.
-            TypeError: An id is no string.
+            TypeError: An id is not a string.
             ValueError: An id is empty or malformed.
         """
         return self._memory._for_session(session_id, user_id)

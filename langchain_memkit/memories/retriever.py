@@ -124,7 +124,7 @@ def _score(metadata: Mapping[str, Any]) -> float | None:
 
 
 def plain_score(value: Any) -> float | None:
-    """Return a score as a plain finite `float`; None if it is no finite number.
+    """Return a score as a plain finite `float`; None if it is not a finite number.
 
     Notes are stored as plain data, and some rerankers return numpy numbers.
 

@@ -70,7 +70,7 @@ class ComposedMemoryFactory(Closing):
         Raises:
             ConfigurationError: A memory needs a `user_id` and there is none, or there is one and a factory cannot
                 take it.
-            TypeError: An id is no string.
+            TypeError: An id is not a string.
             ValueError: An id is empty or malformed.
         """
         check_id(session_id, "session_id")

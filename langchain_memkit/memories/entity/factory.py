@@ -49,8 +49,7 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
 
         Returns:
             `{"messages": n, "added": n, "removed": n}`; a second run adds and removes nothing. Facts of sessions that
-            no longer
-            exist are removed.
+            no longer exist are removed.
         """
         return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress), run_step)
 

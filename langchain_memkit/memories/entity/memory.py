@@ -55,7 +55,7 @@ class EntityMemory(EntityVerbs):
 
     Raises:
         ConfigurationError: `user_id` is missing, or an argument is malformed.
-        TypeError: An id is no string.
+        TypeError: An id is not a string.
         ValueError: An id is empty or malformed.
 
     Example:

@@ -63,7 +63,9 @@ class Shelf:
         self.read_only = read_only
         self.checks_writes = hasattr(store, "mset_if_exists")
         self._books: OrderedDict[str, Book] = OrderedDict()
-        self.lock = ForkSafeLock(self._books.clear)  # held for work on a registry, never while waiting for the store
+        # Held for work on a registry, never while waiting for the store. A forked child finds the lock open and the
+        # cache empty: the thread that held the lock, and might have half changed a registry, is not there.
+        self.lock = ForkSafeLock(self._books.clear)
 
     # -- the store, in both call styles
 

@@ -47,7 +47,7 @@ class EntityVerbs(EntityFlows):
             into: The other one, which becomes the display name.
 
         Raises:
-            ConfigurationError: One of them is no name, or the memory is read-only.
+            ConfigurationError: One of them is not a name, or the memory is read-only.
             HistoryWriteError: The store failed.
 
         Example:
@@ -75,7 +75,7 @@ class EntityVerbs(EntityFlows):
             other: The other.
 
         Raises:
-            ConfigurationError: One of them is no name, both are the same but for case and the like, or the memory is
+            ConfigurationError: One of them is not a name, both are the same but for case and the like, or the memory is
                 read-only.
             HistoryWriteError: The store failed.
 
@@ -103,7 +103,7 @@ class EntityVerbs(EntityFlows):
             new: The new display name.
 
         Raises:
-            ConfigurationError: One of them is no name, or the memory is read-only.
+            ConfigurationError: One of them is not a name, or the memory is read-only.
             HistoryWriteError: The store failed.
 
         Example:

@@ -55,7 +55,7 @@ class KeyValueMemoryFactory(Closing):
             user_id: Whose entries; None for the entries of the app.
 
         Raises:
-            TypeError: An id is no string.
+            TypeError: An id is not a string.
             ValueError: An id is empty or malformed.
         """
         memory = self._make(user_id)

@@ -134,7 +134,7 @@ def create_model_matcher(llm: Any, *, max_titles: int = 200) -> ModelMatcher:
         max_titles: How many titles are offered; if there are more, the ones closest to the text by spelling.
 
     Raises:
-        ConfigurationError: `max_titles` is no positive number.
+        ConfigurationError: `max_titles` is not a positive number.
 
     Example:
         >>> matcher = create_model_matcher(lambda messages: "2")
