@@ -129,6 +129,7 @@ class ChatHistoryMemory(Memory):
         await adrive(self._clear(), arun_step)
 
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
+        # Preprocessors find the history and the new input in the config, as in a chain.
         context = TurnContext([HumanMessage(str(query))] if query else [])
         config: RunnableConfig = {"configurable": {"message_history": self.history, CONTEXT: context}}
         view = yield from load(self.history, self.preprocessor, config, native=self._native)

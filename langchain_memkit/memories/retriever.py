@@ -78,6 +78,7 @@ class RetrieverMemory(Memory):
     def _note(self, found: Sequence[Any], query: str) -> list[BaseMessage]:
         records = [record_of(document) for document in found]
         least = self.score_threshold
+        # Documents without a score cannot be compared and are shown.
         shown = [r for r in records if least is None or r.score is None or r.score >= least]
         remarks: list[str] | None = getattr(query, "remarks", None)
         if remarks is not None and len(shown) < len(records):

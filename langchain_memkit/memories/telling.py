@@ -115,6 +115,7 @@ def take_back(memories: Collection[Memory], turn: SavedTurn, history: Any) -> Fl
     memories are left, nothing is queried. Messages without ids cannot be looked up.
     """
     able = [memory for memory in memories if not memory.read_only and hasattr(memory, "aforget_messages")]
+    # Their own write has already checked that the session still exists, which saves the query below.
     able = [memory for memory in able if not getattr(memory, "save_was_checked", False)]
     ids = [message.id for message in turn if message.id]
     if able and ids and has_native(history, "astored_ids"):

@@ -121,6 +121,8 @@ class ComposedMemoryFactory(Closing):
             msg = "none of the factories has list_sessions; that of the histories has"
             raise ConfigurationError(msg)
         lists = yield from on_all(able, "list_sessions", user_id)
+        # In reverse, so that of a session in several memories the primary's record is kept, then that of the first
+        # secondary.
         found = {info.session_id: info for infos in reversed(lists) for info in infos}
         return sorted(found.values(), key=lambda info: info.updated_at or UNKNOWN, reverse=True)
 
@@ -141,6 +143,7 @@ class ComposedMemoryFactory(Closing):
         return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
 
     def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
+        # Check all before deleting anything: a purge that skips a memory would leave the user's data behind unnoticed.
         unable = [name_of(maker) for maker in self._makers if not hasattr(maker, "purge")]
         if unable:
             msg = f"{unable[0]} has no purge(user_id), so the user would not be forgotten; nothing was deleted"

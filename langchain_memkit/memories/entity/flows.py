@@ -193,6 +193,7 @@ class EntityFlows(DerivedMemory):
         if kind == "split" and keys[0] == keys[1]:
             msg = f"{name!r:.100} and {other!r:.100} are one name, which cannot be split"
             raise ConfigurationError(msg)
+        # A decision is a row of its own and changes no fact, so it can be taken back by a later one.
         rule = Rule(kind, clean(display_form(name)), clean(display_form(other)), *keys)
         yield from shelf.change(book, [(book.keys.rule(self._core.now(), last), rule.to_dict())])
         book = yield from self._read()
@@ -221,6 +222,7 @@ class EntityFlows(DerivedMemory):
 
     def _remove(self, book: Book, facts: Sequence[str], others: Sequence[str]) -> Flow[int]:
         if facts or others:
+            # The version row is added after the delete: a registry that was read between the two is then read again.
             yield from self._core.shelf.delete([*facts, *others])
             yield from self._core.shelf.change(book, [])
             yield from self._read()  # descriptions that rest on these facts go

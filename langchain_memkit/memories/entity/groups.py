@@ -56,6 +56,7 @@ class _Union:
     def find(self, name: str) -> str:
         parent = self.parent.setdefault(name, name)
         while parent != name:
+            # Path halving keeps the trees flat.
             self.parent[name] = self.parent[parent]
             name, parent = parent, self.parent[parent]
         return name

@@ -25,6 +25,8 @@ def called(book: Book, root: str) -> tuple[str, list[str]]:
             spellings[form] += 1
             own[form] += groups.root[name] == root  # short names that were moved here never become the display name
     spellings.update({rule.name: 0 for rule in book.rules.values() if groups.shown.get(root) == rule.other})
+    # A person's decision comes first; else a spelling with capitals, of these the most frequent, then one that is not
+    # all capitals, then the longest.
     best = groups.shown.get(root) or max(own, key=lambda form: _quality(form, own[form]), default=root)
     others = sorted(spellings, key=lambda form: (-spellings[form], form))
     return best, [form for form in others if form != best]

@@ -176,5 +176,6 @@ def _plain_entries(text: str, name: str) -> list[dict[str, str]]:
     if before:
         msg = f"{name} must begin with a title and a line ---, not with a line of {len(before[0])} characters"
         raise ConfigurationError(msg)
+    # Each entry reaches from its title to the next title: line i is the title, i + 1 the rule, the rest the text.
     parts = pairwise([*titles, len(lines)])
     return [{"title": lines[i].strip(), "text": "\n".join(lines[i + 2 : end]).strip()} for i, end in parts]

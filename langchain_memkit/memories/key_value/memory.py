@@ -241,6 +241,7 @@ class KeyValueMemory(Memory):
         )
         if self._matcher is None or not catalog.titles or not text.strip():
             return hits
+        # The catalog then holds no index for typos: it finds exact and folded mentions, and the matcher all others.
         answer = yield ask_matcher(self._matcher, text, catalog.titles)
         found = {hit.title for hit in hits}
         more = [hit for hit in hits_of(answer, catalog.entries) if hit.title not in found]
@@ -255,6 +256,7 @@ class KeyValueMemory(Memory):
         past: Sequence[BaseMessage] = getattr(query, "past", ())
         seen: Sequence[BaseMessage] = getattr(query, "seen", ())
         newest = past[-self._lookback :] if self._lookback else ()
+        # Short work stays on the event loop; a thread costs more than searching a few short texts.
         long = len(catalog.titles) > MANY or self._counter is not approximate_tokens
         long = long or any(len(m.content) > LONG or not isinstance(m.content, str) for m in (*newest, *seen))
         return (yield in_thread(lambda: self._note(catalog, hits, past, seen), long=long))  # type: ignore[no-any-return]  # a step's result
