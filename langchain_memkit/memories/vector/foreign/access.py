@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 BATCH = 500  # documents added or deleted per call
 PAGE = 1000  # documents requested by the first search where a store cannot list its documents
-MOST = 1_000_000  # documents requested by the last such search
+MOST = 1_000_000  # documents: a search for this many that is still incomplete is an error
 ANYTHING = "memory"  # the query of a search for everything: some embedders refuse an empty text
 LATELY = 10_000  # documents cached for stores without `get_by_ids`
 
@@ -119,7 +119,7 @@ class Access:
         return len(names)
 
     def page(self, wanted: Wanted, k: int) -> Flow[tuple[list[Document], bool]]:
-        """Read up to `k` documents with this metadata (all, if the store can list); also return whether they are all."""
+        """Read up to `k` documents with this metadata, or all if the store can list; also return whether it is all."""
         listing, store = self._dialect.listing, self.store
         if listing is not None:
             work = partial(listing, store, wanted)
