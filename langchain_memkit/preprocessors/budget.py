@@ -117,6 +117,7 @@ class Budget:
         context.used = True
         if self.counts_messages:  # "the last two messages" means two of the history: the new input does not count
             return int((self.max_tokens - self.taken) * context.scale)
+        # Notes from memories share the budget. Those that are part of `value` are counted with it.
         beside = [note for note in context.notes if not any(note is m for m in value)]
         asked = sum(count_tokens([*beside, *new_input(config, value)], self.counter))
         return int((self.max_tokens - self.taken) * context.scale) - asked

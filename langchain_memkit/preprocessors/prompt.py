@@ -148,7 +148,8 @@ def pieces_of(
     text = said(message)
     if tokens <= capacity or len(text) < 2:
         return [(message, tokens)]
-    parts = -(-tokens * 10 // (capacity * 9))  # not all text is equally dense, so parts may be parted again
+    # Aim 10% below capacity. Text is not equally dense, so a piece may still be too long and is split again below.
+    parts = -(-tokens * 10 // (capacity * 9))
     step = -(-len(text) // max(parts, 2))
     bare = {name: value for name, value in BARE.items() if hasattr(message, name)}
     bare["name"] = message.name and message.name[:MAX_NAME]

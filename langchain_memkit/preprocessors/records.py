@@ -205,6 +205,7 @@ class SummaryStore:
         yield Step(lambda: self._store.mset(pair), lambda: self._store.amset(pair))
         if previous is not None and (old := previous[1].sources.get("previous")) and old != key:
             yield from self.delete([str(old)])
+        # Without a session id, conversations that begin alike share the prefix: a limit would delete others' records.
         if place.session_id:
             yield from self._tidy(place.prefix)
         return key, record

@@ -51,7 +51,8 @@ class ContextReport:
         """Return the payload of the event `memkit_context`: plain data without message content."""
         kept_ids = {id(m) for m in (*self.kept, *self.covered)}
         whole = {id(m) for m in self.given}
-        known = {m.id for m in self.kept if m.id and id(m) not in whole}  # of copies: ids may be there twice
+        # Messages are compared by identity, since ids may occur twice; only shortened copies are recognized by id.
+        known = {m.id for m in self.kept if m.id and id(m) not in whole}
         tokens = {"system": 0, "summary": 0, "history": 0}
         for message, count in zip(self.kept, count_tokens(self.kept, self.counter), strict=True):
             tokens[part_of(message)] = tokens.get(part_of(message), 0) + count
@@ -74,7 +75,7 @@ class ContextReport:
 
 
 def part_of(message: BaseMessage) -> str:
-    """Return which part of the budget a message belongs to."""
+    """Return the part of the budget that a message counts for: system, summary, notes or history."""
     if is_summary(message):
         return "summary"
     if is_note(message):

@@ -64,8 +64,10 @@ class Rules:
             body: The messages that no summary covers, oldest first; not empty.
             sizes: Token count of each.
             room: Tokens left next to the summary.
-            asked: Whether a new question follows; if not, the last message is the question and is never summarized.
+            asked: Whether a new question follows; if not, a human message at the end of `body` is the question and is
+                never summarized.
         """
+        # Cut once for each limit; the cut that keeps least satisfies all of them.
         starts = []
         for unit, amount in self._limits(sizes, room):
             size = sizes.__getitem__ if unit == "tokens" else _one

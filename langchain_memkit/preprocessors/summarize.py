@@ -208,7 +208,7 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
         return talk
 
     def _beside(self, talk: Conversation, room: int, asked: bool, config: RunnableConfig) -> Flow[None]:
-        """Summarize in the background, after applying the summary of a job that ended since the conversation was read."""
+        """Summarize in the background, after applying any summary stored since the conversation was read."""
         talk = yield from catch_up(talk, self._store)
         sizes, length, _ = yield self._due(talk, room, asked)
         if length:
@@ -224,6 +224,7 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
             fits = head + sum(sizes) <= room
             if fits and not self._rules.reached(sizes):
                 return sizes, 0, fits
+            # The next summary may be longer than the present head: leave room for its full target length.
             least = self._summarizer.tokens([*talk.lead, summary_message("", "")]) + self._rules.summary_tokens
             return sizes, self._rules.split(talk.body, sizes, room - max(head, least), asked=asked), fits
 

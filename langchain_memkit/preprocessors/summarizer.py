@@ -106,6 +106,7 @@ class Summarizer:
             counter, capacity = approximate_tokens, MESSAGE_CHUNK
             sizes = count_tokens(messages, counter)
         else:
+            # A call holds the previous summary, which may be twice the target length, the chunk, and the new summary.
             spoken_for = self.budget.taken + 3 * self.rules.summary_tokens
             capacity = max(self.budget.max_tokens - spoken_for, LEAST_CHUNK)
         return list(chunks_of(messages, sizes, capacity, lambda message: count_tokens([message], counter)[0]))
@@ -201,6 +202,7 @@ class Summarizer:
                 return "", record
             sources = {**record.sources, "previous": known[1].sources.get("previous")}
             return known[0], replace(record, sources=sources)
+        # Check after the write, so that no clear between the reading of the conversation and the write goes unnoticed.
         if record.position is not None and record.position.epoch:
             yield from self._check_again(talk, record.position.epoch, config)
         return added

@@ -38,7 +38,7 @@ MARKED = re.compile(r"\n\[\.\.\. (\d+) characters cut off \.\.\.\]$")
 
 @dataclass(frozen=True, slots=True)
 class Trimmer:
-    """The rules of a trim, without its budget."""
+    """Rules of trimming, without the budget."""
 
     counter: TokenCounter
     include_system: bool = True
@@ -82,6 +82,7 @@ class Trimmer:
             task = None  # a new question follows: drop an old one of whose answer nothing fits
         kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *messages[start:]]
         looked_at = [*messages[: lead + 1], *messages[start if task is None else task :]]
+        # `as_messages` checks only the ends of a long list: convert it now if a message that is kept is none.
         if not all(isinstance(m, BaseMessage) for m in looked_at):
             return self._trim(convert_to_messages(messages), room, asked=asked)
         whole = whole_tool_groups(kept)

@@ -207,6 +207,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         k: int | None = None,
         **options: Any,
     ) -> Flow[list[Document]]:
+        # Model and inner retriever run as children of this run, with the caller's config otherwise.
         config = patch_config(run_config, callbacks=callbacks)
         search = {"retriever": self.retriever, "k": self.k if k is None else k, "options": options, "config": config}
         turns, skipped = yield from self._past(question, chat_history)

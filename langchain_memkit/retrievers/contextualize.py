@@ -205,6 +205,7 @@ def added_terms(question: str, history: Sequence[Turn], strength: Strength = STR
     written: dict[str, str] = {}
     for back, (asked, answer) in enumerate(reversed(turns)):
         near, name_near = DECAY**back, NAME * NAME_DECAY**back
+        # Of a question all words count, of an answer only its names and the words of the most turns: answers are long.
         chosen = [(stem, word, strength.user) for stem, word in asked.items() if stem not in skipped]
         said = [(stem, word) for stem, word in answer.items() if stem not in skipped]
         said.sort(key=lambda one: (-turns_with[one[0]], -len(one[1].text)))

@@ -77,6 +77,8 @@ class Search:
     def run(self, found: StandaloneQuestion, turns: Sequence[Turn]) -> Flow[list[Document]]:
         """Search, and return the documents, best first."""
         wanted = self.k if self.k is not None else usual_k(self.retriever)
+        # Fetch as many documents more as may be left out, so that enough remain. Without `k` and without documents to
+        # leave out, the retriever decides how many it returns.
         asked = None if wanted is None or not (self.k or self.skipped) else wanted + len(self.skipped)
         weighted = self._weighted(found.original, turns, wanted, asked) if found.by == "weighted" else None
         searches = [weighted or self._plain(found.question, asked)]

@@ -197,6 +197,7 @@ def best_first(index: Index, question: Question, ranking: Ranking, keep: Callabl
         near, known = _similarity(index, view, question)
         parts = _parts(view, question, ranking, found, near, known)
         scores = parts.sum(axis=0)
+        # With similarities, candidates are the records that have one or share a word; without, all records.
         likely = known | (found.share > 0) if question.vector is not None or question.similar is not None else ~known
         cosines = near if question.vector is not None and ranking.relevance else None
         related = relation(index, question.text, question.now, Asked(asked, names), found, cosines)

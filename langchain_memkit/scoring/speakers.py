@@ -69,6 +69,7 @@ def asked_of(text: str, words: Collection[str], speakers: Mapping[int, Speaker])
             found.add(number)
         elif role == meant:
             found.add(number)
+    # A question about all speakers is about nobody in particular: no message is preferred then.
     return Asked(frozenset(found) if len(found) < len(voices) else frozenset(), frozenset(names))
 
 

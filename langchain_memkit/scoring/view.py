@@ -76,6 +76,7 @@ class View:
         self.removed = not live.all()
         told = set(np.bincount(self.spoken[live]).nonzero()[0].tolist())
         self.speakers: dict[int, Speaker] = {n: speaker for speaker, n in postings.speakers.items() if n in told}
+        # Messages are appended in the order of slots, so `message_slots` is sorted and a binary search finds the first.
         self.first = np.searchsorted(message_slots, self.slots)
         self.lengths: Doubles = np.bincount(self.row[live], lengths[live], minlength=len(entries)).astype(np.float64)
         self.mean_length = float(self.lengths.sum()) / max(len(entries), 1) or 1.0

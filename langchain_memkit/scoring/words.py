@@ -86,7 +86,7 @@ def _stemmed(words: list[str]) -> list[str]:
 
 def _folded(text: str) -> str:
     plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", few_marks(text)).casefold())
-    return unicodedata.normalize("NFC", ACCENTS.sub("", plain[:MAX_CHARACTERS]))  # one sign may fold to 18
+    return unicodedata.normalize("NFC", ACCENTS.sub("", plain[:MAX_CHARACTERS]))  # one character may expand to 18
 
 
 def _bare(token: str) -> str:

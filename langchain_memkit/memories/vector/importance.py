@@ -37,7 +37,7 @@ NUMBER = re.compile(r"(?<![\w.])-?[0-9]+(?:\.[0-9]+)?")
 
 FIGURE = re.compile(r"[0-9]+")
 NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+")  # a capital inside a sentence
-# a model's "I" says nothing about anybody
+# Only in lines of people: the "I" of a model or a tool says nothing about a person.
 FIRST_PERSON = re.compile(r"^(?!ai: |tool: ).*\b(?:I|[Mm]e|[Mm]y|[Mm]ine|[Ww]e|[Oo]ur|[Uu]s)\b", re.MULTILINE)
 MOVING = frozenset(
     stem

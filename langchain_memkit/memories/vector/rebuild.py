@@ -61,6 +61,7 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
                     break
                 counts["added"] += added
                 advance(len(documents[i : i + BATCH]))
+    # Remove last: until then the old records are still found, and a failure above loses nothing.
     ids = {document.id for documents in wanted.values() for document in documents}
     gone = [record for _, record in before if record not in ids]
     if gone:

@@ -160,6 +160,7 @@ def _ranked(
     if not by_id:
         return iter(()), 0, 0.0
     documents = yield from core.documents(user_id, list(by_id))
+    # Keep the id in the metadata as well: a compressor may build new documents without ids.
     given = [
         Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
         for d in (documents[name] for name in by_id if name in documents)
@@ -194,6 +195,7 @@ def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) 
     def kept() -> Iterator[tuple[Ranked, float | None, Document]]:
         for found, score in ranked:
             entry = found.entry
+            # One deleted message hides the whole record, since its text quotes that message.
             if erased and any((entry.session, message) in erased for message in entry.messages):
                 continue
             document = document_of(entry.id)

@@ -1,4 +1,4 @@
-"""Any LangChain vector store as the store of a vector memory."""
+"""`ForeignStore`: adapter from any LangChain vector store to the store of a vector memory."""
 
 from __future__ import annotations
 
