@@ -263,9 +263,10 @@ class CondenseQuestionRetriever(BaseRetriever):
         return turns_of(messages), answered_by(messages) if self.skip_answered else frozenset()
 
     def _strength(self, turns: list[Turn], skipped: frozenset[str]) -> Strength:
-        """Choose how strongly the conversation is added: `CAREFUL` if its answers could find their own documents again.
+        """Choose how strongly the conversation is added to the question.
 
-        `STRONG` if those documents are left out, or if no turn was answered.
+        `STRONG` with `skip_answered`, if there are documents to leave out or no turn was answered. Else `CAREFUL`: the
+        words of the answers would find their own documents again.
         """
         answered = any(answer for _, answer in turns)
         return STRONG if skipped or (self.skip_answered and not answered) else CAREFUL

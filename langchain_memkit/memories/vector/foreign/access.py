@@ -104,7 +104,9 @@ class Access:
         return [document.id for document in new if document.id]
 
     def remove(self, ids: Iterable[str]) -> Flow[int]:
-        """Delete documents and return how many there were; missing ones are ignored.
+        """Delete documents and return how many there were (of a store without `get_by_ids`: how many were asked for).
+
+        Missing ones are ignored.
 
         Raises:
             HistoryWriteError: The store failed, or still returns a document that it was told to delete.
