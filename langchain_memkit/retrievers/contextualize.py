@@ -181,7 +181,7 @@ def vector_blend(history: Sequence[Turn], strength: Strength = STRONG) -> Blend:
 
 
 def expanded(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> str:
-    """Return the question followed by the added terms, heaviest first, for any retriever that takes a string.
+    """Return the question followed by the added terms, heaviest first, as a string; unchanged if there are none.
 
     Example:
         >>> expanded("How old is he?", [("Who is the president of France?", "Emmanuel Macron.")])

@@ -67,7 +67,7 @@ class StandaloneQuestion:
 class Rewrites:
     """LRU cache of accepted rewrites for one model and prompt, and of how that model is called. Thread-safe.
 
-    Every call passes `of`, the pair of model and prompt: a change of either empties the cache.
+    `get` and `put` take `of`, the pair of model and prompt: a change of either empties the cache.
     """
 
     def __init__(self) -> None:
