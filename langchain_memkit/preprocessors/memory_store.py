@@ -1,4 +1,4 @@
-"""Where summaries, entities and entries are kept if nothing else is said: in this process."""
+"""The default key-value store for summaries, entities and entries: in process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore(InMemoryStore):
-    """This process's memory, for many threads. Keys stay in order: finding some does not mean looking at all."""
+    """Thread-safe in-process key-value store with sorted keys, so that a prefix scan does not visit all keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class MemoryStore(InMemoryStore):
         self._lock = ForkSafeLock()
 
     def __repr__(self) -> str:
-        """Name no key: users' ids stand in them."""
+        """Name no keys: they contain user ids."""
         return "MemoryStore()"
 
     def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
@@ -31,7 +31,7 @@ class MemoryStore(InMemoryStore):
             self._put(key_value_pairs)
 
     def mset_if_exists(self, key: str, key_value_pairs: Sequence[tuple[str, Any]], delete: Sequence[str] = ()) -> bool:
-        """Store values and remove keys, if there is something under a key: whether there was."""
+        """Store values and delete keys, atomically, only if `key` exists; return whether it did."""
         with self._lock:
             exists = key in self.store
             if exists:
@@ -46,7 +46,7 @@ class MemoryStore(InMemoryStore):
         return self.mset_if_exists(key, key_value_pairs, delete)
 
     def mdelete(self, keys: Sequence[str]) -> None:
-        """Remove keys."""
+        """Delete keys; missing ones are ignored."""
         with self._lock:
             self._remove(keys)
 
@@ -62,7 +62,7 @@ class MemoryStore(InMemoryStore):
                 del self._sorted[bisect_left(self._sorted, key)]
 
     def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
-        """Return the keys as they are now, in order."""
+        """Yield the keys with a prefix, sorted, as of the time of the call."""
         begin = prefix or ""
         with self._lock:
             first = last = bisect_left(self._sorted, begin)
