@@ -23,13 +23,13 @@ MAX_BATCH_BYTES = 4_000_000
 
 
 def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
-    """Return positions where a turn begins; the first message always begins one.
+    """Return the positions where turns begin; the first message always begins one.
 
     Args:
         messages: Any messages, oldest first.
 
     Returns:
-        Ascending positions, `[]` for no messages. System lines directly before a human message belong to its turn.
+        Ascending positions, `[]` for no messages. System messages directly before a human message belong to its turn.
 
     Example:
         >>> from langchain_core.messages import AIMessage, SystemMessage
@@ -50,7 +50,7 @@ def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
 
 
 def group_starts(messages: Sequence[BaseMessage]) -> list[int]:
-    """Return positions where a tool group or a single message begins: the places where a long turn may be cut.
+    """Return the positions where a tool group or a single message begins: the places where a long turn may be cut.
 
     Example:
         >>> from langchain_core.messages import AIMessage, ToolMessage
@@ -104,7 +104,7 @@ def cut_tail(
 
 
 def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Cut a long import into `(start, end)` ranges at turn borders; one turn is never divided.
+    """Split a long import into `(start, end)` ranges at turn borders; one turn is never divided.
 
     Args:
         messages: The batch, oldest first, not empty.
@@ -130,19 +130,19 @@ def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[t
 
 
 def with_ids(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the messages, each with an id; those without one are copied first, the caller's objects stay as they are."""
+    """Give each message an id; messages without one are copied, so that the caller's objects stay as they are."""
     return [m if m.id else m.model_copy(update={"id": str(uuid4())}) for m in messages]
 
 
 def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id: str) -> list[BaseMessage]:
-    """Return the messages, those without an id as copies with one that follows from the turn and their place in it.
+    """Give messages without an id one derived from their turn and position, on copies.
 
     The same message of the same turn gets the same id in every attempt and in every process.
 
     Args:
-        messages: Of the turn, oldest first.
-        place: Whose conversation it is.
-        turn_id: Of the turn.
+        messages: The messages of the turn, oldest first.
+        place: User and session.
+        turn_id: The turn's id.
     """
     found: list[BaseMessage] = []
     unnamed = 0
@@ -156,14 +156,14 @@ def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id
 
 
 def index_of(messages: Sequence[BaseMessage], message_id: str | None) -> int:
-    """Return the position of the message with this id, looked for from the back; -1 if there is none."""
+    """Return the position of the message with this id, searched from the back; -1 if there is none."""
     if message_id is None:
         return -1
     return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].id == message_id), -1)
 
 
 def batch_op(messages: Sequence[BaseMessage], turn_id: str | None) -> str:
-    """Return the name under which a batch is stored once: the caller's `turn_id`, else a hash of the ordered message ids."""
+    """Return the idempotency key of a batch: the caller's `turn_id`, else a hash of the ordered message ids."""
     if turn_id is not None:
         return f"turn:{turn_id}"
     digest = hashlib.sha256("\x00".join(m.id or "" for m in messages).encode("utf-8", "surrogatepass"))
@@ -171,10 +171,10 @@ def batch_op(messages: Sequence[BaseMessage], turn_id: str | None) -> str:
 
 
 def same_messages(stored: Sequence[BaseMessage], given: Sequence[BaseMessage]) -> bool:
-    """Return whether a retried batch says what is stored; ids count only where the caller gave them."""
+    """Return whether a retried batch equals the stored one; ids count only where the caller gave them."""
     return len(stored) == len(given) and all(same_message(*pair) for pair in zip(stored, given, strict=True))
 
 
 def same_message(got: BaseMessage, given: BaseMessage) -> bool:
-    """Return whether a message came back; one that was given without an id may have been given one."""
+    """Return whether a stored message equals the given one; one given without an id may have received one."""
     return got == (given if given.id else given.model_copy(update={"id": got.id}))

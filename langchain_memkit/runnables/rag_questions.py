@@ -37,7 +37,7 @@ class LastQuestions(Runnable[Any, list[BaseMessage]]):
         return self.window(config)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """Return the questions among the messages; read more history if other messages, as of tools, filled the window."""
+        """Return the questions among the messages; read more history if other messages have filled the window."""
 
         def run(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> list[BaseMessage]:
             return drive(self._questions(value, config), run_step)
