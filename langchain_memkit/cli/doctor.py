@@ -1,4 +1,4 @@
-"""`memkit doctor`: one line for everything that was looked at, and what to do where it is not well."""
+"""`memkit doctor`: check this machine, files and servers, with one line per check and advice for each problem."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["doctor"]
 
 MB = 1_000_000
 LITTLE_ROOM = 500 * MB
-LARGE_LOG = 64 * MB  # SQLite folds it in after 4 MB, unless a reader never ends
+LARGE_LOG = 64 * MB  # SQLite checkpoints the log after 4 MB, unless a reader never ends
 LARGE_COLLECTION = 100_000
 EVERYBODY = 0o006  # may read or write
 OTHERS = {  # tables of other packages
@@ -30,16 +30,16 @@ OLDEST_SERVER = (5, 0)
 
 
 def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool) -> int:
-    """Look at this machine and at the given places.
+    """Check this machine and the given targets.
 
     Args:
-        output: Where the lines go.
-        places: Files and databases; none for this machine only.
-        fix: Build what is missing, after saying what.
-        as_json: A list of objects instead of lines.
+        output: Where to print.
+        places: Files and databases; none to check this machine only.
+        fix: Build missing indexes, after announcing them.
+        as_json: Print a list of objects instead of lines.
 
     Returns:
-        The exit code: 1 if anything fails.
+        The exit code: 1 if any check fails.
     """
     checks = list(check_environment())
     for place in places:
@@ -56,18 +56,18 @@ def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool)
 
 
 def _looked_at(output: Output, place: Place, fix: bool) -> list[Check]:
-    """Return all of a place; what cannot be read is a line like any other."""
+    """Run all checks of a target; a target that cannot be read is a failed check."""
     checks: list[Check] = []
     try:
         if fix:
             _fix(output, place)
         for check in _database(place) if place.is_mongodb else _file(place):
-            checks.append(check)  # noqa: PERF402  # what came before an error counts
+            checks.append(check)  # noqa: PERF402  # checks before an error are kept
     except (ConfigurationError, MissingExtraError) as error:
         checks.append(Check(place.label, "fail", str(error)))
     except HistoryReadError as error:
         advice = "is the server running, are host, user and password right, does a firewall stand in between?"
-        advice = advice if place.is_mongodb else ""  # a file's errors say themselves what to do
+        advice = advice if place.is_mongodb else ""  # errors of files contain their own advice
         checks.append(Check(place.label, "fail", output.brief(error), advice))
     except OSError as error:
         checks.append(Check(place.label, "fail", error.strerror or str(error), "may this user read it?"))
@@ -225,7 +225,7 @@ def _collection(place: Place, name: str) -> Iterator[Check]:
 
 
 def _fix(output: Output, place: Place) -> None:
-    """Say what it builds, and builds it."""
+    """Announce what is missing, and build it."""
     if place.is_mongodb:
         server = require_mongodb()
         for name, kinds in server.kinds_in(place.where, place.database, place.keys).items():

@@ -1,4 +1,4 @@
-"""What is stored of a turn that is stopped, as tests: a stream that is left, Ctrl-C, a task that is cancelled."""
+"""Contract cases for turns that are stopped: a closed stream, Ctrl-C, a cancelled task."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ S1: RunnableConfig = {"configurable": {"session_id": "s1"}}
 
 
 class StoppedTurnCases:
-    """Part of `HistoryTurnContract`, which has the fixture `get_session_history`."""
+    """Part of `HistoryTurnContract`, which provides the fixture `get_session_history`."""
 
     @pytest.fixture(params=["stream", "astream"])
     def stream(self, request: pytest.FixtureRequest) -> Styles:
-        """`stream(chain, value, config, stop_after=n)` in both styles."""
+        """Return `stream(chain, value, config, stop_after=n)` in both styles."""
         return Styles(request.param)
 
     def test_stream_abandoned(self, get_session_history: Any, stream: Styles) -> None:

@@ -1,4 +1,4 @@
-"""What a vector store refuses, and what it takes although it is odd."""
+"""Contract cases for vector stores with invalid, hostile and unusual input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ODD_TEXTS = ["", "\x00", "a\x00b", "lone \ud83d half", "🐠 naïve " * 10, "wor
 
 
 class HostileCases(Stores):
-    """Ids, texts, metadata."""
+    """Cases for ids, texts and metadata."""
 
     @pytest.mark.parametrize("bad", HOSTILE_IDS, ids=repr)
     def test_ids_must_be_strings(self, store: Any, call: Call, bad: Any) -> None:

@@ -1,4 +1,4 @@
-"""What `view(window=...)` of a history promises to preprocessors, as tests."""
+"""Contract cases for `view(window=...)` of a history, which preprocessors use."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["WindowCases", "position_of"]
 
 
 def position_of(messages: Any, text: str) -> Position:
-    """Return where the message with this text stands."""
+    """Return the position of the message with this text."""
     return messages.position(texts(messages).index(text))  # type: ignore[no-any-return]  # any history
 
 
 def _filled(history: Any, call: Call, said: str = "abcd") -> Any:
-    """Return turns of two messages, read back."""
+    """Append turns of two messages, and return them as read back."""
     for text in said:
         call(history, "append_turn", exchange(text))
     return call(history, "view").messages
 
 
 class WindowCases(LangChainHistoryContract):
-    """For histories whose `view` takes a window."""
+    """Cases for histories whose `view` takes a window."""
 
     def test_window_after_a_position(self, make_history: MakeHistory, call: Call) -> None:
         """Everything behind a message, whether it ends its turn or stands inside it; limits do not count."""
@@ -147,7 +147,7 @@ class WindowCases(LangChainHistoryContract):
 
 
 def _check_newest(got: Any, everything: Any, least: int, sizes: list[int]) -> None:
-    """Whole rows, the newest, with at least so much in sum."""
+    """Assert that these are the newest whole rows, with at least `least` in sum."""
     begin = len(everything) - len(got)
     assert list(got) == list(everything[begin:])
     assert sum(sizes[begin:]) >= least

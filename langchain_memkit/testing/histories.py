@@ -1,4 +1,4 @@
-"""What memkit's own chat histories promise beyond LangChain's verbs, as tests."""
+"""Contract for memkit's own chat histories, beyond LangChain's methods."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BAD_IDS = ["", "a\x00b", "\ud800", "x" * 513, "é" * 257]
 
 
 class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
-    """For histories with memkit's verbs: atomic turns, positions, epochs, retries, strict ids, users apart."""
+    """Contract for memkit's history methods: atomic turns, positions, epochs, retries, strict ids, separate users."""
 
     @pytest.mark.parametrize("bad", HOSTILE_IDS, ids=repr)
     @pytest.mark.parametrize("name", ["session_id", "user_id"])
@@ -62,7 +62,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
     def test_a_conversation_of_nobody(
         self, make_history: MakeHistory, call: Call, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Who begins to pass a user_id is told once that the old conversation is there, and how to move it."""
+        """The first use of a user_id logs once that the conversation exists without an owner, and how to migrate it."""
 
         def said() -> list[str]:
             return [r.getMessage() for r in caplog.records if r.name == "langchain_memkit" and "user_id" in r.msg]
@@ -111,7 +111,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert len(call(history, "messages")) == 2
 
     def test_expected_position(self, make_history: MakeHistory, call: Call) -> None:
-        """An expected position stores only if nobody was faster."""
+        """A turn with an expected position is stored only if no other turn was stored first (compare-and-set)."""
         history = make_history("s1")
         assert call(history, "append_turn", exchange("a"), expected_seq=0) == 1
         with pytest.raises(HistoryConflictError):
@@ -119,7 +119,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert call(history, "append_turn", exchange("b"), expected_seq=1) == 2
 
     def test_turn_that_began_before_a_clear(self, make_history: MakeHistory, call: Call) -> None:
-        """Erased text does not come back through a turn that was under way; a new turn is stored."""
+        """Erased text does not come back through a turn that was in progress; a new turn is stored."""
         history = make_history("s1")
         call(history, "add_messages", exchange("a"))
         before = call(history, "view")
@@ -244,7 +244,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert call(make_history("s1"), "stored_ids", []) == set()
 
     def test_limits_are_checked(self, make_history: MakeHistory, call: Call) -> None:
-        """A limit that is no whole number is refused instead of ignored."""
+        """A limit that is not a whole number is refused, not ignored."""
         for bad in (-1, 1.5, "3", True):
             with pytest.raises(ValueError, match="max_messages"):
                 call(make_history("s1"), "tail", max_messages=bad)

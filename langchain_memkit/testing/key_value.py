@@ -1,4 +1,4 @@
-"""What memkit's key-value stores promise, as tests. The list of cases is the specification. Needs hypothesis.
+"""Contract for memkit's key-value stores. The list of cases is the specification. Needs hypothesis.
 
 Example:
     ```python
@@ -69,18 +69,18 @@ BYTES = [b"", b"\x00\xff", b"_memkit", bytes(range(256)) * 50]
 
 
 class KeyValueStoreContract(BothStyles):
-    """For a `BaseStore` of dicts, bytes and Documents with async twins, `purge` and `close`.
+    """Contract for a `BaseStore` of dicts, bytes and Documents with async twins, `purge` and `close`.
 
     Give it a `make_store` fixture: `make_store()` returns a new store object over one place per test.
     """
 
     @pytest.fixture
     def make_store(self) -> MakeStore:
-        """Override: a function without arguments."""
+        """Return a function without arguments that opens the store; override it."""
         raise RuntimeError("give the contract a `make_store` fixture")
 
     def test_starts_empty(self, make_store: MakeStore, call: Call) -> None:
-        """Nothing is there, and nothing to do is no error."""
+        """A new store is empty, and calls without work are no errors."""
         store = make_store()
         assert call(store, "mget", ["a", "b"]) == [None, None]
         assert call(store, "mget", []) == []
@@ -90,7 +90,7 @@ class KeyValueStoreContract(BothStyles):
         assert call(store, "yield_keys") == []
 
     def test_survives_reopening(self, make_store: MakeStore, call: Call) -> None:
-        """What one object stored, another one reads, and so does the first after it was closed."""
+        """Another object reads what one has stored, and so does the first after it was closed."""
         store = make_store()
         call(store, "mset", [("k", VALUE)])
         assert call(make_store(), "mget", ["k"]) == [VALUE]
@@ -111,7 +111,7 @@ class KeyValueStoreContract(BothStyles):
         assert asyncio.run(inside()) == [{"n": 1}]
 
     def test_repeated_keys(self, make_store: MakeStore, call: Call) -> None:
-        """Keys in a call behave as in a dict: the last value counts, whole, and each is answered."""
+        """Repeated keys behave as in a dict: the last value is stored whole, and each requested key is answered."""
         store = make_store()
         call(store, "mset", [("k", {"n": 1}), ("other", {"a": 1, "b": 2}), ("k", {"n": 2})])
         assert call(store, "mget", ["k", "none", "k"]) == [{"n": 2}, None, {"n": 2}]

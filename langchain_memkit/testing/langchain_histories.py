@@ -1,4 +1,4 @@
-"""What any LangChain chat history must do, as tests. The list of cases is the specification.
+"""Contract for any LangChain chat history. The list of cases is the specification.
 
 Example:
     ```python
@@ -41,7 +41,7 @@ MakeHistory: TypeAlias = Callable[..., Any]
 
 
 def exchange(text: str) -> list[BaseMessage]:
-    """Return a question and its answer."""
+    """Make a question and its answer."""
     return [HumanMessage(text), AIMessage(f"re: {text}")]
 
 
@@ -51,7 +51,7 @@ def texts(messages: Sequence[BaseMessage]) -> list[str]:
 
 
 def one_of_each() -> list[BaseMessage]:
-    """Return every message type with every kind of field, tool calls and artifacts included."""
+    """Make every message type with every kind of field, tool calls and artifacts included."""
     call = {"name": "search", "args": {"q": "sea", "deep": {"k": [1, None, 2.5]}}, "id": "c1", "type": "tool_call"}
     partial = tool_call_chunk(name="f", args='{"a', id="c3", index=0)
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -82,14 +82,14 @@ def one_of_each() -> list[BaseMessage]:
 
 
 class LangChainHistoryContract(BothStyles):
-    """For any LangChain chat history; give it a `make_history` fixture.
+    """Contract for any LangChain chat history; give it a `make_history` fixture.
 
     `make_history(session_id, user_id=None)` returns a new history object over one store per test.
     """
 
     @pytest.fixture
     def make_history(self) -> MakeHistory:
-        """Override: a function of (session_id, user_id=None)."""
+        """Return a function of (session_id, user_id=None) that opens the history; override it."""
         raise RuntimeError("give the contract a `make_history` fixture")
 
     def test_starts_empty(self, make_history: MakeHistory, call: Call) -> None:
