@@ -227,7 +227,7 @@ def doctor(
     One line for everything that was looked at, and what to do where it is not well.
     """
     keys = (session_id_key, history_key)
-    some = places or _given(None)  # neither: this machine only
+    some = places or _given(None)  # without either, check this machine only
     found = _places(places, "WHERE", database, collection, user_id_key, keys=keys) if some else []
     return doctoring.doctor(ctx.obj, found, fix=fix, as_json=as_json)
 

@@ -28,6 +28,7 @@ class Guarded(TyperGroup):
     def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run a command; exit with its code, or return it if `standalone_mode` is False."""
         words = list(sys.argv[1:] if args is None else args)
+        # Every argument is searched for secrets before anything is printed.
         output = Output([*words, *(os.environ.get(name, "") for name in (URI, FROM_URI, TO_URI))])
         handler, logger = NotesHandler(output), logging.getLogger("langchain_memkit")
         logger.addHandler(handler)

@@ -71,7 +71,7 @@ def migrate(
         HistoryWriteError: The target cannot be written; calling again continues.
     """
     kept_as, collection = found_in(begin, read_as, "--from")
-    if not _same_file(begin, end):  # a file that is named twice is meant
+    if not _same_file(begin, end):  # a file named as both source and target is not a mistyped new one
         _refuse_foreign(end)
     source, target = _source(begin, kept_as, collection), _factory(end, LAYOUTS[written_as], end.collection)
     there = _named(end, end.collection or COLLECTION)

@@ -78,7 +78,7 @@ def purge(output: Output, user_id: str, places: Sequence[Place], *, yes: bool, d
     if not yes:
         _show(output, f"what there is of user {user_id!r}:", before, None)
         _ask(output, user_id)
-    # Histories first: their tombstones refuse turns in progress, which could otherwise store derived records again.
+    # Histories first: their tombstones refuse the turns in progress.
     ordered = sorted(parts, key=lambda part: not isinstance(part.store, HistoryFactory))
     try:
         purge_user(user_id, *(part.store for part in ordered))

@@ -24,6 +24,7 @@ def notification_source(message: BaseMessage) -> str | None:
         >>> notification_source(HumanMessage("Hello!")) is None
         True
     """
+    # Read directly, since core's own function exists only from langchain-core 1.7.2 on.
     source = message.additional_kwargs.get(SOURCE) if isinstance(message, HumanMessage) else None
     return source if isinstance(source, str) else None
 

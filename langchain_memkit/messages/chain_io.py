@@ -166,6 +166,7 @@ def without_echo(
         >>> without_echo([HumanMessage("hi", id="7"), AIMessage("hello")], asked, asked)
         [AIMessage(content='hello', additional_kwargs={}, response_metadata={}, tool_calls=[], invalid_tool_calls=[])]
     """
+    # A state that a graph returns contains the question; an output without it is an answer, all of which is new.
     if not asked or not any(same_message(message, asked[-1]) for message in output):
         return list(output)
     known = {m.id: m for m in shown if m.id}
@@ -266,6 +267,6 @@ def _joined(chunks: Sequence[BaseMessage]) -> list[BaseMessage]:
     for chunk in chunks:
         held = by_id.get(chunk.id)
         if isinstance(held, AIMessageChunk) and isinstance(chunk, AIMessageChunk):
-            chunk = held + chunk  # the sum takes the chunk's place
+            chunk = held + chunk  # stored below in place of the chunk
         by_id[chunk.id] = chunk
     return list(by_id.values())

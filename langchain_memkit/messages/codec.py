@@ -104,6 +104,7 @@ def encode_message(message: BaseMessage, path: str = "message") -> dict[str, Any
             encoded[RENAMED.get(name, name)] = encode_value(value, f"{path}.{name}")
     if extra := message.__pydantic_extra__:
         encoded["extra"] = encode_value(dict(extra), f"{path}.extra")
+    # Most messages are plain text, so only the others pay for a trial decoding.
     if not _is_plain(encoded):
         _check_round_trip(message, encoded, path)
     return encoded
@@ -238,7 +239,7 @@ def _build(role: Any, fields: dict[str, Any], extra: Any) -> BaseMessage:
     try:
         # Validated, so that a damaged row cannot become a message that breaks later.
         message = cls(**fields, **extra)
-    except Exception as error:  # noqa: BLE001  # validators raise what they like
+    except Exception as error:  # noqa: BLE001  # validators may raise anything
         where = [".".join(map(str, e["loc"])) for e in error.errors()] if isinstance(error, ValidationError) else []
         problem = f"{type(error).__name__} {', '.join(where[:3])}"
     # Outside the handler, since the original error quotes the stored value and would become the context.
@@ -294,6 +295,7 @@ def _encode_str(value: str) -> Any:
 
 
 def _encode_dict(value: dict[Any, Any], path: str, depth: int) -> dict[str, Any]:
+    # Keys that MongoDB would read as operators or paths, or that look like the tag, are stored as pairs instead.
     plain = all(
         isinstance(k, str) and "." not in k and "\x00" not in k and not k.startswith("$") and k != TAG and _is_utf8(k)
         for k in value

@@ -119,8 +119,10 @@ def find_cut(
     """
     end = len(messages)
     first = _fitting(messages, size, budget, lead)
+    # Everything fits, so no border has to be found.
     if first == lead and start_on is None:
         return Cut(lead, None, budget >= 0)
+    # The newest question is the task: if its turn is over the budget, it stays without the oldest steps after it.
     task = next((i for i in range(end - 1, lead - 1, -1) if isinstance(messages[i], HumanMessage)), None)
     last = end if task is None else task + 1
     for i in range(first, last):
@@ -131,6 +133,7 @@ def find_cut(
         return Cut(start, None, budget >= 0 and start >= first)
     if first <= task:  # the turn began with more input than fits
         return Cut(first, None, fits=True)
+    # The newest turn alone is over the budget: keep its question, and spend the rest on its newest whole tool groups.
     left = budget - size(task)
     first = _fitting(messages, size, left, task + 1)
     start = _group_at_or_after(messages, first, task + 1)
@@ -165,6 +168,7 @@ def trailing_results(messages: Sequence[BaseMessage], floor: int) -> int:
 
 def _may_start(messages: Sequence[BaseMessage], i: int, lead: int, start_on: Sequence[MessageType] | None) -> bool:
     before = messages[i - 1] if i > lead else None
+    # System messages belong to the turn that follows them, so no cut comes between.
     if isinstance(before, SystemMessage):
         return False
     spoken = i

@@ -13,7 +13,7 @@ logger = logging.getLogger("langchain_memkit")
 MESSAGE = 100_000  # characters of a message in which memories look for names, and which they embed
 QUESTION = 20_000  # characters of a question that memories look at
 WORDS = 10_000  # words and signs of a text in which memories look for names: spaCy reads 15,000 a second
-WORD = re.compile(r"[^\W_]{1,16}|\S")  # at most as many as spaCy makes of most texts
+WORD = re.compile(r"[^\W_]{1,16}|\S")  # for most texts no more than spaCy's tokens
 
 
 def beginning(text: str, most: int, what: str) -> str:

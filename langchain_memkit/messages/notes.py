@@ -172,6 +172,7 @@ def unmarked(message: BaseMessage) -> BaseMessage:
     known = message.response_metadata
     if not any(str(key).startswith(MARK) for key in known) or is_note(message) or is_summary(message):
         return message
+    # `with_records` made this message: the records that its metadata names are part of its text.
     if isinstance(message, SystemMessage) and _split(message)[1]:
         return message
     kept = {key: value for key, value in known.items() if not str(key).startswith(MARK)}
@@ -214,6 +215,7 @@ def _split(message: BaseMessage) -> tuple[BaseMessage | None, list[Record]]:
         return message, []
     if is_note(message):
         content = ""
+    # Metadata alone is not trusted, since clients can send it: the text that it names must be part of the content.
     elif not isinstance(message, SystemMessage) or not isinstance(block["text"], str):
         return message, []
     elif isinstance(content, str) and content.endswith(block["text"]):

@@ -72,6 +72,7 @@ def escaped(text: str) -> str:
     if "<" not in shadow:  # as in most messages
         return text
     pieces, done = [], 0
+    # Shadow and text have the same length, so a tag found in one is escaped in the other.
     for tag in TAGS.finditer(shadow):
         pieces += [text[done : tag.start()], "&lt;"]
         done = tag.end()
@@ -105,7 +106,7 @@ def one_line(text: str, most: int = 80) -> str:
     return _one_line(text[: 10 * most], most)
 
 
-@lru_cache(maxsize=1000)  # a note names the same sessions, people and days again and again
+@lru_cache(maxsize=1000)  # notes repeat the same sessions, people and dates
 def _one_line(text: str, most: int) -> str:
     line = " ".join(text.split())
     if not line.isascii():

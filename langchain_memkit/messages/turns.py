@@ -1,6 +1,6 @@
 """Turns, tool groups and cuts: pure functions over lists of messages.
 
-A turn begins with what a person (or the app's system line) said and runs to the next such message. A tool group is
+A turn begins with a human message (or the app's system message before it) and ends before the next one. A tool group is
 an AI message with tool calls and all the tool messages that follow it. Histories and preprocessors cut only between
 turns or between tool groups, never inside one, because model providers refuse half of one.
 """
@@ -99,6 +99,7 @@ def cut_tail(
         return list(messages)
     fitting = [start for start in starts if start >= first]
     if not fitting:
+        # Even the newest turn is over a limit: cut inside it, but between tool groups.
         fitting = [start for start in group_starts(messages) if start >= first]
     return list(messages[fitting[0] :]) if fitting else []
 
@@ -113,6 +114,7 @@ def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[t
     Returns:
         One range if the batch is a single turn or within 100 messages and 4 MB, else as few ranges as fit.
     """
+    # A row is the commit point, so a batch within the limits is one row: its messages become visible together.
     if len(messages) <= MAX_BATCH_MESSAGES and sum(sizes) <= MAX_BATCH_BYTES:
         return [(0, len(messages))]
     ranges: list[tuple[int, int]] = []
@@ -148,6 +150,8 @@ def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id
     unnamed = 0
     for message in messages:
         if not message.id:
+            # Derived, not random: a retry in another process must produce the same id, since both the history and the
+            # memories deduplicate by it.
             name = str(uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(unnamed)])))
             message = message.model_copy(update={"id": name})
             unnamed += 1

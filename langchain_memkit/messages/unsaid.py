@@ -70,7 +70,7 @@ def unsaid(records: Sequence[Record], shown: Sequence[BaseMessage] = (), told: I
 
 
 class _Known:
-    """What a model sees already: the messages of the prompt, and the records that were kept."""
+    """The contents that a model sees already: the messages of the prompt, and the records that were kept."""
 
     def __init__(self, shown: Sequence[BaseMessage], ids: set[str]) -> None:
         self._shown = shown

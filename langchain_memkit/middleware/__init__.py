@@ -1,7 +1,7 @@
 """Durable conversations for agents: a middleware for `langchain.agents.create_agent`.
 
 A run of the agent is a turn: `turn_start` begins or resumes it, `prompt` makes the messages for each call of the model,
-and `turn_end` stores it. What lives that long is a `run`; what other processes need to go on with it is in the agent's
+and `turn_end` stores it. A `run` holds the turn within this process; other processes resume it from the agent's
 `state`. Which messages are stored is decided by their ids in the transcript, and by the state's own marker where
 messages have none.
 """
@@ -44,7 +44,7 @@ from langchain_memkit.runnables.session import checked_function
 
 __all__ = ["MessageHistoryMiddleware"]
 
-MOST_RUNS = 1000  # in one process, whose calls know of each other
+MOST_RUNS = 1000  # runs per process whose tool calls are tracked
 TWICE = (
     "two of this agent's middleware are MessageHistoryMiddleware, so each turn would be stored twice. One can have "
     "several memories; for a second transcript copy the first one."
@@ -55,9 +55,9 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     """Middleware that gives an agent of `langchain.agents.create_agent` the durable conversation that chains have.
 
     Each run is one turn: question, tool calls, results and answer are stored as one atomic row when the run ends, as
-    the other middleware left them. The model is shown the transcript through the preprocessor, what memories recall,
-    and the run's own messages; the agent's state keeps all of its messages. With and without a checkpointer;
-    docs/agents.md says what is stored when a run fails, waits for a person, is stopped, or goes on from an older
+    the other middleware left them. The model sees the transcript through the preprocessor, recalled records and the
+    run's own messages; the agent's state keeps all of its messages. It works with and without a checkpointer;
+    docs/agents.md says what is stored when a run fails, waits for a person, is stopped, or continues from an older
     checkpoint. Put it first in the list of middleware, so that it comes last when the run ends.
 
     The config names the session as `session_id` (else `thread_id`); the owner is `user_id` of the runtime context, else
@@ -75,7 +75,8 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         on_abort: The run was cancelled or closed: `"save_partial"` stores what had been said, marked
             `response_metadata["memkit_status"] = "aborted"`; `"discard"` stores nothing.
         on_dropped_turn: The session was cleared while the turn ran: `"report"`, `"raise"`, or a callable.
-        on_context_overflow: The model was given more than its context holds: `"retry"` once with 70%, or `"raise"`.
+        on_context_overflow: The prompt exceeds the model's context: `"retry"` once with 70% of the budget, or
+            `"raise"`.
         on_load_error: A memory cannot be loaded: `"report"`, `"raise"`, or a callable.
         tools: Give the model the tools `remember`, `recall` and `forget` for the current user; notes are kept in the
             first `KeyValueMemory.factory(store)` among `memories`.
@@ -269,6 +270,8 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def _begin(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
         config = get_config()
         ids = self._ids(config, runtime.context)
+        # The handle is not checkpointed and is removed when a run ends. One that is here already was set by a second
+        # instance in this very run.
         if isinstance(state.get("memkit_run"), Handle):
             raise ConfigurationError(TWICE)
         run = yield from self._turns.begin(state, ids, config, self._seen(state))

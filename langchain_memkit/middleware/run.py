@@ -88,6 +88,8 @@ class Run:
             messages: The messages of the state. A request with the same ids is the state's, edited in place; else
                 messages without an id are searched from the back, since the run's own come last.
         """
+        # The usual case: other middleware has added and removed nothing, so positions in the state are valid in the
+        # request.
         if len(given) == len(messages) and all(a.id == b.id for a, b in zip(given, messages, strict=True)):
             return [m for m in (given[i] for i in self._own_positions(messages)) if is_said(m)]
         own = {*self._own_positions(messages)}
@@ -104,6 +106,7 @@ class Run:
         return found
 
     def _own_positions(self, messages: Sequence[BaseMessage]) -> list[int]:
+        # Messages without an id can only be counted: the first `older_unnamed` of them came before the run.
         older, found = self.older_unnamed, list[int]()
         last = {m.id: i for i, m in enumerate(messages)}  # a reducer may keep a message and its change
         for i, message in enumerate(messages):

@@ -57,6 +57,7 @@ def memory_tools(turns: TurnStart) -> list[BaseTool]:
         notes = _notes((yield from bound(runtime)))
         title, text = _checked(title, "title", MAX_TITLE), _checked(text, "text", MAX_TEXT)
         titles: list[str] = yield Step(notes.titles, notes.atitles)
+        # Bounded, since a model in a loop could add notes without end.
         if title not in titles and len(titles) >= MAX_NOTES:
             msg = f"There are {len(titles)} notes, and no room for more: forget some first."
             raise ToolException(msg)

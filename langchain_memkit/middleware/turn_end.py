@@ -27,6 +27,7 @@ def finish(run: Run, policy: Policy, state: Mapping[str, Any], config: RunnableC
     seq: int | None = None
     if new:
         output = {key: state[key] for key in ("messages", "structured_response") if key in state}
+        # The leading messages without an answer are the turn's input: retries compare by them.
         asked = list(takewhile(lambda m: m.type in ("human", "system"), new))
         seq = yield from policy.save_messages(run.turn(asked, config), new, output)
     if run.replayed is not None and seq == run.replayed:  # the same messages again, so there is no new branch

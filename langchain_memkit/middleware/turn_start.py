@@ -193,6 +193,7 @@ class TurnStart:
             older |= known
         replayed: int | None = None
         if bound.native and known & {m.id for m in own}:
+            # Some of the run's messages are stored: by an aborted attempt, or as the whole turn, which has its own key.
             replayed = yield seq_of(bound.history, batch_op([], marker["turn_id"]), marker["seq"])
         # The turn is stored already, so this repeats it or its last steps from an older checkpoint. It is stored
         # again as a branch, and the positions from the first attempt on are skipped in its prompts.
@@ -233,6 +234,7 @@ class TurnStart:
         async def at_once() -> Any:
             return await asyncio.gather(stored.asynchronous(), view.asynchronous())
 
+        # Lookup and read do not depend on each other, so on an event loop the turn waits for the slower one only.
         both = Step(lambda: (stored.sync(), view.sync()), at_once)
         known, found = yield from memories.beside(bound.memories, both)
         return known, found

@@ -48,6 +48,7 @@ def _rows_of_next_turn(rows: list[Turn], turn: Turn) -> list[Turn]:
     system = len(rows)
     while system > 0 and isinstance(rows[system - 1].messages[0], SystemMessage):
         system -= 1
+    # A human message right after another one (and system messages between) continues the same turn.
     asks_on = system > 0 and isinstance(rows[system - 1].messages[0], HumanMessage)
     return rows if asks_on or system == 0 else rows[system:]
 

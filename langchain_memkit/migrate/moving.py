@@ -85,6 +85,7 @@ def migrate(
             report.sessions += 1
             copied = _move(conversation, target, user_id, report, advance)
             if way_back and not dry_run:
+                # Native turns are removed only after their rows are stored, so that an interruption loses nothing.
                 store: Any = source._store  # type: ignore[union-attr]  # a factory of MongoDB
                 store.run(store.drop_turns(Scope(conversation.user_id, conversation.session_id), copied))
     return report

@@ -38,6 +38,7 @@ def written(path_or_file: PathOrFile) -> Iterator[TextIO]:
             yield file
             file.flush()
             if not in_place:
+                # On disk before the rename, so that a crash cannot leave an incomplete file under the final name.
                 os.fsync(file.fileno())
         if not in_place:
             _publish(part, path, mine)
@@ -45,6 +46,7 @@ def written(path_or_file: PathOrFile) -> Iterator[TextIO]:
         msg = f"cannot write {path}: {error.strerror or error}"
         raise HistoryWriteError(msg) from error
     finally:
+        # Remove only this export's own file: another one may have begun under the same name.
         if not in_place and _is_there(part, mine):
             part.unlink(missing_ok=True)  # the remains of an export that failed
 

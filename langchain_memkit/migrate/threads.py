@@ -65,6 +65,8 @@ class ThreadSource:
                 problems.append("a checkpoint that it is built on is gone: what was said before it is not there")
                 break
             kind, blob, writes = found
+            # `older` goes from the newest checkpoint to the oldest, so the writes are replayed in reverse order of this
+            # list.
             steps.append([decode_checkpoint(*write) for write in writes])
             state = decode_checkpoint(kind, blob)
             values = state.get("channel_values") if isinstance(state, dict) else None

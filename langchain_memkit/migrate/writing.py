@@ -103,6 +103,8 @@ def _store(packed: list[tuple[Turn, Row]], target: Any, report: MigrationReport)
     try:
         target._store.run(target._store.append(target._scope, batch, None, Origin()))
     except HistoryWriteError as error:
+        # The cause is the driver's error if the store failed; an error about the turn itself has none, or is a
+        # ValueError.
         if isinstance(error.__cause__, Exception) and not isinstance(error, ValueError):
             raise  # the store itself failed, so no single turn is at fault
         if len(packed) > 1:

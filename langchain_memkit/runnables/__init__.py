@@ -1,6 +1,6 @@
 """Runnables with a durable conversation around them: the main entry point.
 
-A call becomes a `turn`: `session` finds its conversation, `memories` loads what is recalled, the runnable answers, and
+A call becomes a `turn`: `session` finds its history, `memories` loads the recalled records, the runnable answers, and
 `saving` stores the turn before the answer is returned. `rag` and its modules put retrieval into such a turn.
 """
 
@@ -314,9 +314,9 @@ def create_runnable_with_message_history(
             `response_metadata["memkit_status"] = "aborted"`; `"discard"` stores nothing.
         on_dropped_turn: The session was cleared while the turn ran, so it is not stored: `"report"` logs and sends the
             event `memkit_dropped_turn` to callbacks, `"raise"` raises, or a callable.
-        on_context_overflow: The model was given more than its context holds (core's `ContextOverflowError`) and a
-            preprocessor of ours is there to give it less: `"retry"` does so once, with 70% of the budget, logs it and
-            sends the event `memkit_context_overflow`; `"raise"` leaves the error to you.
+        on_context_overflow: The prompt exceeds the model's context (core's `ContextOverflowError`), and a preprocessor
+            of memkit can shorten it: `"retry"` does so once, with 70% of the budget, logs it and sends the event
+            `memkit_context_overflow`; `"raise"` leaves the error to you.
         on_load_error: A memory cannot be loaded: `"report"` leaves it out of the turn, logs it and sends the event
             `memkit_load_error`; `"raise"` raises a `MemoryReadError`; or a callable. A `ConfigurationError` is raised.
 

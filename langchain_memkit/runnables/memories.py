@@ -154,6 +154,7 @@ class Memories:
             trial=trial,
             remarks=remarks if trial else None,
         )
+        # On an event loop all memories load at the same time. A failure is returned as a value and stops no other.
         results = yield together([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
         loaded: list[Record] = []
         for memory, result in zip(memories, results, strict=True):

@@ -192,6 +192,7 @@ class RagTurn(HistoryTurn):
         error: ContextOverflowError,
         streamed: StreamedOutput | None = None,
     ) -> Flow[OpenTurn]:
+        # Input and documents may have been streamed already; only a begun answer rules out a second try.
         said = streamed is not None and ANSWER in (streamed.value or ())
         return (yield from super()._smaller(turn, value, config, error, streamed if said else None))
 

@@ -192,6 +192,7 @@ class Policy:
         if self.on_abort == "discard":
             return
         try:
+            # Evaluated inside the `try`, since converting an unfinished output may fail as well.
             partial = aborted(_without_notes(said()))
             if partial:
                 # Under an id of its own, so that a retry of the whole turn is still stored.
@@ -224,6 +225,8 @@ class Policy:
     def _append(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int) -> Flow[int | None]:
         asked = len(turn.new)
         history, at = turn.history, {"epoch": turn.epoch, "since": turn.since, "head": turn.head}
+        # Histories of other packages have neither turn ids nor epochs: the turn is added through LangChain's methods,
+        # and a retry may store it twice.
         if not turn.native:
             yield add_messages(history, messages)
             yield from save_all(turn.memories, SavedTurn(messages, turn_id))
@@ -235,6 +238,7 @@ class Policy:
         seq: int | None = None
         try:
             seq = yield append_turn(history, named, turn_id=turn_id, **at)
+        # The session was cleared or purged since the turn began: storing it would bring erased text back.
         except StaleTurnError as error:
             yield from self._dropped(turn, error)
             return None
@@ -251,6 +255,8 @@ class Policy:
                 raise
             yield from self._dropped(turn, error)
             named = error.stored  # the first attempt may have ended before the memories saved it
+        # Only a turn that may be the session's first passes its position: it drew the epoch itself, which is looked up
+        # there.
         yield from tell(turn.memories, SavedTurn(named, turn_id, turn.epoch or 0), history, None if turn.begun else seq)
         return seq
 
@@ -279,6 +285,7 @@ def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteE
     """Turn any failure of a save into a `HistoryWriteError` that carries the answer."""
     if not isinstance(error, HistoryWriteError):
         text = f"saving the turn raised {describe_error(error)}"
+        # A history of another package may have stored the turn, or a part of it, before it raised.
         wrapped = HistoryWriteError(text, maybe_stored=not turn.native)
         wrapped.__cause__ = error
         error = wrapped

@@ -103,6 +103,7 @@ def checked_function(
                 "SQLiteChatMessageHistory.factory(...)"
             )
             raise ConfigurationError(msg)
+        # A call passes only the configured ids, so a class that requires more would fail in each turn: refuse it now.
         needed = [p.name for p in parameters if p.default is p.empty and p.kind in NAMED]
         others = [n for n in needed if n not in ("session_id", "user_id", *(spec.id for spec in specs or ()))]
         if others and "session_id" in needed:

@@ -241,7 +241,9 @@ class HistoryTurn(Runnable[Any, Any]):
         except Exception:
             await shielded(lambda: adrive(self._policy.model_failed(turn), arun_step))
             raise
-        except BaseException:  # closed by the consumer, collected, or cancelled
+        # Closed by the consumer, collected, or cancelled. Shielded, so that a second cancellation cannot interrupt the
+        # save.
+        except BaseException:
             await shielded(lambda: adrive(self._policy.abort(turn, streamed), arun_step))
             raise
         finally:
@@ -273,6 +275,8 @@ class HistoryTurn(Runnable[Any, Any]):
         value = self.wiring.as_dict(value, given)
         configurable = config.get("configurable") or {}
         turn_id = configurable.get("turn_id")
+        # One id per call makes every retry of its save idempotent; a caller's own id extends that to retries of the
+        # call.
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
         history = configurable.get("message_history")  # callers of `.bound` pass it, as with LangChain's class
         if history is None:
@@ -282,6 +286,7 @@ class HistoryTurn(Runnable[Any, Any]):
         ids = [m.id for m in given if m.id]
         known: set[str] = set()
         read: HistoryView | None = None
+        # Only resent messages have ids, so plain input costs no lookup.
         if native and ids:
             known, read = yield from self._look_up(history, memories, ids, config)
             given, known = _new_or_whole(given, known)
@@ -291,6 +296,7 @@ class HistoryTurn(Runnable[Any, Any]):
         if read is None:
             read = yield from self._policy.memories.beside(memories, self._past(history, config, native=native))
         view = read
+        # For other packages' histories there is no lookup by id: the loaded messages are all that is known.
         known |= {m.id for m in view.messages if m.id} & {m.id for m in given}
         given, known = _new_or_whole(given, known)
         new = [m for m in given if not m.id or m.id not in known]
@@ -313,12 +319,15 @@ class HistoryTurn(Runnable[Any, Any]):
             past = [m for m in past if m.id not in asked_ids]
         before, after = with_note(past, asked, note, apart=self._history_key is not None)
         composed = self._compose(value, before, after)
+        # Epoch and time of this read travel with the turn: if the session is cleared before the save, the append is
+        # refused.
         epoch, since = (view.epoch, view.read_at) if native else (None, None)
         shown = [*before, *after]
         watch = PastWatch(before, asked) if self.watched and before and not trial else None
         if watch is not None:
             config = merge_configs(config, {"callbacks": [watch]})
         opened = OpenTurn(history, native, memories, turn_id, epoch, since, new, shown, asked, composed, config)
+        # With a TTL the turns may expire before the save, so that this turn draws a new epoch.
         begun = native and view.seq > 0 and not getattr(history, "ttl", None)
         return replace(opened, begun=begun, head=view.head, watch=watch)
 

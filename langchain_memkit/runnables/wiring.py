@@ -142,6 +142,7 @@ def find_wiring(runnable: Any, input_key: str | None, history_key: str | None) -
     if found is None or variables is None:
         return asked
     prompt, added = found
+    # Keys that a step before the prompt assigns are not the caller's to give.
     variables = [variable for variable in variables if variable.name not in added]
     messages = {variable.name for variable in variables if variable.messages}
     texts = frozenset(v.name for v in variables if v.plain and not v.messages) - messages
@@ -255,6 +256,8 @@ def _first_prompt(runnable: Any) -> tuple[BasePromptTemplate[Any], frozenset[str
 def _variables(prompt: Any) -> list[_Variable] | None:
     """Return the variables of a prompt in the order of its messages; None if a subclass formats them differently."""
     if isinstance(prompt, (PromptTemplate, FewShotPromptTemplate)):
+        # A subclass that formats in its own way may render messages correctly, so nothing can be concluded from its
+        # variables.
         if type(prompt).format not in (PromptTemplate.format, FewShotPromptTemplate.format):
             return None
         return list(_text_variables(prompt, 0, [*prompt.input_variables, *prompt.partial_variables]))
@@ -367,9 +370,11 @@ class PastWatch(BaseCallbackHandler):
         texts = [given if isinstance(given, str) else str(given.text) for given in self._given]
         suspects = [text for text in texts if "(content=" in text]  # first, since a repr of every message takes long
         written = [repr(message) for message in self.past] if suspects else []
+        # A repr of the past contains its text as well, so such prompts are set apart before the text is searched.
         reprs = {text for text in suspects if any(each in text for each in written)}
         asked = _words("\n".join(str(m.text) for m in self._asked))
         lines = {_words(line, 8) for message in self.past for line in str(message.text).splitlines()}
+        # Lines that the new input repeats prove nothing.
         telling = [line for line in lines if line and f" {line} " not in f" {asked} "]
         shown = _words("\n".join(text for text in texts if text not in reprs))
         if any(f" {line} " in f" {shown} " for line in telling):

@@ -28,7 +28,7 @@ class StoppedTurnCases:
         return Styles(request.param)
 
     def test_stream_abandoned(self, get_session_history: Any, stream: Styles) -> None:
-        """What was yielded before the stream was closed is stored when close() returns, marked."""
+        """The chunks yielded before the stream was closed are stored when close() returns, marked as aborted."""
         chat = create_runnable_with_message_history(FakeChatModel(), get_session_history)
         stream(chat, "My name is Captain Nemo.", S1)
         chunks = stream(chat, "What is my name?", S1, stop_after=2)
@@ -72,7 +72,7 @@ class StoppedTurnCases:
         assert get_session_history("s1").messages == []
 
     def test_interrupted_by_the_keyboard(self, get_session_history: Any) -> None:
-        """Ctrl-C in the middle of a stream keeps what was said."""
+        """Ctrl-C in the middle of a stream stores the partial answer."""
 
         def speak(_: Any) -> Iterator[AIMessageChunk]:
             yield AIMessageChunk(content="so far ")

@@ -79,7 +79,7 @@ class SummariesContract:
         assert sorted(scribe.seen + asked[:-1]) == sorted(stored), "each message: summarized once, or shown"
 
     def test_log_is_never_changed(self, get_session_history: Any, make_store: Any, say: Any) -> None:
-        """What is stored is equal before and after a summary."""
+        """The stored messages are equal before and after a summary."""
         history = get_session_history("s1", "u1")
         history.add_messages(talk(60))
         before = history.messages
@@ -154,7 +154,7 @@ class SummariesContract:
         assert len(list(store.yield_keys())) <= 2
 
     def test_position_inside_an_imported_row(self, get_session_history: Any, make_store: Any, say: Any) -> None:
-        """A summary may end within a row of 100 messages: what comes after it is read, and nothing else."""
+        """A summary may end within a row of 100 messages: exactly the messages after it are read."""
         get_session_history("s1", "u1").add_messages(talk(250))
         scribe, store = Scribe(), make_store()
         first = marks(say("and now?", scribe, store))
@@ -163,7 +163,7 @@ class SummariesContract:
         assert marks(say("again?", scribe, store)) == first
 
     def test_hidden_turn_at_the_position(self, get_session_history: Any, make_store: Any, say: Any) -> None:
-        """The turn where the summary ends is deleted softly: what comes after it is found all the same."""
+        """The turn at which the summary ends is soft-deleted: the messages after it are found all the same."""
         history = get_session_history("s1", "u1")
         for i in range(0, 60, 2):
             history.add_messages(talk(2, 10, i))

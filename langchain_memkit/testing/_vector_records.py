@@ -143,7 +143,7 @@ class RecordCases(Stores):
         assert begun.last == record(11, open=True)
         (vector,) = begun.vectors.values()
         assert vector == pytest.approx(call(store, "embed", [text])[0])
-        # a vector from the store is stored as it is
+        # A vector that the store returned is stored unchanged.
         again = record(12, session_id="s3")
         began = call(store, "begin", "u1", "s3")
         assert call(other, "write", "u1", "s3", began.generation, [again], [vector])
@@ -197,7 +197,7 @@ class RecordCases(Stores):
         call(other, "delete", [record(1).id], user_id="u1")
         with pytest.raises(HistoryConflictError, match="begin again"):
             write(store, record(1, "gone"), expected={str(record(1).id): digest_of(record(1, "both").page_content)})
-        # a session that was forgotten is no conflict
+        # A deleted session is not a conflict.
         call(other, "forget", "u1", "s1")
         assert write(store, record(1)) is write(store, record(1), expected=known) is False
         assert call(store, "get_by_ids", [record(1).id], user_id="u1") == []
@@ -219,7 +219,7 @@ class RecordCases(Stores):
             assert new.generation != begun.generation
             assert new.last is None
             assert call(other, "write", "u1", "s1", new.generation, [record(1, "anew")], [None])
-            # not even over what the new session wrote under the same id
+            # Not even over the new session's record with the same id.
             assert not call(store, "write", "u1", "s1", begun.generation, [record(1, "old")], [None])
             assert call(store, "get_by_ids", [record(1).id], user_id="u1") == [record(1, "anew")]
             assert call(store, "forget", "u1") == 1
@@ -280,7 +280,7 @@ class RecordCases(Stores):
         assert call(store, "accesses", "u1") == {names[1]: AT + timedelta(hours=2)}
         save(store, [record(7), record(8)])
         kept = [str(record(n).id) for n in (7, 8)]
-        assert call(store, "evict", "u1", 1, kept) == 1  # what was just written outlives even what was recalled
+        assert call(store, "evict", "u1", 1, kept) == 1  # new records outlive even recalled ones
         assert call(store, "evict", "u1", 0, kept) == 0
         assert [entry.position for entry in call(other, "index", "u1").entries] == [7, 8]
         assert call(store, "evict", "u1", 1) == 1

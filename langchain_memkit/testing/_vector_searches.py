@@ -243,7 +243,7 @@ class SearchCases(Stores):
     @pytest.mark.parametrize("owner", [{}, {"user_id": "u1"}], ids=["of nobody", "of a user"])
     def test_index(self, store: Any, cleanup: Any, style: str, owner: dict[str, str]) -> None:
         """LangChain's `index` and `aindex` add what is new, skip what is there, and delete what is gone."""
-        if owner:  # which they cannot say when they delete
+        if owner:  # LangChain's indexing passes no owner when it deletes
             store.delete, store.adelete = partial(store.delete, **owner), partial(store.adelete, **owner)
         records = InMemoryRecordManager(namespace="documents")
         records.create_schema()

@@ -30,7 +30,7 @@ class WindowCases(LangChainHistoryContract):
     """Cases for histories whose `view` takes a window."""
 
     def test_window_after_a_position(self, make_history: MakeHistory, call: Call) -> None:
-        """Everything behind a message, whether it ends its turn or stands inside it; limits do not count."""
+        """Everything after a message is returned, whether it ends its turn or is inside it; limits are ignored."""
         history = make_history("s1")
         everything = _filled(history, call)
         for i, message in enumerate(everything):
@@ -44,7 +44,7 @@ class WindowCases(LangChainHistoryContract):
         assert texts(call(history, "view", window=after).messages) == ["e", "re: e"]
 
     def test_window_after_a_message_that_is_not_there(self, make_history: MakeHistory, call: Call) -> None:
-        """A position whose message is unknown begins with its whole turn: rather too much than too little."""
+        """A position whose message is unknown starts at its whole turn: rather too much than too little."""
         history = make_history("s1")
         inside = position_of(_filled(history, call), "b")
         for unknown in ("nobody", None):
@@ -67,7 +67,7 @@ class WindowCases(LangChainHistoryContract):
         assert texts(call(history, "view", window=again).messages) == ["z", "re: z"]
 
     def test_window_after_a_deleted_turn(self, make_history: MakeHistory, call: Call) -> None:
-        """A turn deleted at the position, or behind it, changes nothing else."""
+        """A turn deleted at the position, or after it, changes nothing else."""
         history = make_history("s1")
         everything = _filled(history, call)
         first, middle, last = (Window(after=position_of(everything, f"re: {text}")) for text in "abd")
@@ -131,7 +131,7 @@ class WindowCases(LangChainHistoryContract):
                 assert messages.position(i) == (whole.epoch, seq, stored[seq - 1].op, message.id)
 
     def test_changed_list_knows_what_still_holds(self, make_history: MakeHistory, call: Call) -> None:
-        """After a change, nothing is said about a message that is not the one that was read at its place."""
+        """After a change, metadata is given only for messages that are the ones read at their positions."""
         history = make_history("s1")
         messages = _filled(history, call, "ab")
         where = messages.position(3)

@@ -51,7 +51,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
             make_history(**{"session_id": "s1", name: bad})
 
     def test_users_are_apart(self, make_history: MakeHistory, call: Call) -> None:
-        """The same session id of two users, and of nobody, are three conversations."""
+        """The same session id of two users, and without an owner, names three conversations."""
         users = ["u1", "u2", None]
         for user in users:
             call(make_history("s1", user), "add_messages", [HumanMessage(str(user))])
@@ -132,7 +132,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert texts(call(history, "messages")) == ["b", "re: b"]
 
     def test_first_turn_of_a_session_and_clear(self, make_history: MakeHistory, call: Call) -> None:
-        """A turn that began on an empty session is stored beside another one, but not after a clear."""
+        """A turn that began on an empty session is stored after another one, but not after a clear."""
         history = make_history("s1")
         empty = call(history, "view").epoch
         call(make_history("s1"), "add_messages", exchange("other"))
@@ -172,7 +172,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
             call(make_history("s1"), "add_messages", [Mine(content="a")])
 
     def test_tail_is_cut_at_turns(self, make_history: MakeHistory, call: Call) -> None:
-        """A tail is at most what was asked for and begins at a human message."""
+        """A tail is within its limits and begins at a human message."""
         history = make_history("s1")
         for text in "abcd":
             call(history, "add_messages", exchange(text))

@@ -121,7 +121,7 @@ class KeyValueStoreContract(BothStyles):
         assert call(store, "mget", ["other"]) == [{"c": 3}]
 
     def test_values_are_copies(self, make_store: MakeStore, call: Call) -> None:
-        """What the caller does to a value, before or after, is not seen by the store or by another reader."""
+        """Changes that the caller makes to a value, before or after, reach neither the store nor another reader."""
         store, given_value = make_store(), copy.deepcopy(VALUE)
         call(store, "mset", [("k", given_value)])
         given_value["n"].clear()
@@ -130,7 +130,7 @@ class KeyValueStoreContract(BothStyles):
         assert [second, *call(store, "mget", ["k"])] == [VALUE, VALUE]
 
     def test_bytes_and_documents(self, make_store: MakeStore, call: Call) -> None:
-        """Bytes and Documents come back as they were, of the same type, beside dicts that look like them."""
+        """Bytes and Documents come back equal and of the same type, next to dicts that look like them."""
         store = make_store()
         given_values: list[Any] = [*BYTES, *DOCUMENTS, {"_memkit": "bytes", "value": "YQ=="}, {"a": b"1"}]
         pairs = [(str(i), value) for i, value in enumerate(given_values)]
@@ -165,7 +165,7 @@ class KeyValueStoreContract(BothStyles):
 
     @pytest.mark.parametrize("wrap", NESTINGS.values(), ids=NESTINGS.keys())
     def test_the_deepest_value_is_readable(self, make_store: MakeStore, wrap: Callable[[Any], Any]) -> None:
-        """Whatever nesting is accepted comes back: no store has a lower limit than the refusal."""
+        """Every accepted nesting comes back: no store has a lower limit than the refusal."""
         store = make_store()
 
         def deeper(depth: int, value: Any) -> None:
@@ -256,7 +256,7 @@ class KeyValueStoreContract(BothStyles):
         assert asyncio.run(apurge_user("u2", store)) == [{"keys": 1}]
 
     def test_writers_at_once(self, make_store: MakeStore) -> None:
-        """Parallel writers lose nothing; on one key a value of one of them stands whole."""
+        """Parallel writers lose nothing; a shared key holds the complete value of one of them."""
 
         def write(writer: int) -> None:
             store = make_store()
@@ -291,7 +291,7 @@ class KeyValueStoreContract(BothStyles):
         assert accepted > 150, "most of what was tried should be storable"
 
     def test_behaves_like_a_dict(self, make_store: MakeStore, call: Call) -> None:
-        """Random operations leave what a dict would hold."""
+        """After random operations the store holds the same as a dict."""
         store = make_store()
 
         @settings(SETTINGS, max_examples=60)

@@ -93,7 +93,7 @@ class LangChainHistoryContract(BothStyles):
         raise RuntimeError("give the contract a `make_history` fixture")
 
     def test_starts_empty(self, make_history: MakeHistory, call: Call) -> None:
-        """A session nobody wrote to has no messages."""
+        """A new session has no messages."""
         assert call(make_history("s1"), "messages") == []
 
     def test_order_within_and_across_batches(self, make_history: MakeHistory, call: Call) -> None:
@@ -104,7 +104,7 @@ class LangChainHistoryContract(BothStyles):
         assert texts(call(history, "messages")) == ["a", "re: a", "b", "re: b", "c", "re: c"]
 
     def test_is_seen_by_another_object(self, make_history: MakeHistory, call: Call) -> None:
-        """What one object stored, another one reads: nothing lives in the object."""
+        """Messages that one object stored are read by another: no state lives in the object."""
         call(make_history("s1"), "add_messages", exchange("a"))
         assert texts(call(make_history("s1"), "messages")) == ["a", "re: a"]
 
@@ -180,7 +180,7 @@ class LangChainHistoryContract(BothStyles):
         assert stored[1::2] == [f"re: {question}" for question in stored[::2]]
 
     def test_sync_and_async_agree(self, make_history: MakeHistory) -> None:
-        """What one style writes the other style reads."""
+        """Each style reads what the other one has written."""
 
         async def write_and_read() -> list[BaseMessage]:
             await make_history("s1").aadd_messages(exchange("async"))

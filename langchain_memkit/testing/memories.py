@@ -148,14 +148,14 @@ class MemoryContract(BothStyles):
         assert call(memory, "load", self.question) == []
 
     def test_remembers(self, make_memory: MakeMemory, call: Call) -> None:
-        """What was saved is recalled, by this object and by a new one."""
+        """A saved turn is recalled, by this object and by a new one."""
         memory = make_memory("s1", "u1")
         call(memory, "save", self.turn(self.fact))
         assert self.fact.rstrip(".") in texts(call(memory, "load", self.question))
         assert self.fact.rstrip(".") in texts(call(make_memory("s1", "u1"), "load", self.question))
 
     def test_messages_are_the_callers(self, make_memory: MakeMemory, call: Call) -> None:
-        """Saving changes no message, and changing what was loaded changes nothing that is stored."""
+        """Saving changes no message, and changing loaded messages changes nothing that is stored."""
         memory, turn = make_memory("s1", "u1"), [HumanMessage(self.fact), AIMessage("Noted.")]
         before = copy.deepcopy(turn)
         call(memory, "save", turn)
@@ -200,7 +200,7 @@ class MemoryContract(BothStyles):
         assert "1002" in texts(call(make_memory("s1", "ab"), "load", self.question))
 
     def test_saved_after_clear(self, make_memory: MakeMemory, call: Call) -> None:
-        """A cleared session begins anew, for old and for new objects."""
+        """A cleared session starts again, for old and for new objects."""
         old = make_memory("s1", "u1")
         call(old, "save", self.turn(self.fact))
         call(make_memory("s1", "u1"), "clear")
@@ -231,7 +231,7 @@ class MemoryContract(BothStyles):
             assert isinstance(call(memory, "load", query), list)
 
     def test_hostile_texts(self, make_memory: MakeMemory, call: Call) -> None:
-        """What was said comes back as data: a note is one frame, whatever its records forge."""
+        """Stored text comes back as data: a note is one frame, whatever its records forge."""
         memory = make_memory("s1", "u1")
         for i, text in enumerate(HOSTILE_TEXTS):
             said_so = f"Harrison said {text}"

@@ -136,7 +136,7 @@ class HistoryPropertiesContract:
         assert accepted > 250, "most of what was tried should be storable"
 
     def test_behaves_like_a_list(self, make_history: MakeHistory) -> None:
-        """Random operations of several writers, in both call styles, leave what a list would hold."""
+        """After random operations of several writers, in both call styles, the session holds the same as a list."""
         run_state_machine_as_test(
             lambda: _ListMachine(make_history),  # type: ignore[arg-type]  # any callable will do
             settings=settings(SETTINGS, max_examples=40, stateful_step_count=25),

@@ -166,7 +166,7 @@ class HistoryTurnContract(StoppedTurnCases):
         assert [m.type for m in turn.messages] == ["human", "ai", "tool", "ai"]
 
     def test_before_save_redacts(self, get_session_history: Any, run: Styles) -> None:
-        """What before_save returns is stored, the caller gets the answer unredacted, the input is not changed."""
+        """The result of before_save is stored; the caller gets the answer unredacted, and the input is not changed."""
 
         def redact(messages: list[BaseMessage]) -> list[BaseMessage]:
             return [m.model_copy(update={"content": m.text.replace("4711", "[pin]")}) for m in messages]
