@@ -85,6 +85,7 @@ def purge(output: Output, user_id: str, places: Sequence[Place], *, yes: bool, d
     finally:
         for part in parts:
             part.store.close()
+    # Counted again, since an app may have written meanwhile.
     after = _counts(parts, user_id)
     _show(output, f"what there was of user {user_id!r}:", before, after)
     for part in parts:

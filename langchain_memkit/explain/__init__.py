@@ -104,6 +104,7 @@ class _Turn(Protocol):
 
 def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[_Turn | None, RunnableConfig, _Listener]:
     listener, found, alone = _Listener(), runnable, False
+    # Unwrap bindings and sequences until something is found that can open a turn.
     while not hasattr(found, "aopen"):
         if isinstance(found, RunnableBindingBase):
             config = merge_configs(found.config, config)

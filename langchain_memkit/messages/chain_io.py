@@ -40,6 +40,7 @@ def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
         >>> input_messages({"input": "hi"}, None)
         [HumanMessage(content='hi', additional_kwargs={}, response_metadata={})]
     """
+    # A dict with a role is a message in OpenAI's format, unless it has the key of the input.
     if isinstance(value, Mapping) and ("role" not in value or key in value or "input" in value):
         value = _pick(value, key, "input")
     if isinstance(value, str):
@@ -236,6 +237,7 @@ def _resolve(chunks: Sequence[Any]) -> Any:
     if len(chunks) > 1 and all(isinstance(chunk, BaseMessage) for chunk in chunks):
         return list(chunks)
     if all(isinstance(c, tuple) and c and isinstance(c[0], tuple) for c in chunks):  # LangGraph with subgraphs
+        # Chunks begin with the namespace of their subgraph; it is empty for the graph's own.
         own = [c[1] if len(c) == 2 else c[1:] for c in chunks if c[0] == ()]
         return _resolve(own) if own else None
     if all(isinstance(c, tuple) and len(c) == 2 for c in chunks):

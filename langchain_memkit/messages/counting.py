@@ -259,4 +259,5 @@ def count_tool_tokens(
     schemas = [tool if isinstance(tool, dict) else convert_to_openai_tool(tool) for tool in tools]
     text = json.dumps(schemas, ensure_ascii=False, default=str)
     count = counter or approximate_tokens
+    # Without the frame of the message, which the schemas do not have in a request.
     return max(0, count([SystemMessage(text)]) - count([SystemMessage("")]))

@@ -142,7 +142,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return await adrive(self._dry_run(value, ensure_config(config)), arun_step)
 
     def before_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
-        """Start the turn, or resume the one that the state's marker names."""
+        """Start the turn; messages of the state that the transcript lacks are stored first."""
         return drive(self._begin(state, runtime), run_step)
 
     async def abefore_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return result
 
     def after_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
-        """Store the turn."""
+        """Store the turn, and close its marker in the state."""
         return drive(self._end(state, runtime), run_step)
 
     async def aafter_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def shown(
         A summary of LangChain's `SummarizationMiddleware` if there is one, then past, note and the run's own messages.
     """
     summary = [m for m in given if is_foreign_summary(m)][-1:]
+    # From the request, not from the state: other middleware may have edited the messages for this call.
     own = run.own_of_request(given, messages)
     ids = {m.id for m in (*own, *run.own(messages)) if m.id}
     past = _past(run, given, ids, summarized=bool(summary))

@@ -131,6 +131,7 @@ class Run:
         # in the order shows that these were removed from the middle, and not taken back from the end.
         order = [*self._seen, *(name for name in self._answers if name not in self._seen)]
         last = next((i for i in reversed(range(len(order))) if order[i] in current), 0)
+        # A new summary stands for everything that disappeared with it, wherever that was.
         summarized = self._summaries is not None and bool(summaries - self._summaries)
         gone = (self._seen.keys() if summarized else set(order[:last])) - current.keys() - self._removed
         self._removed |= gone

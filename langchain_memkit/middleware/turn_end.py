@@ -55,6 +55,7 @@ def failed(run: Run, policy: Policy, config: RunnableConfig) -> Flow[None]:
     """Apply `on_model_error` after a model or a tool raised."""
     asked, _ = run.said(())
     yield from policy.model_failed(run.turn(asked, config))
+    # The input is stored under an id of its own, so a later save of this run must leave it out.
     if policy.on_model_error == "save_input":
         run.known |= {m.id for m in asked if m.id}
 

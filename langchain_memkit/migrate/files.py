@@ -167,6 +167,7 @@ def import_history(
         lines = _lines(file, limits, report, advance)
         wanted = (line for line in lines if user_id is None or line.scope.user_id == user_id)
         seen: set[Scope] = set()
+        # An export writes session after session, so each session is imported in one pass.
         for scope, found in groupby(wanted, key=lambda line: line.scope):
             seen.add(scope)
             try:

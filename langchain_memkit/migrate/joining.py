@@ -22,6 +22,7 @@ def whole_turns(turns: Iterable[Turn]) -> Iterator[Turn]:
         if len(keep) < len(rows):
             yield _joined(rows[: len(rows) - len(keep)])
             rows = keep
+        # Rows of other packages have no position; question and answer documents are turns already.
         if turn.seq == 0 and len(turn.messages) == 1 and not turn.op.startswith("qa:"):
             rows.append(turn)
         else:

@@ -101,6 +101,7 @@ class Policy:
             msg = f"preprocessor must be a runnable or function of messages, not {type(preprocessor).__name__}"
             raise ConfigurationError(msg)
         name = getattr(preprocessor, "__name__", "")
+        # A common mistake: passing the function that creates a preprocessor instead of its result.
         if name.startswith("create_") and preprocessor.__module__.startswith("langchain_memkit.preprocessors"):
             msg = f"preprocessor is the function {name} itself: call it, as in preprocessor={name}(max_tokens=4000)"
             raise ConfigurationError(msg)

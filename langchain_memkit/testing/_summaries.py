@@ -202,7 +202,7 @@ class SummariesContract:
         assert later.prompts == []
 
     def test_furthest_record_is_taken(self, get_session_history: Any, make_store: Any, say: Any) -> None:
-        """A worker that is slow and covers less does not hide the one that covers more."""
+        """A slow worker whose summary covers less does not hide one that covers more."""
         history, store = get_session_history("s1", "u1"), make_store()
         history.add_messages(talk(60))
         slow = Scribe(say="the slow one")

@@ -37,7 +37,7 @@ class RecordCases(Stores):
         call(store, "setup")
 
     def test_records_come_back(self, store: Any, other: Any, save: Call, call: Call) -> None:
-        """A record is in the index with all that ranks it, in the process that wrote it and in others."""
+        """A record is in the index with everything that ranks it, in the process that wrote it and in others."""
         rare: dict[str, Any] = {"epoch": 2**62, "importance": 7.5, "chunk": 1}
         documents = [record(1), record(2, "Zoë likes café au lait", **rare), record(3, open=True)]
         assert save(store, documents)
@@ -203,7 +203,7 @@ class RecordCases(Stores):
         assert call(store, "get_by_ids", [record(1).id], user_id="u1") == []
 
     def test_a_forgotten_session_takes_no_save(self, store: Any, other: Any, save: Call, call: Call) -> None:
-        """A save that began before its session, or its user, was forgotten stores nothing; a new session does."""
+        """A save that began before its session or user was deleted stores nothing; one of a new session does."""
         for arguments in (("u1", "s1"), ("u1",)):
             save(store, [record(1)])
             begun = call(store, "begin", "u1", "s1")
@@ -237,7 +237,7 @@ class RecordCases(Stores):
         assert (found[1].created_at, found[1].updated_at) == (AT, AT + timedelta(minutes=2))
 
     def test_forget(self, store: Any, save: Call, call: Call) -> None:
-        """Forgetting takes the session or the user, and nothing else."""
+        """`forget` deletes the session's or the user's records, and nothing else."""
         for user in USERS:
             for session in ("s1", "s2"):
                 save(store, [record(n, user_id=user, session_id=session) for n in range(2)])

@@ -130,7 +130,7 @@ class SearchCases(Stores):
             call(store, "similarity_search_by_vector", bad)
 
     def test_words_that_the_model_does_not_know(self, make_store: MakeStore, call: Call) -> None:
-        """A text whose vector is all zeros is stored without one; but a model must know a plain sentence."""
+        """A text with an all-zero vector is stored without one; a model that gives one for a plain sentence is refused."""
         store = make_store(Wrong([0.0] * 3, [1.0, 0.0, 0.0]))
         call(store, "add_documents", [Document("qwxz", id="a"), Document("b", id="b")])
         assert [d.id for d in call(store, "get_by_ids", ["a", "b"])] == ["a", "b"]
@@ -145,7 +145,7 @@ class SearchCases(Stores):
             call(make_store(Wrong([0.0] * 3)), "embed", ["a"])
 
     def test_sizes_and_scales(self, make_store: MakeStore, call: Call) -> None:
-        """Vectors of another length than the first are refused; huge and tiny ones are directions like others."""
+        """Vectors of another length than the first are refused; huge and tiny ones count by their direction."""
         with pytest.raises(ConfigurationError, match="dimensions"):
             call(make_store(Wrong([1.0, 2.0], [1.0])), "add_documents", [Document("a"), Document("b")])
         with pytest.raises(ConfigurationError, match="vectors for"):
@@ -206,7 +206,7 @@ class SearchCases(Stores):
             call(make_store(EMBEDDING), "similarity_search", "a", pre_filter=bad)
 
     def test_arguments_of_langchain_mongodb(self, store: Any, call: Call) -> None:
-        """Scores and vectors go into the metadata when asked; what only Atlas can do is refused."""
+        """Scores and vectors are added to the metadata on request; options that only Atlas supports are refused."""
         call(store, "add_texts", ["one", "two"], [{"n": 1}, {"n": 2}], ids=["1", "2"])
         options: dict[str, Any] = {"include_scores": True, "include_embeddings": True, "oversampling_factor": 10}
         (found,) = call(store, "similarity_search", "one", 1, post_filter_pipeline=None, **options)
@@ -242,7 +242,7 @@ class SearchCases(Stores):
     @pytest.mark.parametrize("style", ["sync", "async"])
     @pytest.mark.parametrize("owner", [{}, {"user_id": "u1"}], ids=["of nobody", "of a user"])
     def test_index(self, store: Any, cleanup: Any, style: str, owner: dict[str, str]) -> None:
-        """LangChain's `index` and `aindex` add what is new, skip what is there, and delete what is gone."""
+        """LangChain's `index` and `aindex` add new documents, skip known ones, and delete obsolete ones."""
         if owner:  # LangChain's indexing passes no owner when it deletes
             store.delete, store.adelete = partial(store.delete, **owner), partial(store.adelete, **owner)
         records = InMemoryRecordManager(namespace="documents")

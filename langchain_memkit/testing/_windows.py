@@ -84,7 +84,7 @@ class WindowCases(LangChainHistoryContract):
         assert texts(call(history, "view", window=first).messages) == ["b", "re: b", "c", "re: c"]
 
     def test_window_in_an_import(self, make_history: MakeHistory, call: Call) -> None:
-        """A position inside a row of a hundred messages, and at its end, is found to the message."""
+        """A position inside a row of a hundred messages, or at its end, is resolved to the message."""
         history = make_history("s1")
         given = [m.model_copy(update={"id": f"{i}-{m.type}"}) for i in range(150) for m in exchange(str(i))]
         call(history, "add_messages", given)
@@ -98,7 +98,7 @@ class WindowCases(LangChainHistoryContract):
 
     @pytest.mark.parametrize("rows", ["turns", "import"])
     def test_window_by_budget(self, make_history: MakeHistory, call: Call, rows: str) -> None:
-        """Budgets return the newest whole rows with at least so much, if there is so much, however long they are."""
+        """Budgets return the newest whole rows that reach them, or everything if there is less."""
         history = make_history("s1")
         given = [m for i in range(150) for m in exchange(str(i))]
         batches = [given] if rows == "import" else [given[i : i + 2] for i in range(0, 300, 2)]
@@ -115,7 +115,7 @@ class WindowCases(LangChainHistoryContract):
         assert call(history, "view", window=Window()).messages == everything
 
     def test_messages_know_what_was_stored(self, make_history: MakeHistory, call: Call) -> None:
-        """Tokens, turn and position of each message, for a plain view and for one from inside a turn."""
+        """A view, from the beginning or from inside a turn, knows tokens, turn and position of each message."""
         history = make_history("s1")
         stored = call(history, "iter_turns") if _filled(history, call) else []
         whole = call(history, "view").messages

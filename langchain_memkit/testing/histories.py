@@ -101,7 +101,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert texts(call(history, "messages")) == ["a", "re: a", "b", "c"]
 
     def test_same_turn_id_with_other_content(self, make_history: MakeHistory, call: Call) -> None:
-        """A reused turn_id is an error that shows what is stored, and changes nothing."""
+        """A reused turn_id with other content raises an error that holds the stored messages, and changes nothing."""
         history = make_history("s1")
         call(history, "append_turn", exchange("a"), turn_id="t1")
         with pytest.raises(IdempotencyConflictError) as raised:
@@ -215,7 +215,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert len(turns) > 1
 
     def test_iterating_between_positions(self, make_history: MakeHistory, call: Call) -> None:
-        """Iteration takes exclusive bounds."""
+        """Iteration takes exclusive bounds of positions."""
         history = make_history("s1")
         for text in "abcd":
             call(history, "add_messages", [HumanMessage(text)])
@@ -250,7 +250,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
                 call(make_history("s1"), "tail", max_messages=bad)
 
     def test_clear_against_writers(self, make_history: MakeHistory) -> None:
-        """While others write, a clear leaves no half turn and positions without a gap."""
+        """While others write, a clear leaves no partial turn and no gap between positions."""
         stop = threading.Event()
 
         def write(writer: int) -> None:

@@ -178,7 +178,7 @@ class MemoryContract(BothStyles):
         assert call(memory, "load", self.question) == call(make_memory("s1", "u1"), "load", self.question) == once
 
     def test_sessions(self, make_memory: MakeMemory, call: Call) -> None:
-        """Another session of the user recalls it, or does not, as the memory says; clearing one spares the other."""
+        """The user's other session recalls the turn if the contract says so; clearing one session spares the other."""
         call(make_memory("s1", "u1"), "save", self.turn(self.fact))
         elsewhere = make_memory("s2", "u1")
         assert (self.fact.rstrip(".") in texts(call(elsewhere, "load", self.question))) == self.across_sessions
@@ -224,7 +224,7 @@ class MemoryContract(BothStyles):
         assert before
 
     def test_any_query(self, make_memory: MakeMemory, call: Call) -> None:
-        """Any text is a query, and one that knows the turn as well."""
+        """Any text is a query, and so is a `Query` with the turn's past."""
         memory = make_memory("s1", "u1")
         call(memory, "save", self.turn(self.fact))
         for query in ["", " \n", "?", "x" * 20_000, "\ud83d", *HOSTILE_TEXTS[:5], Query("?", [HumanMessage("hi")], 7)]:
