@@ -59,6 +59,7 @@ def _looked_at(output: Output, place: Place, fix: bool) -> list[Check]:
     """Run all checks of a target; a target that cannot be read is a failed check."""
     checks: list[Check] = []
     try:
+        # Fix first, so that the checks show the result.
         if fix:
             _fix(output, place)
         for check in _database(place) if place.is_mongodb else _file(place):
@@ -210,6 +211,7 @@ def _collection(place: Place, name: str) -> Iterator[Check]:
             yield Check(f"{facts.name}: index {index}", "ok", "present")
     for fault in facts.faults:
         needed = "turns" in facts.kinds and fault.model.document.get("unique")
+        # First use builds no index on a collection this large, so a missing one is a failure, not a warning.
         large = facts.size > LARGE_COLLECTION
         found = f"{fault.state}{', and without it turns could be lost or doubled' if needed else ''}"
         found += ", and the collection is too large for it to be built at first use" if large else ""
@@ -240,6 +242,7 @@ def _fix(output: Output, place: Place) -> None:
                 server.build_indexes(place.where, place.database, name, facts.faults)
     elif not (place.is_sql_url or place.path.is_dir()) and files.is_sqlite(place.path):
         faults = [f for f in files.inspect_file(place.path).faults if f.state == "missing"]
+        # A missing table cannot be rebuilt, since its rows are lost.
         faults = [f for f in faults if not f.sql.startswith("CREATE TABLE")]
         if faults:
             output.note(f"{place.label}: building {', '.join(fault.name for fault in faults)} ...")

@@ -30,6 +30,7 @@ class Guarded(TyperGroup):
         words = list(sys.argv[1:] if args is None else args)
         # Every argument is searched for secrets before anything is printed.
         output = Output([*words, *(os.environ.get(name, "") for name in (URI, FROM_URI, TO_URI))])
+        # Log records and warnings are printed in the same form, without credentials.
         handler, logger = NotesHandler(output), logging.getLogger("langchain_memkit")
         logger.addHandler(handler)
         try:

@@ -124,6 +124,7 @@ def place_of(
         raise ConfigurationError(NOT_GIVEN.format(option=option))
     place = Place(where=where, given_database=database, **names)
     if place.is_mongodb:
+        # After the last @, since a password that is not percent-encoded may contain slashes.
         in_uri = unquote(where.partition("://")[2].partition("?")[0].rpartition("@")[2].partition("/")[2])
         return Place(where=where, given_database=database or in_uri or None, **names)
     if database or place.collection:

@@ -100,6 +100,7 @@ class Output:
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
+        # Stored text is printed as it is: never interpreted as rich's markup, highlighted or wrapped.
         plain = {"markup": False, "highlight": False, "emoji": False, "soft_wrap": True, "force_jupyter": False}
         self._out = Console(**plain)  # type: ignore[arg-type]  # a dict of several types
         self._err = Console(stderr=True, **plain)  # type: ignore[arg-type]  # as above

@@ -191,6 +191,7 @@ def _keys(where: str, store: Any) -> Part:
         found: Counter[str] = Counter()
         for key in store.yield_keys(prefix=prefix):
             rest = key[len(prefix) :]
+            # Keys of sessions and versions are bookkeeping, not records.
             if not rest.startswith(BOOKKEEPING):
                 found[next((what for shelf, what in SHELVES.items() if rest.startswith(shelf)), "other keys")] += 1
         return {what: found[what] for what in names if found[what] or what != "other keys"}

@@ -101,6 +101,7 @@ def _export(conversation: Conversation, file: TextIO, report: MigrationReport, a
     for turn in conversation.turns():
         advance(1)
         report.skipped += [f"session {name!r}, {problem}" for problem in turn.problems]
+        # Nothing of the turn could be read; its problems are reported already.
         if not turn.messages:
             continue
         try:

@@ -231,6 +231,7 @@ class FileSource:
         """Iterate over the files, one session each."""
         seen: dict[str, Path] = {}
         for file in self.files:
+            # Files that differ in their endings only would be one session; the first is taken, the others are reported.
             first = seen.setdefault(file.stem, file)
             yield Conversation(file.stem, "", partial(self._turns, file, first))
 
@@ -270,6 +271,7 @@ class MemorySource:
                 yield unreadable(f"{where}: a {type(message).__name__}, not a message")
                 continue
             name = ("memory", str(i), f"{message.type}:{message.content!r}:{message.id}")
+            # A copy, since `message_turn` sets the id.
             yield message_turn(message.model_copy(), name, None, where)
 
 

@@ -97,6 +97,7 @@ def turn_of_line(data: Mapping[str, Any], where: str, counter: Any) -> Turn:
         return Turn(0, 0, "", None, [], [], [f"{where}: {error}"])
     row = {**data, "createdAt": _date(data.get("created_at")), "expiresAt": _date(data.get("expires_at"))}
     turn = read_turn({**row, "isDeleted": data.get("is_deleted") is True}, counter)
+    # Problems name a turn's position; in a file the line is what a user can look up.
     turn.problems[:] = [where + re.sub(r"^turn (-?\d+|\?)", "", problem) for problem in turn.problems]
     return turn
 

@@ -45,6 +45,8 @@ class ThreadSource:
                 except MessageDecodeError as error:
                     yield Conversation(thread_id, owner, partial(iter, [unreadable(f"thread: {error}")]))
                 else:
+                    # By id, since an agent with `MessageHistoryMiddleware` may have stored the same messages under
+                    # other turns.
                     yield Conversation(thread_id, owner, partial(self._turns, thread_id, state, problems), by_id=True)
 
     def _keeps_differences(self, state: Any) -> bool:

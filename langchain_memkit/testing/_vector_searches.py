@@ -130,7 +130,7 @@ class SearchCases(Stores):
             call(store, "similarity_search_by_vector", bad)
 
     def test_words_that_the_model_does_not_know(self, make_store: MakeStore, call: Call) -> None:
-        """A text with an all-zero vector is stored without one; a model that gives one for a plain sentence is refused."""
+        """A text with an all-zero vector is stored without one; a model that has none for plain English is refused."""
         store = make_store(Wrong([0.0] * 3, [1.0, 0.0, 0.0]))
         call(store, "add_documents", [Document("qwxz", id="a"), Document("b", id="b")])
         assert [d.id for d in call(store, "get_by_ids", ["a", "b"])] == ["a", "b"]
