@@ -112,7 +112,7 @@ class HistoryFactory(Closing, Generic[H]):
         return self._store.run(self._store.sessions(_owner(user_id)))
 
     async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """Run `list_sessions` asynchronously, a list as well: `for session in await histories.alist_sessions(user_id)`."""
+        """Run `list_sessions` asynchronously. It returns a list: `for s in await histories.alist_sessions(user)`."""
         return await self._store.arun(self._store.sessions(_owner(user_id)))
 
     def purge(self, user_id: str) -> dict[str, int]:

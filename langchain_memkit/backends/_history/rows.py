@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Scope(NamedTuple):
-    """Whose conversation: `user_id` is an empty string for the unowned space, which no caller can name."""
+    """The address of a conversation. `user_id` is empty for unowned sessions; no caller can pass that as an id."""
 
     user_id: str
     session_id: str

@@ -48,7 +48,13 @@ def check_prefix(prefix: str | None) -> str:
 
 
 def encode_pairs(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return values as plain data under their keys, the last one of each; raises before any I/O if one cannot be stored."""
+    """Encode values as plain data by key; of a repeated key the last one counts.
+
+    Raises:
+        TypeError: A key is not a string.
+        ValueError: A key is empty or malformed.
+        MessageEncodeError: A value cannot be stored, or would not come back equal.
+    """
     values: dict[str, Any] = {}
     for key, value in pairs:
         name = check_text(key, "key", MAX_KEY_BYTES)

@@ -145,8 +145,8 @@ class Writing(Reading):
             delete: Ids of records of this user to delete.
             expected: Digests by id, as `digest_of` makes them, of records of this session that must still have these
                 texts: so that no answer is lost where two writers continue the same record.
-            state: The session's state at the snapshot (`Begun.state`): records are added only if nobody else added any since
-                (compare-and-set). None: they are added in any case.
+            state: The session's state when it was read (`Begun.state`): records are added only if nobody else added any
+                since (compare-and-set). None: they are added in any case.
 
         Returns:
             True; False if the session was forgotten since it began, and nothing was stored.
