@@ -25,12 +25,11 @@ class Purgeable(Protocol):
 
 
 def purge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
-    """Delete a user from every part of an app, one part after the other in the given order.
+    """Delete a user from every part of an app: histories, and the stores and memories derived from them.
 
     Args:
         user_id: The user whose content is deleted.
-        *parts: The factories, stores and memories in use. Give histories first, so that the memories derived from them
-            cannot be rebuilt meanwhile.
+        *parts: The factories, stores and memories in use, in any order; they are purged in this order.
 
     Returns:
         The counts of what each part deleted, in the order of `parts`.

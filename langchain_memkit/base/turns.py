@@ -171,8 +171,8 @@ class HistoryView(NamedTuple):
     Attributes:
         messages: Oldest first.
         seq: Position of the session's last turn; 0 if there is none.
-        epoch: The session's epoch; 0 if the session holds nothing. `append_turn(..., epoch=view.epoch)` refuses
-            the turn if the session was cleared or purged in the meantime.
+        epoch: The session's epoch; 0 if the session holds nothing (after a recent purge of the user, the purge's).
+            `append_turn(..., epoch=view.epoch)` refuses the turn if the session was cleared or purged in the meantime.
         read_at: When it was read, by the history's clock.
         problems: A line for each part that could not be read.
         head: The end of the session, for `append_turn(..., head=view.head)`; None if the append has to look it up.

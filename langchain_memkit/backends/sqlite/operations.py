@@ -260,7 +260,7 @@ class Operations:
         return max((head or EMPTY).seq, known or 0)
 
     def _expire(self, connection: sqlite3.Connection, scope: Scope) -> None:
-        """Delete what has expired: all of this session, so that its turn ids are free, and up to 100 rows elsewhere."""
+        """Delete expired rows: all of this session, to free their positions and turn ids, and up to 100 others."""
         parameters = self._parameters(scope)
         # the plus signs keep SQLite from walking the whole session: few rows expire, and they have an index
         here = "+user_id = :user AND +session_id = :session"
