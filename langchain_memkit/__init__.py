@@ -121,6 +121,7 @@ def _load(name: str) -> Any:
         return getattr(import_module(module), name)
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
+        # Something else failed to import: a broken installation must not be reported as a missing extra.
         if package not in packages:
             raise
         msg = f'{name} needs an extra: pip install "langchain-memkit[{extra}]" ({package} is missing or too old)'

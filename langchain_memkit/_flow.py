@@ -143,6 +143,7 @@ def together(steps: Sequence[Step]) -> Step:
     async def asynchronous() -> list[Any]:
         results = await asyncio.gather(*(step.asynchronous() for step in steps), return_exceptions=True)
         for result in results:
+            # a cancellation or an interrupt is not a result
             if isinstance(result, BaseException) and not isinstance(result, Exception):
                 raise result
         return results
@@ -199,6 +200,8 @@ def _within(seconds: float | None, late: str | None, function: Callable[[], T]) 
         except BaseException as error:  # noqa: BLE001  # handed to the caller
             box.put((None, error))
 
+    # A daemon thread: a model that never answers must not keep the process from exiting. It runs in a copy of the
+    # context, in which LangChain finds the callbacks of the caller.
     threading.Thread(target=copy_context().run, args=(run,), daemon=True, name="memkit-model").start()
     try:
         result, error = box.get(timeout=seconds)
@@ -213,6 +216,7 @@ async def shielded(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Await work to its end even if the caller is cancelled meanwhile: a save that has begun is whole or nothing."""
     task = asyncio.ensure_future(work())
     cancelled: asyncio.CancelledError | None = None
+    # A cancellation ends only the wait: the shielded task goes on, and is awaited again.
     while not task.done():
         try:
             await asyncio.shield(task)

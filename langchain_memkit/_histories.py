@@ -113,6 +113,7 @@ def append_turn(history: Any, messages: Sequence[BaseMessage], *, head: Any, **g
 
     def arguments(method: Callable[..., Any]) -> dict[str, Any]:
         function = getattr(method, "__func__", method)
+        # a callable that cannot be hashed is inspected each time instead of cached
         known = _takes_head if isinstance(function, Hashable) else _takes_head.__wrapped__
         return {**given, "head": head} if head is not None and known(function) else given
 

@@ -44,6 +44,7 @@ class ForkSafeLock:
             self._renew()
 
 
+# weak: a lock goes with the object it guards
 _locks: WeakSet[ForkSafeLock] = WeakSet()
 
 

@@ -124,7 +124,7 @@ class ClassicMemory(BaseMemory):
         await self.source.asave(self._turn(inputs, outputs))
 
     def clear(self) -> None:
-        """Forget what came from the session."""
+        """Forget what came from this session."""
         self.source.clear()
 
     async def aclear(self) -> None:

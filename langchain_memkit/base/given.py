@@ -68,6 +68,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         ("; did you mean 'before_save'?", '')
     """
     lower = {other.lower(): other for other in known}
+    # "session" for "session_id": too short for a close match, but its first word
     begun = [other for other in lower if len(name) > 2 and other.startswith(f"{name.lower()}_")]
     found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7) or begun
     return f"; did you mean {lower[found[0]]!r}?" if found else ""

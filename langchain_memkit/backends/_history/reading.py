@@ -25,7 +25,7 @@ MAX_PAGE = 2000
 MAX_SEQ = 2**63 - 1
 MOST_SAID = 10_000
 
-_said: set[tuple[str, str]] = set()  # unowned sessions that were reported, each by (session id, op of a turn)
+_said: set[tuple[str, str]] = set()  # unowned sessions that were reported, as (session id, one of its turns)
 
 
 class ReadingFlows:
@@ -172,6 +172,7 @@ class ReadingFlows:
     ) -> Flow[tuple[list[Turn], Any | None]]:
         turns, after = yield from self._store.page_forward(self._scope, after, FORWARD_PAGE, hidden=hidden)
         if before_seq is not None:
+            # a turn past the end on this page: there is no next page
             within = [turn for turn in turns if turn.seq < before_seq]
             turns, after = within, after if len(within) == len(turns) else None
         self._report(turns)

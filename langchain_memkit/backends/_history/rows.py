@@ -175,7 +175,10 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int 
     else:
         tokens = row.get("tokens")
         named = counter_name(counter)
+        # Stored counts are trusted only if they are well-formed and were counted by the same counter; a name with "<"
+        # (`<lambda>`) does not identify one.
         trusted = row.get("token_counter") == named and "<" not in named and _are_counts(tokens, len(stored))
+        # from the end: a caller that needs only the newest messages of a long row decodes no others
         for i in reversed(range(len(stored))):
             if newest is not None and len(turn.messages) > newest:
                 break
@@ -261,14 +264,7 @@ class Page(NamedTuple):
 class TurnStore(Protocol):
     """The interface that a backend implements for `TurnHistory` and `HistoryFactory`; `run` and `arun` run its flows.
 
-    All methods but the runners and closers return flows. `append` stores a batch after the last position and returns
-    the position of its last row: rows whose `op` is stored already are not stored again (`stored_or_conflict`), and a
-    turn that `admits` refuses raises `StaleTurnError`. `page_back` returns turns newest first, down to position
-    `floor`; `page_forward` returns turns oldest first, and where to continue. `flag` sets or removes a soft delete and
-    returns whether there is such a turn. `clear` inserts a tombstone with a new epoch and deletes what is older;
-    `purge` does so in every session of a user and returns counts. `stored_ids` returns which message ids are stored;
-    `unowned` the `op` of a turn of this session that was stored without a user, if any; `owners` every user with turns.
-    `place` is equal for stores on the same file or collection.
+    All methods but the runners and closers return flows:
     """
 
     layout: str
@@ -320,6 +316,7 @@ def prepare(messages: Iterable[BaseMessage], turn_id: str | None, counter: Token
     op = batch_op(identified, None if turn_id is None else check_id(turn_id, "turn_id"))
     sizes = [len(str(data).encode("utf-8", "replace")) for data in encoded]
     ranges = split_batch(identified, sizes)
+    # Each part of an import has an op of its own, so a repeated import finds the parts that are stored.
     names = [op] if len(ranges) == 1 else [f"part:{i:06d}:{op}" for i in range(len(ranges))]
     rows = [Row(name, encoded[a:b], tokens[a:b]) for name, (a, b) in zip(names, ranges, strict=True)]
     return Batch(given, identified, rows, turn_id)

@@ -69,6 +69,8 @@ def _encode(value: Any, path: str) -> Any:
     encoded, problem = encode_value(value, path), ""
     back: Any = None
     try:
+        # decoded and compared before it is stored: a value that changes on the way must be refused now, not found on
+        # reading
         back = decode_value(encoded)
     except UNREADABLE as error:
         problem = f"would be unreadable once stored ({type(error).__name__})"

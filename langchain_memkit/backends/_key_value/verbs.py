@@ -31,9 +31,7 @@ V = TypeVarWithDefault("V", default=dict[str, Any])
 class KeyValueBackend(Protocol):
     """The interface that a backend implements for `KeyValueStore`; values are plain data.
 
-    All methods but the runners and closers return flows. `set` stores all values or none. `set_if_exists` does so only
-    if `key` is stored, deletes `gone` in the same step, and returns whether it was. `page` returns the first `limit`
-    keys of a range in order of code points; `delete_range` deletes a range and returns the number of keys.
+    All methods but the runners and closers return flows:
     """
 
     def run(self, flow: Flow[T]) -> T: ...

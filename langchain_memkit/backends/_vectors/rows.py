@@ -190,6 +190,8 @@ def _encoded(metadata: dict[str, Any], path: str) -> dict[str, Any]:
     encoded, problem = encode_value(metadata, path), ""
     back: Any = None
     try:
+        # decoded and compared before it is stored: a value that changes on the way must be refused now, not found on
+        # reading
         back = decode_value(encoded)
     except UNREADABLE as error:
         problem = f"would be unreadable once stored ({type(error).__name__})"
@@ -267,6 +269,7 @@ def moment(value: Any) -> datetime | None:
 def _vectors(cells: Sequence[Any], dims: int | None) -> list[Vector | None]:
     """Decode the vectors of all rows at once; None for a missing, damaged or differently sized one."""
     sizes = Counter(len(cell) for cell in cells if isinstance(cell, bytes) and cell)
+    # Without an index to compare with, the most frequent size is taken for the right one.
     size = 4 * dims if dims is not None else sizes.most_common(1)[0][0] if sizes else 0
     vectors: list[Vector | None] = [None] * len(cells)
     where = [i for i, cell in enumerate(cells) if isinstance(cell, bytes) and len(cell) == size]

@@ -117,6 +117,8 @@ def _scope_of_conditions(pre_filter: Filter) -> Scope:
         _refuse(f"must be a dict of conditions, not {type(pre_filter).__name__}")
     rest: list[Filter] = []
     users: dict[str, None] = {}
+    # Collect the conditions on `user_id`, at the top and inside `$and`: all of them must name the same user. Anywhere
+    # else (in `$or`, say) it could not restrict the search to one user, and is refused.
     waiting = [pre_filter]
     while waiting:
         query = waiting.pop()

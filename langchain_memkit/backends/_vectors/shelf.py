@@ -79,12 +79,7 @@ class News(NamedTuple):
 
 
 class Source(Protocol):
-    """The reading half of a backend; all methods but `change` return flows.
-
-    `news` returns a user's version, a session and the records added since. `change` computes by how much the version
-    changes if records are added in place of those with some stamps. `stamps` lists a user's stamps; `cells` and
-    `stored` read the records with some stamps, to rank them or to return them as documents.
-    """
+    """The reading half of a backend; all methods but `change` return flows."""
 
     def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]: ...
     def change(self, cells: Sequence[Cells], replaced: Sequence[int]) -> Mark: ...  # of the mark, by adding records

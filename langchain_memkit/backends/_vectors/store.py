@@ -88,12 +88,14 @@ class RecordVectorStore(Forgetting, VectorStore):
             raise TypeError(msg) if isinstance(ids, str) else ValueError(msg)
         both = zip(given, documents, strict=True)
         names = [str(uuid4()) if (n := name or d.id) is None else check_id(n, "id") for name, d in both]
+        # All documents are validated before the first one is embedded or stored.
         rows: list[Row] = yield in_thread(lambda: [plain_row(d, n) for d, n in zip(documents, names, strict=True)])
         size = batch_size or max(len(rows), 1)
         for begin in range(0, len(rows), size):
             part = rows[begin : begin + size]
             texts = [d.page_content for d in documents[begin : begin + size]]
             vectors: list[Vector | None] = yield from self._embedder.documents(texts)
+            # one write per user, since the version that caches are checked against is a user's
             for user in dict.fromkeys(row.user_id for row in part):
                 mine = [i for i, row in enumerate(part) if row.user_id == user]
                 yield from self._store(user, [part[i] for i in mine], [vectors[i] for i in mine])

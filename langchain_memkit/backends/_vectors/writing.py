@@ -109,6 +109,7 @@ class Writing(Reading):
             texts, known = held.texts, [name for name in ids if name in held.index]
             wanted = known if last is None else [*known, last.id]
             vectors = {digest: held.index.vector_of(held.digests.get(digest, "")) for digest in digests}
+            # The index knows these records, but their texts were not read: the store has to be asked.
             if any(name not in texts for name in wanted):
                 return None
             shown = {name: texts[name].document(name) for name in wanted}

@@ -198,6 +198,8 @@ class Database:
             msg = "this in-memory database was closed (or left behind by a fork), and its content went with it"
             raise sqlite3.ProgrammingError(msg)
         address = ":memory:" if self.in_memory else address_of(self.path, access)
+        # No `isolation_level`: transactions are begun explicitly. Connections move between threads, but each is used
+        # by one at a time, so SQLite's check of the thread is switched off.
         connection = sqlite3.connect(
             address, timeout=self.timeout, isolation_level=None, check_same_thread=False, uri=not self.in_memory
         )
@@ -367,6 +369,8 @@ def shared_database(path: str | os.PathLike[str], timeout: float, file_mode: int
     name = os.path.abspath(file_given(path))
     key = (name, timeout, file_mode)
     with _databases_lock:
+        # The dictionary is weak: a database is shared while somebody uses it, and its connections close with the last
+        # user.
         database = _databases.get(key) or Database(*key)
         _databases[key] = database
     return database

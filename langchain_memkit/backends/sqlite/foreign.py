@@ -124,6 +124,7 @@ class CheckpointFile(_File):
             Thread id, type, checkpoint, metadata, and a function that reads the older checkpoints with the writes to
             one channel.
         """
+        # LangGraph's checkpoint ids sort by time
         newest = "SELECT thread_id, MAX(checkpoint_id) FROM checkpoints WHERE checkpoint_ns = '' GROUP BY thread_id"
         with self._opened() as connection:
             for thread_id, checkpoint_id in connection.execute(newest).fetchall():
@@ -149,6 +150,7 @@ def _older(
         "SELECT type, value FROM writes WHERE thread_id = ? AND checkpoint_ns = '' AND checkpoint_id = ?"
         f" AND channel = ? ORDER BY {order}"
     )
+    # a damaged file may have a cycle of parents
     seen: set[Any] = set()
     while parent and parent not in seen:
         seen.add(parent)

@@ -54,6 +54,7 @@ def operation() -> Iterator[None]:
 
 def _before() -> None:
     with _gate.changed:
+        # from here on new operations wait; those under way may take `PATIENCE` seconds to finish
         _gate.forking = True
         _gate.changed.wait_for(lambda: _gate.under_way == 0, PATIENCE)
     for database in list(databases):

@@ -108,6 +108,7 @@ def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFact
         present = {(row[0], row[1]): row[2] for row in connection.execute(SCHEMA)}
         rows = connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})").fetchall()
         problems = [str(row[0]) for row in rows if row[0] != "ok"]
+        # Older formats have no checksums: the trigger came with their column.
         if not problems and ("trigger", "turns_edited") in present:
             connection.create_function("memkit_checksum", 1, checksum_of, deterministic=True)
             (changed,) = connection.execute(CHANGED).fetchone()

@@ -90,6 +90,7 @@ class _Rows(Transactions):
         rows = _rows_of(values)
 
         def write(connection: sqlite3.Connection) -> tuple[bool, int]:
+            # The check and the writes are one transaction: nobody can delete the key in between.
             if connection.execute("SELECT 1 FROM key_values WHERE key = ?", (key,)).fetchone() is None:
                 return False, 0
             connection.executemany(UPSERT, rows)

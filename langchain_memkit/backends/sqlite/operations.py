@@ -98,8 +98,10 @@ class Operations:
         # append notices a purge of a session that held nothing.
         epoch = head.epoch or self._purged(connection, scope.user_id)
         shown = (row for row in rows if row["seq"] > base and row["is_deleted"] != 1)
+        # The rows are decoded lazily: the rest of the page is not, once it holds enough.
         turns, stopped = until_enough((self._turn(row, enough.messages) for row in shown), enough)
         last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
+        # Gaps are looked for among all rows, hidden ones included: a soft-deleted turn is not lost.
         lost = lost_turns(connection, scope, [before, *(row["seq"] for row in rows if row["seq"] > base)], last or base)
         if lost:
             turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
@@ -115,6 +117,7 @@ class Operations:
         )
         rows = own(found, scope)
         turns = [self._turn(row) for row in rows if hidden or row["is_deleted"] != 1]
+        # On the last page the gap behind the last row counts as well.
         end = [] if len(rows) == limit else [MOST + 1]
         seqs = [*end, *(row["seq"] for row in reversed(rows))]
         lost = lost_turns(connection, scope, seqs, max(after or 0, head.base))
@@ -224,6 +227,7 @@ class Operations:
         elif row.expires_at is not None:
             expires = row.expires_at.timestamp()
         messages = json.dumps(row.messages, ensure_ascii=False)
+        # the number of characters first, which is free: it is at most the number of bytes
         if len(messages) > MAX_TURN or len(messages.encode()) > MAX_TURN:
             msg = (
                 f"a turn is larger than {MAX_TURN >> 20} MB, the most of every store. Nothing was stored. Keep large "
@@ -249,7 +253,8 @@ class Operations:
                 checksum_of(messages),
             ),
         )
-        ids = {i for data in row.messages if isinstance(i := data.get("id"), str)}  # what is no UTF-8 is tagged
+        # An id with a lone surrogate is encoded as a tagged value, not as text, so it cannot be looked up.
+        ids = {i for data in row.messages if isinstance(i := data.get("id"), str)}
         connection.executemany("INSERT INTO message_ids VALUES (?, ?, ?, ?)", [(*scope, i, head.seq) for i in ids])
 
     def _last(self, connection: sqlite3.Connection, scope: Scope, head: Head | None) -> int:
@@ -278,7 +283,7 @@ class Operations:
         return cursor.rowcount > 0
 
     def _void(self, connection: sqlite3.Connection, scope: Scope, kind: Literal["clear", "purge"] = "clear") -> int:
-        """Put a contentless marker at the end of the session and deletes what is older; returns turns deleted."""
+        """Insert a tombstone at the end of the session, delete everything older, and return how many turns that was."""
         self._expire(connection, scope)
         seq = self._last(connection, scope, self._head(connection, scope)) + 1
         # The tombstone carries a new epoch, and its own position as base: readers stop at it, and a turn that began

@@ -251,7 +251,7 @@ class VectorRecords(Transactions):
         return Written([row[0] for row in rows], (len(rows) - len(lost), sum(row[0] for row in rows) - sum(lost)))
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> Flow[None]:
-        """Keep recalls."""
+        """Store the time at which records were recalled, unless a later one is stored."""
         statement = (
             f"INSERT INTO vector_accesses SELECT user_id, id, :at FROM vectors WHERE id {THESE} AND user_id = :user"
             " ON CONFLICT (user_id, id) DO UPDATE SET at = max(at, excluded.at)"
@@ -274,7 +274,7 @@ class VectorRecords(Transactions):
             yield from self._erase()
 
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
-        """Delete a session or a user; returns how many records."""
+        """Delete a session, or all of a user, and return the number of records deleted."""
         here = "user_id = :user" if session_id is None else "user_id = :user AND session_id = :session"
 
         def delete(connection: sqlite3.Connection) -> int:
@@ -289,7 +289,7 @@ class VectorRecords(Transactions):
         return count
 
     def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]:
-        """Delete what is too much; returns how many."""
+        """Delete the records above the limit, first those never recalled, and return their number."""
         never = (
             "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors v WHERE user_id = :user AND NOT EXISTS"
             " (SELECT 1 FROM vector_accesses a WHERE a.user_id = :user AND a.id = v.id)"
@@ -313,7 +313,7 @@ class VectorRecords(Transactions):
 
 
 def _last_stamp(connection: sqlite3.Connection) -> int:
-    """Return the highest number that a row has or had."""
+    """Return the highest stamp that any row has or had, so that none is used twice."""
     (stamp,) = connection.execute(
         "SELECT max(coalesce((SELECT max(seq) FROM vectors), 0),"
         " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'vectors'), 0))"
