@@ -118,8 +118,8 @@ class HistoryFactory(Closing, Generic[H]):
     def purge(self, user_id: str) -> dict[str, int]:
         """Delete everything of a user for good, and make the store refuse turns that are still under way.
 
-        If a subclass overrides `clear`, it is called for each session that the store lists first; what the subclass
-        keeps elsewhere besides those is its own to delete.
+        If a subclass overrides `clear`, it is called first for each session that the store lists. Data that the
+        subclass keeps elsewhere, for sessions not in that list, it has to delete itself.
 
         Args:
             user_id: The user; required.

@@ -82,7 +82,7 @@ class ReadingFlows:
             counter: Counts the tokens; stored counts are used if it is the one they were counted with.
 
         Returns:
-            The first page, which knows where the session stands, and the turns.
+            The first page, which has the state of the session, and the turns.
         """
         # A turn rarely has fewer than two messages, so half the limit usually fits into one page. Pages double in
         # size, so a long read takes few queries.

@@ -265,6 +265,24 @@ class TurnStore(Protocol):
     """The interface that a backend implements for `TurnHistory` and `HistoryFactory`; `run` and `arun` run its flows.
 
     All methods but the runners and closers return flows:
+
+    * `append` stores a batch after the last position and returns the position of its last row. Rows whose `op` is
+      stored already are not stored again (see `stored_or_conflict`); a turn that `admits` refuses raises
+      `StaleTurnError`.
+    * `page_back` returns turns newest first, down to position `floor`; `page_forward` returns turns oldest first, and
+      where to continue.
+    * `stored_ids` returns which of some message ids the session holds; `sessions` a user's sessions; `owners` every
+      user with turns; `unowned` something that identifies a turn of this session id that was stored without a user, or
+      None.
+    * `flag` sets or removes the soft delete of a turn, and returns whether there is such a turn.
+    * `clear` inserts a tombstone with a new epoch and deletes what is older; `purge` does so in every session of a
+      user, and returns counts.
+    * `setup` creates tables or indexes.
+
+    Attributes:
+        layout: The name of the storage format, `"turns"` for memkit's own.
+        place: Equal for stores on the same file or collection.
+        ttl: Seconds after which a turn expires; None if it stays.
     """
 
     layout: str

@@ -32,6 +32,12 @@ class KeyValueBackend(Protocol):
     """The interface that a backend implements for `KeyValueStore`; values are plain data.
 
     All methods but the runners and closers return flows:
+
+    * `get` returns the stored values by key, without keys that do not exist; `delete` deletes keys.
+    * `set` stores values. `set_if_exists` does so, and deletes `gone`, only if `key` exists from the beginning of the
+      write to its end; it returns whether it did.
+    * `page` returns the first `limit` keys of a range, in order of code points; `delete_range` deletes a range and
+      returns the number of keys.
     """
 
     def run(self, flow: Flow[T]) -> T: ...
@@ -120,7 +126,7 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
             await self._backend.arun(self._backend.set(values))
 
     def mset_if_exists(self, key: str, key_value_pairs: Sequence[tuple[str, V]], delete: Sequence[str] = ()) -> bool:
-        """Store values and delete others in one atomic write, but only if some key exists.
+        """Store values and delete others in one write, only if some key exists from its beginning to its end.
 
         Use it for data that must not outlive its owner: whoever deletes `key` first, and then lists and deletes the
         data that belongs to it, leaves nothing behind, whoever writes meanwhile.

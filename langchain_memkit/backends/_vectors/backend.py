@@ -39,6 +39,16 @@ class VectorBackend(Source, ProbeStore, Protocol):
     A record carries a *stamp*, the number of its write. A user's records have a *version* (a tuple of numbers, `Mark`),
     which every write changes and which `news` returns, so that cached records are known to be current. A session has a
     *generation*, drawn when it begins and dropped when it is forgotten.
+
+    * `run` and `arun` run a flow; `setup` creates tables or indexes.
+    * `begin` reads what a write to a session depends on, and draws the generation of a new session.
+    * `write` stores rows and deletes others. `place` is (session id, generation), None for plain documents; `expected`
+      holds digests of records that must be unchanged; `state` is the session's state, which must be unchanged (None:
+      not checked). It returns None if the session has another generation.
+    * `by_ids` reads records of a user by id; `owned` returns whether any user has a record with one of the ids.
+    * `delete` deletes records by id; `forget` a session, or all of a user if `session_id` is None; `evict` records
+      above a limit, first those never recalled.
+    * `touch` stores the time of a recall, `accesses` returns these times by id; `sessions` lists a user's sessions.
     """
 
     def run(self, flow: Flow[T]) -> T: ...

@@ -328,8 +328,9 @@ class Text:
 
 
 def again(row: Cells, shown: Shown) -> Entry:
-    """Stem a record anew whose stored words are of another version of the stemmer, and return its entry."""
+    """Stem a record again whose stored words are of another version of the stemmer, and return its entry."""
     document = shown.document
+    # A plain document is stored as one part without role or name; the parts of a round are the spans in its metadata.
     alone = [(role, by) for role, by, _ in row.facts[8]] == [("", "")]
     facts = {} if alone else {"said": document.metadata["said"]}
     fresh = entry_of(Document(readable(document.page_content), id=document.id, metadata=facts))

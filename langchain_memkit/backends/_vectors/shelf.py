@@ -38,7 +38,7 @@ __all__ = ["Shelf"]
 logger = logging.getLogger("langchain_memkit")
 
 BATCH = 1000  # rows fetched at once
-MANY = 1000
+MANY = 1000  # digests of removed texts that may be kept
 TEXT_BYTES = 2000  # overhead of a cached record, besides its text
 NO_TEXTS: Mapping[str, Text] = MappingProxyType({})
 GROWTH = 1.2  # times its size at the last estimate: then the size of an index is estimated again
@@ -79,7 +79,13 @@ class News(NamedTuple):
 
 
 class Source(Protocol):
-    """The reading half of a backend; all methods but `change` return flows."""
+    """The reading half of a backend; all methods but `change` return flows.
+
+    * `news` returns a user's version, a session, and the records added since.
+    * `change` computes by how much the version changes if records are added in place of those with some stamps.
+    * `stamps` lists a user's stamps; `cells` and `stored` read the records with some stamps, to rank them or to return
+      them as documents.
+    """
 
     def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]: ...
     def change(self, cells: Sequence[Cells], replaced: Sequence[int]) -> Mark: ...  # of the mark, by adding records
@@ -135,11 +141,11 @@ class Held:
         Args:
             mark: The store's version, read before the rows were.
             gone: Stamps of records that are no longer stored.
-            changes: The expected number of changes; if there were more, somebody else changed the cache meanwhile.
+            changes: The number of changes if nobody else has changed the cache meanwhile.
         """
         with self.index.lock:
-            # A concurrent reader or writer may have added records that are newer than this version. Claiming it would
-            # hide later changes, so the next read lists all stamps instead.
+            # Otherwise a concurrent reader or writer has changed the cache, and this version does not describe it:
+            # the next read lists all stamps.
             self.mark = mark if self.changes == changes else None
             self.stamp, self.own = max(self.known() - set(gone), default=0), []
             if gone:
@@ -178,8 +184,7 @@ class Held:
                 self.left_out |= damaged
                 self.mark = news.mark
                 self.own += [row.stamp for row in news.cells]
-            # The news were read up to this version, so the own writes are below it now and need not be excluded
-            # again.
+            # The news hold everything up to this version, so the process's own writes need not be excluded next time.
             self.stamp = max([self.stamp, *self.own])
             self.own = []
             return True
