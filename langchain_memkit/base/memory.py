@@ -23,7 +23,7 @@ class Query(str):
         epoch: The epoch of the session; 0 if unknown. Data derived in another epoch belongs to an erased conversation.
         trial: Whether this is a dry run, which must not store anything.
         remarks: A list to which a memory may append a line for each thing that it left out, and why: `explain_turn`
-            shows them. None if nobody asks.
+            shows them. None unless they are wanted.
 
     Example:
         >>> query = Query("Who wrote it?")

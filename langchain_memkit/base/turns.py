@@ -73,8 +73,8 @@ class Window:
 
     Attributes:
         after: Read everything after this position, and nothing else; the limits do not apply then.
-        max_messages: Read the newest turns that hold at least so many messages; None for no limit.
-        max_tokens: Read the newest turns that hold at least so many tokens; None for no limit.
+        max_messages: Read the newest turns that together hold at least this many messages; None for no limit.
+        max_tokens: Read the newest turns that together hold at least this many tokens; None for no limit.
         counter: Counts these tokens; None for the default.
         summary: A summary of everything up to `after`; handed back with the messages.
     """
@@ -141,6 +141,7 @@ class HistoryMessages(list[BaseMessage]):
 
     def knows(self, i: int) -> bool:
         """Return whether message `i` is the one that was read, so that the stored facts apply to it."""
+        # identity, not equality: an equal message may be another one, at another position
         return len(self) == len(self._read) and self[i] is self._read[i]
 
     def position(self, i: int) -> Position:

@@ -79,8 +79,8 @@ class Origin(NamedTuple):
     """The state of the session that a turn saw when it began; all None if the caller did not load first.
 
     Attributes:
-        epoch: Of the session; for an empty session, of the user's last purge (0 if there was none).
-        since: When the turn began.
+        epoch: The session's epoch; for an empty session, that of the user's last purge (0 if there was none).
+        since: The time at which the turn began.
         head: The end of the session at that time, if known.
     """
 
@@ -246,9 +246,9 @@ class Page(NamedTuple):
     Attributes:
         turns: The turns.
         seq: The last position of the session; 0 if it holds nothing.
-        epoch: Of the session; if it holds nothing, the epoch of the user's last purge, which `admits` takes as
+        epoch: The session's epoch; if it holds nothing, that of the user's last purge, which `admits` takes as
             `purged`.
-        read_at: When it was read, by the store's clock.
+        read_at: The time of the read, by the store's clock.
         older: Where to continue reading; None at the end.
         head: The end of the session, from which an append may start without another read; None if it has to read.
     """

@@ -306,7 +306,8 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
                 messages' ids.
             expected_seq: Store only if this is the position of the last turn (`view().seq`).
             epoch: Store only if the session was not cleared since it was read (`view().epoch`).
-            since: When it was read (`view().read_at`), so that a session that has merely expired since is begun again.
+            since: The time of that read (`view().read_at`): with it, a session that has merely expired since is begun
+                again.
             head: The end of the session at that time (`view().head`), which saves a query. If others have written
                 since, it is read again.
 

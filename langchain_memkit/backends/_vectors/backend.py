@@ -19,11 +19,11 @@ class Beginning(NamedTuple):
     """A backend's answer to `begin`, the read that precedes a write to a session.
 
     Attributes:
-        generation: Of the session; a session that is forgotten and begun again gets another one.
-        last: The session's last record, alone; may be empty where it does not matter for the write.
-        vectors: Stored vectors of the texts that were asked for, by digest.
-        records: The session's records with the ids that were asked for.
-        position: Of the last record; 0 if there is none.
+        generation: The session's generation; a session that is forgotten and begun again gets another one.
+        last: The session's last record, as a list of at most one; may be empty where it does not matter for the write.
+        vectors: The stored vectors of the requested texts, by digest.
+        records: The requested records of the session.
+        position: The position of the last record; 0 if there is none.
     """
 
     generation: str

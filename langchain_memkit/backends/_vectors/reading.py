@@ -51,7 +51,7 @@ class Reading(Closing):
     # -- reading
 
     def index(self, user_id: str) -> Index:
-        """Return an index of all records of a user, as they are now, whoever wrote or deleted them.
+        """Return an index of all records of a user, as they are now, including changes by other processes.
 
         Indexes are cached in process. One cheap query tells whether anything changed since the last call; if so, only
         the changes are read. The most recently used users stay cached, up to `cache_bytes` in total; a single larger

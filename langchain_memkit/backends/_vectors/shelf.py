@@ -116,7 +116,7 @@ class Held:
             return self.index.stamps() | self.left_out
 
     def add(self, entries: Sequence[tuple[Entry, Vector | None]], rows: Iterable[Cells] = ()) -> None:
-        """Add entries to the index, in place of those with the same ids.
+        """Add entries to the index, replacing those with the same ids.
 
         Args:
             entries: Entries with their vectors.
@@ -193,6 +193,8 @@ class Held:
         self.index.remove(ids)
         for name in ids:
             self.texts.pop(name, None)
+        # Digests of removed records are harmless (their ids are not found), so they are dropped now and then, not one
+        # by one.
         if len(self.digests) > 2 * len(self.index) + MANY:
             self.digests = {digest: name for digest, name in self.digests.items() if name in self.index}
 
@@ -347,7 +349,7 @@ class Shelf:
     def miss(self, user_id: str, ids: Collection[str]) -> None:
         """Invalidate the user's cached version if the cache holds one of these ids, which are not stored any more.
 
-        Records vanish without a change of the version when somebody deletes them by hand, past memkit.
+        Somebody deleted these records by hand, past memkit. Not every backend's version changes then.
         """
         with self._lock:
             held = self._users.get(user_id)

@@ -38,7 +38,7 @@ class RecordVectorStore(Forgetting, VectorStore):
     # -- adding
 
     def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """Embed documents and store them, in place of those with the same ids.
+        """Embed documents and store them, replacing those with the same ids.
 
         Args:
             documents: Documents of any kind; `user_id` in the metadata names the owner. Without it a document is

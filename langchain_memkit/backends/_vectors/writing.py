@@ -135,7 +135,7 @@ class Writing(Reading):
         expected: Mapping[str, str] = NOTHING,
         state: int | None = None,
     ) -> bool:
-        """Store records of a session, in place of those with the same ids, and delete others.
+        """Store records of a session, replacing those with the same ids, and delete others.
 
         Args:
             user_id: The user.
