@@ -193,8 +193,8 @@ class Held:
         self.index.remove(ids)
         for name in ids:
             self.texts.pop(name, None)
-        # Digests of removed records are harmless (their ids are not found), so they are dropped now and then, not one
-        # by one.
+        # Digests of removed records are dropped only when there are many: until then their ids are not found in the
+        # index.
         if len(self.digests) > 2 * len(self.index) + MANY:
             self.digests = {digest: name for digest, name in self.digests.items() if name in self.index}
 
