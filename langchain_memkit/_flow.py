@@ -117,7 +117,7 @@ def user_code(function: Callable[..., Any], *args: Any, name: str) -> Step:
 
 
 def in_thread(function: Callable[[], T], *, long: bool = True) -> Step:
-    """Wrap work without I/O as a step. If `long`, it runs in a thread on an event loop, which it would block."""
+    """Wrap work without I/O as a step. On an event loop it runs in a thread if `long`, to keep the loop free."""
 
     async def asynchronous() -> T:
         return await asyncio.to_thread(function) if long else function()

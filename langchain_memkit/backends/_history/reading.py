@@ -84,7 +84,7 @@ class ReadingFlows:
         Returns:
             The first page, which has the state of the session, and the turns.
         """
-        # A turn rarely has fewer than two messages, so half the limit usually fits into one page. Pages double in
+        # A turn rarely has fewer than two messages, so a page of half as many rows is usually enough. Pages double in
         # size, so a long read takes few queries.
         limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2
         recount = max_tokens is not None and not same_counter(counter, self.token_counter)
