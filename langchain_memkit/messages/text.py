@@ -51,6 +51,7 @@ CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 BEGIN, END = "<records>", "</records>"
 MEDIA = ("image", "image_url", "input_image", "audio", "input_audio", "video", "file", "media")
+PLAIN = (HumanMessage, AIMessage)  # whose `text` is their content, if that is a text
 UNSAID = ("text", "reasoning", "thinking", "redacted_thinking")
 
 
@@ -155,12 +156,12 @@ def without_records(text: str) -> str:
 def said(message: BaseMessage) -> str:
     """Return everything a message says as text: media by name, tool calls as calls."""
     content = message.content
-    if type(message) is HumanMessage and type(content) is str and not message.additional_kwargs:
-        return content  # most messages, in a fifth of the time
-    parts = [str(message.text)] if message.text else []
     calls: list[Any]
     broken: list[Any]
     calls, broken = (message.tool_calls, message.invalid_tool_calls) if isinstance(message, AIMessage) else ([], [])
+    if type(content) is str and type(message) in PLAIN and not (calls or broken or message.additional_kwargs):
+        return content  # as most that is said, in a fifth of the time
+    parts = [str(message.text)] if message.text else []
     if isinstance(content, list):
         ids = {call["id"] for call in (*calls, *broken)}  # content blocks may repeat the calls
         blocks = [b for b in content if isinstance(b, dict) and b.get("type") not in UNSAID]

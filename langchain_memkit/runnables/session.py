@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from langchain_core.runnables import ConfigurableFieldSpec
@@ -45,7 +46,9 @@ def session_history(
         TypeError: An id is not a string.
         ValueError: An id is missing or malformed, or the function cannot take one that is present.
     """
-    parameters = inspect.signature(function).parameters
+    own = getattr(function, "does_no_io", False)  # a factory of ours, whose calls are all alike
+    kind: Any = type(function)
+    parameters = _parameters_of_calls(kind) if own else inspect.signature(function).parameters
     args, kwargs = (
         _configured_ids(specs, configurable, list(parameters), name)
         if specs
@@ -67,8 +70,7 @@ def session_history(
     async def call_now() -> Any:
         return call()
 
-    # memkit's own factories do no I/O: a thread would only make them slower.
-    if getattr(function, "does_no_io", False):
+    if own:  # a thread would only make it slower
         return Step(call, call_now)
     return user_code(acall if inspect.iscoroutinefunction(function) else call, name=name)
 
@@ -116,6 +118,13 @@ def checked_function(
             )
             raise ConfigurationError(msg)
     return function
+
+
+@lru_cache(maxsize=64)
+def _parameters_of_calls(kind: type) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters with which an object of a class is called."""
+    (_, *parameters) = inspect.signature(kind.__call__).parameters.values()  # without `self`
+    return {parameter.name: parameter for parameter in parameters}
 
 
 def _by_name_only(kind: type, parameters: Sequence[inspect.Parameter]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TypeAlias
 
 import numpy as np
@@ -17,21 +16,23 @@ K1 = 1.2
 B = 0.5
 
 
-def idf(found: int, count: int) -> float:
-    """Return the inverse document frequency of a word: `log(1 + (count - found + 0.5) / (found + 0.5))`.
+def idf(found: npt.ArrayLike, count: int) -> Doubles:
+    """Return the inverse document frequency of words: `log(1 + (count - found + 0.5) / (found + 0.5))`.
 
     Robertson's formula with a 1 in the logarithm, as in Lucene, so that it is never negative: "Which BM25 do you
     mean?", Kamphuis et al., ECIR 2020.
 
     Args:
-        found: Number of texts that contain the word.
-        count: Number of all texts.
+        found: The number of texts with each word.
+        count: The number of all texts.
 
     Example:
-        >>> round(idf(1, 10), 3), round(idf(9, 10), 3)
-        (1.992, 0.147)
+        >>> idf([1, 9], 10).round(3).tolist()
+        [1.992, 0.147]
     """
-    return math.log(1 + (count - found + 0.5) / (found + 0.5))
+    number = np.asarray(found, np.float64)
+    rare: Doubles = np.log(1 + (count - number + 0.5) / (number + 0.5))
+    return rare
 
 
 def saturated(times: npt.NDArray[np.int64], lengths: Doubles, mean_length: float) -> Doubles:

@@ -66,20 +66,20 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
     # table stays small whatever the size of the index.
     size = max(1, CELLS // max(count, groups, 1))
     for some in (found[i : i + size] for i in range(0, len(found), size)):
-        asked_for = np.array([times for times, _ in some])
-        messages = np.concatenate([where for _, where in some])
-        words = np.repeat(np.arange(len(some)), [len(where) for _, where in some])
+        asked_for = np.array([times for _, times in some])
+        messages, sizes = postings.of([word for word, _ in some])
+        words = np.repeat(np.arange(len(some)), sizes)
         rows = view.row[messages]
         if view.removed:  # postings keep the messages of removed records until the index is compacted
             live = rows >= 0
             messages, words, rows = messages[live], words[live], rows[live]
         hit[messages] = True
         number, row, times = _counted(words, rows, len(some), count)
-        rare = np.array([idf(n, count) for n in number])
-        everything = sum(rare.tolist(), everything)
+        rare = idf(number, count)
+        everything += float(rare.sum())
         whole += _summed(asked_for * rare, number, row, times, view.lengths, view.mean_length)
         share += np.bincount(row, np.repeat(rare, number), count)
-        held += np.bincount(row, np.repeat([idf(n, most) for n in number], number), count)
+        held += np.bincount(row, np.repeat(idf(number, most), number), count)
         if asked:
             by = theirs[messages]
             number, row, times = _counted(words[by], rows[by], len(some), count)
@@ -87,15 +87,17 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
         if groups:
             group = view.session[rows]
             within = group >= 0
-            number, row, times = _counted(words[within], group[within], len(some), groups)
-            rare = np.array([idf(n, view.session_count) for n in number])
+            if not within.all():
+                words, group = words[within], group[within]
+            number, row, times = _counted(words, group, len(some), groups)
+            rare = idf(number, view.session_count)
             sessions += _summed(asked_for * rare, number, row, times, view.session_lengths, mean_session)
     spread = np.append(sessions, 0.0)[view.session]  # the last one is that of records without a session
     share = share / everything if everything else share
     return Matches(whole, share, told, spread, hit | theirs, held / idf(1, most))
 
 
-def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[list[int], Numbers, Numbers]:
+def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[Numbers, Numbers, Numbers]:
     """Count the occurrences of words in records.
 
     Args:
@@ -108,13 +110,14 @@ def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[list
         The number of records with each word; these records, word by word; and the number of occurrences in each.
     """
     table = np.bincount(words * count + rows, minlength=many * count)
-    number = np.count_nonzero(table.reshape(many, count), axis=1)
     cells = table.nonzero()[0]
-    return number.tolist(), cells - np.repeat(np.arange(many) * count, number), table[cells]
+    starts = np.arange(many + 1) * count
+    number = np.diff(np.searchsorted(cells, starts))
+    return number, cells - np.repeat(starts[:-1], number), table[cells]
 
 
 def _summed(
-    weights: Doubles, number: list[int], rows: Numbers, times: Numbers, lengths: Doubles, mean_length: float
+    weights: Doubles, number: Numbers, rows: Numbers, times: Numbers, lengths: Doubles, mean_length: float
 ) -> npt.NDArray[Any]:
     """Sum the BM25 of each text from the counts that `_counted` returns, with a weight for each word."""
     found = np.repeat(weights, number) * saturated(times, lengths[rows], mean_length)
@@ -128,9 +131,11 @@ def _of(asked: Collection[int], spoken: Numbers) -> Flags:
     return table[spoken]
 
 
-def _found(postings: Postings, stems: Sequence[str]) -> list[tuple[int, Numbers]]:
-    """Return, for each distinct word, its count in the question and its messages; only the rarest of too many words."""
-    counted = [(times, postings.messages(stem)) for stem, times in Counter(stems).items()]
+def _found(postings: Postings, stems: Sequence[str]) -> list[tuple[str, int]]:
+    """Return each distinct word with its count in the question; only the rarest known ones of too many words."""
+    counted = [*Counter(stems).items()]
     if len(counted) > WORDS:
-        counted = sorted((pair for pair in counted if len(pair[1])), key=lambda pair: len(pair[1]))[:WORDS]
+        _, number = postings.of([word for word, _ in counted])
+        there = sorted((n, i) for i, n in enumerate(number) if n)
+        counted = [counted[i] for _, i in there[:WORDS]]
     return counted

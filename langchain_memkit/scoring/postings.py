@@ -20,6 +20,7 @@ Speaker: TypeAlias = tuple[str, str]
 """A role and a name."""
 
 NONE = np.zeros(0, np.int64)
+EMPTY = array("q")
 
 
 class Postings:
@@ -66,3 +67,9 @@ class Postings:
         """Return the messages with a word, in the order in which they were added, repeated for repeated occurrences."""
         found = self._messages.get(stem)
         return NONE if found is None else np.array(found)
+
+    def of(self, stems: Sequence[str]) -> tuple[Numbers, list[int]]:
+        """Return the messages with each of some words, one word after the other, and how many there are of each."""
+        found = [self._messages.get(stem, EMPTY) for stem in stems]
+        number = [len(messages) for messages in found]
+        return (np.frombuffer(b"".join(found), np.int64) if any(number) else NONE), number

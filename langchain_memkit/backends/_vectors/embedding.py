@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ PROBE = "A memory keeps what was said, by whom and when."
 """Its vector tells one model from another; never changed, because it is stored."""
 ALIKE = 0.99
 NEARLY = 1e-6
+HUGE = 1e200  # squares up to this and down to its inverse are exact enough
 
 
 class ProbeStore(Protocol):
@@ -150,6 +152,10 @@ def checked(vectors: Sequence[Any], dims: int | None) -> list[Vector | None]:
         except (OverflowError, TypeError, ValueError):
             numbers = np.empty((0, 0))
         dims = dims if dims is not None else numbers.size
+        square = float(np.vdot(numbers, numbers)) if numbers.ndim == 1 and numbers.size == dims else 0.0
+        if 1 / HUGE < square < HUGE:  # as of every usual vector
+            found.append((numbers / math.sqrt(square)).astype("<f4"))
+            continue
         with np.errstate(over="ignore"):
             largest = np.abs(numbers).max(initial=0.0)
         if numbers.ndim != 1 or not numbers.size or not np.isfinite(largest):

@@ -142,19 +142,23 @@ class Reading(Closing):
         """Return the user's index, and the session's snapshot if a write can start from it. Usually takes one read."""
         return self._shelf.read(user_id, session_id)
 
-    def _texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
-        """Return a lookup of the user's records by id, as of the last read of the index; uncached ones are read."""
+    def _texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], tuple[Document, Any] | None]]:
+        """Return a lookup of the user's records by id, as of the last read of the index; uncached ones are read.
+
+        Each comes with a dict that lives as long as the record is cached: a memory keeps there what it made of it.
+        """
         held = self._shelf.texts(user_id)
         missing = [name for name in ids if name not in held]
         found: dict[str, Document] = {}
         if missing:
             found = {document.id or "": document for document in (yield from self._get_by_ids(missing, user_id))}
 
-        def document(name: str) -> Document | None:
+        def text(name: str) -> tuple[Document, Any] | None:
             stored = held.get(name)
-            return found.get(name) if stored is None else stored.document(name)
+            document = found.get(name) if stored is None else stored.document(name)
+            return None if document is None else (document, {} if stored is None else stored.notes)
 
-        return document
+        return text
 
     def sessions(self, user_id: str) -> list[SessionInfo]:
         """Return the sessions for which records of a user are stored.

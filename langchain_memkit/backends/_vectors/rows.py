@@ -188,6 +188,8 @@ def readable(text: str) -> str:
 
 def _encoded(metadata: dict[str, Any], path: str) -> dict[str, Any]:
     encoded, problem = encode_value(metadata, path), ""
+    if encoded == metadata:  # all of it plain, as in every record of a memory: read back it is the same
+        return encoded  # type: ignore[no-any-return]  # a dict is encoded as a dict
     back: Any = None
     try:
         # decoded and compared before it is stored: a value that changes on the way must be refused now, not found on
@@ -305,15 +307,19 @@ class Text:
     """The cached text and metadata of a record, decoded when first asked for.
 
     Args:
-        text: Plain data, as `encode_value` returns it.
-        metadata: Plain data, or its JSON.
+        text: Plain data, as `encode_value` gives it.
+        metadata: The same, or its JSON.
+
+    Attributes:
+        notes: What a memory made of the record to show it, by the numbers of the messages that it shows.
     """
 
-    __slots__ = ("_document", "metadata", "text")
+    __slots__ = ("_document", "metadata", "notes", "text")
 
     def __init__(self, text: Any, metadata: Any) -> None:
         self.text = text
         self.metadata = metadata
+        self.notes: dict[tuple[int, ...], Any] = {}
         self._document: Document | None = None
 
     def document(self, name: str) -> Document | None:

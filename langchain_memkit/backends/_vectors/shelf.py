@@ -40,6 +40,7 @@ logger = logging.getLogger("langchain_memkit")
 BATCH = 1000  # rows fetched at once
 MANY = 1000  # digests of removed texts that may be kept
 TEXT_BYTES = 2000  # overhead of a cached record, besides its text
+COPIES = 4  # of the text, once it was shown
 NO_TEXTS: Mapping[str, Text] = MappingProxyType({})
 GROWTH = 1.2  # times its size at the last estimate: then the size of an index is estimated again
 
@@ -240,7 +241,7 @@ class Held:
         with self.index.lock:
             if not self._estimated * 0.5 <= len(self.index) <= self._estimated * GROWTH:
                 self._estimated = len(self.index)
-                shown = sum(TEXT_BYTES + len(str(each.text)) for each in self.texts.values())
+                shown = sum(TEXT_BYTES + COPIES * len(str(each.text)) for each in self.texts.values())
                 self.nbytes = self.index.nbytes + 64 * len(self.left_out) + shown
 
 

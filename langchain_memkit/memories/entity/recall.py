@@ -129,11 +129,11 @@ def _ranked(rows: Sequence[FactRow], words: set[str]) -> list[FactRow]:
     """
     said = [set(fold_text(row.text).split()) & words if words else words for row in rows]
     often = Counter(word for shared in said for word in shared)
-    scores = [sum(math.log(1 + len(rows) / often[word]) for word in shared) for shared in said]
-    newest = {row: i for i, row in enumerate(sorted(rows, key=in_order))}
+    weights = {word: math.log(1 + len(rows) / number) for word, number in often.items()}
+    scores = [sum([weights[word] for word in shared]) for shared in said]
     tells = [not ASKED.search(row.text) for row in rows]
-    order = sorted(range(len(rows)), key=lambda i: (tells[i], scores[i], newest[rows[i]]), reverse=True)
-    return [rows[i] for i in order]
+    by_time = sorted(range(len(rows)), key=lambda i: in_order(rows[i]), reverse=True)
+    return [rows[i] for i in sorted(by_time, key=lambda i: (tells[i], scores[i]), reverse=True)]
 
 
 def choose(topics: Sequence[Topic], max_tokens: int, counter: TokenCounter) -> list[tuple[Topic, list[FactRow]]]:

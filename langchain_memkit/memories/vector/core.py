@@ -190,10 +190,14 @@ class Core:
         found = yield Step(*(partial(call, ids, **self._owner(user_id)) for call in get))
         return {document.id: document for document in found if document.id}
 
-    def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
-        """Return a lookup from record id to document; memkit's own stores serve it from the cached index."""
+    def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], tuple[Document, Any] | None]]:
+        """Return a lookup from record id to document; memkit's own stores serve it from the cached index.
+
+        Each comes with a dict in which a memory may keep what it made of the record to show it.
+        """
         if not self.holds_texts:
-            return (yield from self.documents(user_id, ids)).get
+            documents = yield from self.documents(user_id, ids)
+            return lambda name: (documents[name], {}) if name in documents else None
         return (yield from self.store._texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
 
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:

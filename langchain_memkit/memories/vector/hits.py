@@ -12,7 +12,7 @@ from langchain_core.documents import Document
 from langchain_memkit.errors import MissingExtraError
 from langchain_memkit.memories.retriever import plain_score
 from langchain_memkit.memories.vector.rounds import Line, lines_of_document
-from langchain_memkit.messages.notes import Record
+from langchain_memkit.messages.notes import Record, lines_of
 from langchain_memkit.messages.text import printable, printable_html
 from langchain_memkit.scoring.ranking import PARTS, Ranked
 
@@ -158,17 +158,31 @@ def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
     )
 
 
-def record_of(ranked: Ranked, rerank: float | None, document: Document, rank: int) -> Record:
-    """Build the quoted record of a note; `rank` is the number of more relevant records, 0 for the best."""
-    entry, lines = ranked.entry, _shown(ranked, document)
-    return Record(
-        _text(lines) if lines else document.page_content,
-        source=f"session {entry.session}" if entry.session else "",
-        date=entry.at,
-        parts=tuple((line.message, line.text) for line in lines),
-        rank=rank,
-        score=plain_score(ranked.score if rerank is None else rerank),
-    )
+def record_of(
+    ranked: Ranked, rerank: float | None, document: Document, rank: int, notes: dict[tuple[int, ...], Any]
+) -> tuple[Record, str]:
+    """Build the quoted record of a note, and its lines.
+
+    Args:
+        ranked: The record.
+        rerank: The reranker's score.
+        document: The stored document.
+        rank: The number of more relevant records, 0 for the best.
+        notes: What was made of the record before: a conversation recalls the same records again and again.
+    """
+    entry = ranked.entry
+    score = plain_score(ranked.score if rerank is None else rerank)
+    source = f"session {entry.session}" if entry.session else ""
+    if (known := notes.get(ranked.shown)) is not None:
+        text, parts, told = known
+        return Record(text, source=source, date=entry.at, parts=parts, rank=rank, score=score), told
+    lines = _shown(ranked, document)
+    text = _text(lines) if lines else document.page_content
+    parts = tuple((line.message, line.text) for line in lines)
+    record = Record(text, source=source, date=entry.at, parts=parts, rank=rank, score=score)
+    told = lines_of(record)
+    notes[ranked.shown] = (text, parts, told)
+    return record, told
 
 
 def _shown(ranked: Ranked, document: Document) -> list[Line]:

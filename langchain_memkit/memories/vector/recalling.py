@@ -19,7 +19,7 @@ from langchain_memkit.memories.vector.hits import HitList, hit_of, record_of
 from langchain_memkit.memories.vector.rounds import SMALL_TALK
 from langchain_memkit.messages.counting import count_text, count_tokens
 from langchain_memkit.messages.limits import QUESTION, beginning
-from langchain_memkit.messages.notes import Record, enclosed, framed, lines_of, note_message
+from langchain_memkit.messages.notes import Record, enclosed, framed, note_message
 from langchain_memkit.scoring.index import Entry
 from langchain_memkit.scoring.ranking import Ranked, best_first
 from langchain_memkit.scoring.words import stems
@@ -47,7 +47,7 @@ def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitL
     seen: set[str] = set()
     ranked, _, _ = yield from _ranked(core, user_id, text, keep)
     while some := list(islice(ranked, BATCH)):
-        hits += [hit_of(*found) for found in (yield from _fetched(core, user_id, some, seen))]
+        hits += [hit_of(*found) for *found, _ in (yield from _fetched(core, user_id, some, seen))]
         if len(hits) >= k:
             break
     return HitList(hits[:k])
@@ -95,9 +95,8 @@ def recall(
     spare = core.max_tokens - int(share * core.max_tokens)
     size = BATCH if core.reads_texts else FEW
     while some := list(islice(ranked, size)):
-        for found, rerank, document in (yield from _fetched(core, user_id, some, seen)):
-            record = record_of(found, rerank, document, len(chosen))
-            lines = lines_of(record)
+        for found, rerank, document, notes in (yield from _fetched(core, user_id, some, seen)):
+            record, lines = record_of(found, rerank, document, len(chosen), notes)
             cost = count_text(lines, core.counter)
             if cost > room - (spare if chosen else 0):
                 misses += 1
@@ -183,28 +182,29 @@ def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) 
         seen: Normalized texts that were returned already; it is extended.
 
     Returns:
-        A lazy iterator over (record, reranker score, document).
+        A lazy iterator over (record, reranker score, document, what was made of it to show it).
     """
-    document_of = yield from core.texts(user_id, [found.entry.id for found, _ in ranked])
+    text_of = yield from core.texts(user_id, [found.entry.id for found, _ in ranked])
     wanted: dict[str, set[str]] = {}
     for found, _ in ranked:
         if found.entry.session and any(found.entry.messages):
             wanted.setdefault(found.entry.session, set()).update(filter(None, found.entry.messages))
     erased = yield from erased_messages(core.get_session_history, user_id, wanted)
 
-    def kept() -> Iterator[tuple[Ranked, float | None, Document]]:
+    def kept() -> Iterator[tuple[Ranked, float | None, Document, Any]]:
         for found, score in ranked:
             entry = found.entry
             # One deleted message hides the whole record, since its text quotes that message.
             if erased and any((entry.session, message) in erased for message in entry.messages):
                 continue
-            document = document_of(entry.id)
-            if document is None:
+            text = text_of(entry.id)
+            if text is None:
                 continue
+            document, notes = text
             said = " ".join(document.page_content.casefold().split())
             if said not in seen:
                 seen.add(said)
-                yield found, score, document
+                yield found, score, document, notes
 
     return kept()  # lazily: most notes are full long before the last record
 
