@@ -1,4 +1,4 @@
-"""What callback handlers hear (`on_custom_event`)."""
+"""Custom events for callback handlers (`on_custom_event`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONDENSED = "memkit_condense_question"
 
 
 def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step:
-    """Tells callback handlers; only what a question became holds text of a message."""
+    """Send a custom event to callback handlers. Only the event of a rewritten question holds text of a message."""
 
     def sync() -> None:
         dispatch_custom_event(name, data, config=config)

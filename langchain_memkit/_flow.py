@@ -1,7 +1,7 @@
-"""Logic written once for both call styles.
+"""Logic written once for sync and async callers.
 
-A *flow* is a generator that yields operations and receives their results; `drive` runs it by calling, `adrive` by
-awaiting. What an operation is, the runner of each module says; the plainest is `Step`, run by `run_step`.
+A *flow* is a generator that yields operations and receives their results; `drive` runs it by calling each operation,
+`adrive` by awaiting it. Each module's runner defines what an operation is; the plainest is `Step`, run by `run_step`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Flow: TypeAlias = Generator[Any, Any, T]
 
 
 def drive(flow: Flow[T], run: Callable[[Any], Any]) -> T:
-    """Runs a flow, calling `run(operation)` for each step; errors are raised inside the flow."""
+    """Run a flow, calling `run(operation)` for each operation; an error of an operation is raised inside the flow."""
     result, failure = None, None
     try:
         while True:
@@ -48,7 +48,7 @@ def drive(flow: Flow[T], run: Callable[[Any], Any]) -> T:
 
 
 async def adrive(flow: Flow[T], run: Callable[[Any], Awaitable[Any]]) -> T:
-    """Async twin of `drive`."""
+    """Run `drive` asynchronously."""
     result, failure = None, None
     try:
         while True:
@@ -65,30 +65,38 @@ async def adrive(flow: Flow[T], run: Callable[[Any], Awaitable[Any]]) -> T:
 
 
 class Step(NamedTuple):
-    """An operation of a flow in both call styles."""
+    """An operation of a flow, in both call styles."""
 
     sync: Callable[[], Any]
     asynchronous: Callable[[], Awaitable[Any]]
 
 
 def run_step(step: Step) -> Any:
-    """Runs a step by calling."""
+    """Run a step by calling."""
     return step.sync()
 
 
 async def arun_step(step: Step) -> Any:
-    """Runs a step by awaiting."""
+    """Run a step by awaiting."""
     return await step.asynchronous()
 
 
 def is_async(function: Any) -> bool:
-    """Whether calling it gives a coroutine: an async function, or an object with an async `__call__`."""
+    """Return whether a call returns a coroutine: for an async function, or an object with an async `__call__`."""
     called = getattr(function, "__call__", None)  # noqa: B004  # the method itself is asked
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def user_code(function: Callable[..., Any], *args: Any, name: str) -> Step:
-    """A caller's function, plain or async. On an event loop a plain one runs in a thread: it may do I/O."""
+    """Wrap a call of the caller's function, plain or async, as a step.
+
+    On an event loop a plain function runs in a thread, since it may do I/O.
+
+    Args:
+        function: The function.
+        *args: Its arguments.
+        name: The argument by which the caller passed it, for the error if an async one is called from sync code.
+    """
 
     def sync() -> Any:
         result = function(*args)
@@ -109,7 +117,7 @@ def user_code(function: Callable[..., Any], *args: Any, name: str) -> Step:
 
 
 def in_thread(function: Callable[[], T], *, long: bool = True) -> Step:
-    """Work without I/O. If it takes long, an event loop is not held up: there it runs in a thread."""
+    """Wrap work without I/O as a step. On an event loop it runs in a thread if `long`, to keep the loop free."""
 
     async def asynchronous() -> T:
         return await asyncio.to_thread(function) if long else function()
@@ -118,7 +126,10 @@ def in_thread(function: Callable[[], T], *, long: bool = True) -> Step:
 
 
 def together(steps: Sequence[Step]) -> Step:
-    """All of these, one after the other or, on an event loop, at once; a failed one's result is its error."""
+    """Combine steps into one that returns all results; the result of a failed step is its error.
+
+    In sync code the steps run one after the other, on an event loop at the same time.
+    """
 
     def sync() -> list[Any]:
         results: list[Any] = []
@@ -132,6 +143,7 @@ def together(steps: Sequence[Step]) -> Step:
     async def asynchronous() -> list[Any]:
         results = await asyncio.gather(*(step.asynchronous() for step in steps), return_exceptions=True)
         for result in results:
+            # a cancellation or an interrupt is not a result
             if isinstance(result, BaseException) and not isinstance(result, Exception):
                 raise result
         return results
@@ -140,10 +152,10 @@ def together(steps: Sequence[Step]) -> Step:
 
 
 def internal_call(run_name: str, purpose: str) -> RunnableConfig:
-    """The config of a call that is ours and no part of an answer: a summary, a rewritten question, a rating.
+    """Return the config of a model call that is not part of an answer: a summary, a rewritten question, a rating.
 
-    From 1.5 on langchain knows such calls by a value that it draws for each process. It is asked for that where it is
-    loaded; elsewhere no agent runs that would look for it.
+    From 1.5 on langchain recognizes such calls by a value that it draws for each process. It is read from langchain's
+    module if that is loaded; otherwise no agent is running that would look for it.
     """
     langchain = sys.modules.get("langchain.agents.middleware.internal_call_transformer")
     mark: dict[str, Any] = getattr(langchain, "internal_call_metadata", dict)()
@@ -151,10 +163,18 @@ def internal_call(run_name: str, purpose: str) -> RunnableConfig:
 
 
 def model_call(llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig, seconds: float | None) -> Step:
-    """One call of a model, given up after a time: on an event loop it is cancelled, else its thread is left behind.
+    """Wrap one call of a model as a step with a time limit.
+
+    After the limit, the call is cancelled on an event loop; in sync code its thread is left to finish by itself.
+
+    Args:
+        llm: The model.
+        prompt: Its input.
+        config: The config of the call.
+        seconds: The limit in seconds; None for no limit.
 
     Raises:
-        TimeoutError: The model took longer, or says so itself.
+        TimeoutError: The model took longer, or raised it itself.
     """
     late = None if seconds is None else f"the model took longer than {seconds:g} s"
 
@@ -162,7 +182,7 @@ def model_call(llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig, sec
         try:
             return await asyncio.wait_for(llm.ainvoke(prompt, config), seconds)
         except TimeoutError as error:
-            if str(error) or late is None:  # the model's own
+            if str(error) or late is None:  # the model's own error, not the limit's
                 raise
             raise TimeoutError(late) from None
 
@@ -180,6 +200,8 @@ def _within(seconds: float | None, late: str | None, function: Callable[[], T]) 
         except BaseException as error:  # noqa: BLE001  # handed to the caller
             box.put((None, error))
 
+    # A daemon thread: a model that never answers must not keep the process from exiting. It runs in a copy of the
+    # context, in which LangChain finds the callbacks of the caller.
     threading.Thread(target=copy_context().run, args=(run,), daemon=True, name="memkit-model").start()
     try:
         result, error = box.get(timeout=seconds)
@@ -191,9 +213,10 @@ def _within(seconds: float | None, late: str | None, function: Callable[[], T]) 
 
 
 async def shielded(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Awaits to the end even if cancelled meanwhile: a save that has begun is whole or nothing."""
+    """Await work to its end even if the caller is cancelled meanwhile: a save that has begun is whole or nothing."""
     task = asyncio.ensure_future(work())
     cancelled: asyncio.CancelledError | None = None
+    # A cancellation ends only the wait: the shielded task goes on, and is awaited again.
     while not task.done():
         try:
             await asyncio.shield(task)
@@ -202,45 +225,46 @@ async def shielded(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         except BaseException:  # noqa: BLE001  # the task's own error: raised or logged below
             break
     if task.cancelled():
-        # the loop is shutting down and has cancelled every task, this one among them. Once: so it can be done now
+        # The task itself was cancelled: the loop is shutting down and has cancelled every task. It does so once, so
+        # the work can still be done here.
         await work()
         raise cancelled or asyncio.CancelledError
     if cancelled is None:
         return task.result()
     if (failure := task.exception()) is not None:
-        # the text of another's error may hold what was said
+        # Only memkit's own errors are logged with their text: others may quote messages.
         told = failure if isinstance(failure, MemkitError) else type(failure).__name__
         logger.error("a save failed while its caller was cancelled: %s", told)
     raise cancelled
 
 
 class Closing(ABC):
-    """`with` and `async with` for what has `close` and `aclose`."""
+    """A base class with `with` and `async with` for objects that have `close` and `aclose`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends what this object began."""
+        """Release the resources of this object."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
 
     def __enter__(self) -> Self:
-        """Returns itself."""
+        """Return this object."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes."""
+        """Close this object."""
         self.close()
 
     async def __aenter__(self) -> Self:
-        """Returns itself."""
+        """Return this object."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes."""
+        """Close this object."""
         await self.aclose()

@@ -1,10 +1,10 @@
-"""The words of the package: a memory, a turn, a view of a history, and the few aliases that all else is made of.
+"""The vocabulary of the package: a memory, a turn, a view of a history, and the aliases that everything else uses.
 
 *Memory is a list of messages.* A history keeps turns; a view is what was read of it; a preprocessor takes messages and
 returns messages; a memory loads messages. Nothing here does I/O.
 
-Read `memory` first, then `turns`; `aliases` names what is passed around, `purge` forgets a user, `ids` and `given`
-check what callers hand in.
+Read `memory` first, then `turns`. `aliases` has the type aliases, `purge` deletes a user everywhere, `ids` and `given`
+validate what callers pass in.
 """
 
 from langchain_memkit.base.aliases import (

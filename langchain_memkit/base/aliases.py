@@ -1,4 +1,4 @@
-"""The aliases that say what is passed around, and the default clock."""
+"""Type aliases of the public interfaces, and the default clock."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ Now: TypeAlias = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """The present, aware, in UTC: the default clock."""
+    """Return the present as an aware datetime in UTC: the default clock."""
     return datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""What was given in place of what was asked for, in the words of an error."""
+"""Validation helpers for arguments, and safe descriptions of values in error messages."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = [
     "value_or_kind",
 ]
 
-ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")  # of two letters or more: C:/ is a drive
-LONGEST = 9e9  # seconds: 285 years, less than a thread can wait for, and a date that there is
+ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")  # two letters or more before the colon: C:/ is a drive
+LONGEST = 9e9  # seconds, 285 years: a thread can wait this long, and the date still exists
 P = TypeVar("P", bound="str | os.PathLike[str]")
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the kind of an error, and its text if it is one of ours: that of another may hold what was said.
+    """Describe an error by its type, and by its text if it is memkit's own: other texts may quote private data.
 
     Args:
-        error: What was raised; it is the `__cause__` of what is told of it.
+        error: The error; it is usually the `__cause__` of the one that describes it.
 
     Example:
         >>> describe_error(OSError("secret")), describe_error(MemkitError("the file is gone"))
@@ -42,10 +42,10 @@ def describe_error(error: BaseException) -> str:
 
 
 def value_or_kind(value: Any) -> str:
-    """Return a value as an error may show it: numbers as they are, of all else the kind: it may be what was said.
+    """Describe a value for an error message: numbers as they are, anything else by type, since it may be private.
 
     Args:
-        value: What was given, or what is stored.
+        value: The value that was passed or stored.
 
     Example:
         >>> value_or_kind(3), value_or_kind("My name is Nemo."), value_or_kind(None)
@@ -57,29 +57,30 @@ def value_or_kind(value: Any) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about a name that there is not: a known one much like it, if any.
+    """Return the end of an error message about an unknown name: a similar known one, or nothing.
 
     Args:
-        name: As it was written.
-        known: The names that there are.
+        name: The name as it was written.
+        known: The names that exist.
 
     Example:
         >>> did_you_mean("bevor_save", ["before_save", "memories"]), did_you_mean("x", ["memories"])
         ("; did you mean 'before_save'?", '')
     """
     lower = {other.lower(): other for other in known}
+    # "session" for "session_id": too short for a close match, but its first word
     begun = [other for other in lower if len(name) > 2 and other.startswith(f"{name.lower()}_")]
     found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7) or begun
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 
 def check_arguments(given: Iterable[str], *takers: Callable[..., Any]) -> None:
-    """Check the names of arguments that are handed on as `**options`, before anything is made of them.
+    """Check the names of arguments that are passed on as `**options`, before anything is created from them.
 
     Args:
         given: The names.
-        *takers: The functions or classes that take them; arguments after `*` of any of them are known. A class with
-            `**kwargs`, a subclass of an app's say, may know more than it names, and is not checked.
+        *takers: The functions or classes that take them; keyword-only arguments of any of them are accepted. A class
+            with `**kwargs`, such as an app's own subclass, may accept more than it names, and is not checked.
 
     Raises:
         ConfigurationError: There is no such argument.
@@ -104,10 +105,12 @@ def check_arguments(given: Iterable[str], *takers: Callable[..., Any]) -> None:
 
 
 def file_given(path: P) -> P:
-    """The path, unless it is a connection string: as the name of a file it would stand in errors, password and all.
+    """Return a path, unless it is a connection string.
+
+    As a file name, a connection string would appear in error messages, password included.
 
     Args:
-        path: What the caller passed.
+        path: The path that the caller passed.
 
     Raises:
         ConfigurationError: It is an address.
@@ -131,34 +134,34 @@ def file_given(path: P) -> P:
 
 
 def kind_given(value: object, wanted: type) -> str:
-    """What a value is: its type; of a class itself that it is one, since parentheses are easily forgotten.
+    """Describe the type of a wrong argument; a class itself is named as such, since parentheses are easily forgotten.
 
     Args:
-        value: What the caller passed.
-        wanted: What it should be an instance of.
+        value: The value that the caller passed.
+        wanted: The type it should be an instance of.
 
     Example:
         >>> kind_given(3, Exception), kind_given(OSError, Exception), kind_given(int, Exception)
         ('int', 'the class OSError: call it', 'the class int')
     """
     if not isinstance(value, type):
-        # LangGraph's stores have the same class names as langchain-core's
+        # LangGraph's stores share the class names of langchain-core's
         langgraph = "; it is one of LangGraph's, so wrap it: LangGraphKeyValueStore(store)"
         return type(value).__name__ + (langgraph if hasattr(value, "list_namespaces") else "")
     return f"the class {value.__name__}" + (": call it" if issubclass(value, wanted) else "")
 
 
 def seconds_given(value: Any, name: str, *, none: str = "", most: float = LONGEST) -> None:
-    """Checks a span of time that a caller passed.
+    """Validate a duration that the caller passed.
 
     Args:
         value: Seconds.
-        name: Of the argument.
-        none: What None means; empty if it may not be None.
-        most: The longest.
+        name: The name of the argument.
+        none: What None means, for the error message; empty if None is not allowed.
+        most: The greatest value.
 
     Raises:
-        ConfigurationError: It is no number above 0, or more than `most`.
+        ConfigurationError: It is not a number above 0, or it is above `most`.
 
     Example:
         >>> seconds_given(0.5, "timeout")
@@ -177,7 +180,7 @@ def seconds_given(value: Any, name: str, *, none: str = "", most: float = LONGES
 
 
 def shown(value: Any) -> str:
-    """Return a value as a `repr` names it: ours as it shows itself, others by name, since they may show secrets.
+    """Return a value for a `repr`: memkit's own objects by their repr, others by name, since they may show secrets.
 
     Example:
         >>> shown(sorted), shown(object())

@@ -1,4 +1,4 @@
-"""What an id may be, checked before any I/O; and a config with ids."""
+"""Validation of ids before any I/O, key prefixes of users, and `session`, which builds a config from ids."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@\s]*:[^/\s]*@")
 
 
 def check_id(value: object, name: str) -> str:
-    """Returns `value` if it can serve as an id, and raises before any I/O otherwise.
+    """Validate an id and return it; raise before any I/O if it is not valid.
 
     Strings only: a dict that reaches a filter would become a query operator, and `1` and `"1"` would be two sessions.
 
     Args:
-        value: What the caller passed.
+        value: The value that the caller passed.
         name: The argument's name, for the error.
 
     Returns:
@@ -33,8 +33,8 @@ def check_id(value: object, name: str) -> str:
 
     Raises:
         TypeError: It is not a `str`.
-        ValueError: It is empty, too long, holds NUL or a lone surrogate, or is a connection string: ids are shown,
-            and the arguments are in the wrong order. Another address without a password is an id.
+        ValueError: It is empty, too long, holds NUL or a lone surrogate, or is a connection string: ids are shown, and
+            the arguments are probably in the wrong order. Any other address without a password is accepted.
 
     Example:
         >>> check_id("s1", "session_id")
@@ -52,10 +52,10 @@ def check_id(value: object, name: str) -> str:
 
 
 def check_text(value: object, name: str, most: int, least: int = 1) -> str:
-    """`check_id` for text of another size: keys, for one.
+    """Validate text of a given size, such as a key, and return it; `check_id` for other sizes.
 
     Args:
-        value: What the caller passed.
+        value: The value that the caller passed.
         name: The argument's name, for the error.
         most: The greatest size, in bytes of UTF-8.
         least: The smallest size, in bytes of UTF-8.
@@ -86,19 +86,19 @@ def check_text(value: object, name: str, most: int, least: int = 1) -> str:
 
 
 def user_prefix(user_id: str) -> str:
-    """What every key of a user begins with in a key-value store; `purge(user_id)` deletes all that lies under it.
+    """Return the prefix of all keys of a user in a key-value store; `purge(user_id)` deletes every key under it.
 
-    The id is percent-quoted, so that no user's prefix begins another's, whatever the ids are made of.
+    The id is percent-quoted, so that no user's prefix is the start of another's, whatever the ids contain.
 
     Args:
-        user_id: Whose; an empty string for what belongs to nobody.
+        user_id: The user; an empty string for unowned data.
 
     Returns:
-        The quoted id and a slash: put the rest of the key behind it.
+        The quoted id and a slash: append the rest of the key.
 
     Raises:
         TypeError: It is not a `str`.
-        ValueError: It is no valid id.
+        ValueError: It is not a valid id.
 
     Example:
         >>> user_prefix("a/b") + "profile", user_prefix("")
@@ -110,23 +110,24 @@ def user_prefix(user_id: str) -> str:
 def session(session_id: str, *, user_id: str | None = None, turn_id: str | None = None, **more: Any) -> RunnableConfig:
     """Return the config that names a conversation: the second argument of a chain's or an agent's `invoke`.
 
-    The same as `{"configurable": {"session_id": "s1"}}`, with the ids checked at once and a type that type checkers
-    know. A LangGraph checkpointer wants a `thread_id` as well: `session("s1", thread_id="t1")`.
+    It equals `{"configurable": {"session_id": "s1"}}`, with the ids validated at once and a type that type checkers
+    know. A LangGraph checkpointer needs a `thread_id` as well: `session("s1", thread_id="t1")`.
 
     Args:
         session_id: The conversation.
-        user_id: Whose it is; None for apps that do not tell users apart.
-        turn_id: Stores a call that is repeated once: an id of the request, say. None: every call is a turn of its own.
+        user_id: The owner; None for apps that do not tell users apart.
+        turn_id: The idempotency key, e.g. the id of the request: a repeated call is stored once. None: every call is a
+            turn of its own.
         **more: Further keys of `config["configurable"]`; `callbacks`, `tags`, `metadata` and the other keys of a
-            `RunnableConfig` stand where they belong.
+            `RunnableConfig` go to the top level.
 
     Returns:
         A new config, yours to change.
 
     Raises:
-        TypeError: An id is no string.
+        TypeError: An id is not a string.
         ValueError: An id is empty or malformed.
-        ConfigurationError: A key is nearly one of those that name a conversation: `userid`, say.
+        ConfigurationError: A key is almost the name of an id: `userid`, say.
 
     Example:
         >>> session("s1", user_id="u1")
@@ -145,7 +146,7 @@ def session(session_id: str, *, user_id: str | None = None, turn_id: str | None 
 
 
 def _check_key(name: str) -> None:
-    """Refuses a misspelt id: as a key of its own it would be ignored, and all users would share a conversation."""
+    """Refuse a misspelt id: as a key of its own it would be ignored, and all users would share a conversation."""
     known = {key.replace("_", ""): key for key in IDS}
     if name in known.values() or name in RunnableConfig.__annotations__:
         return

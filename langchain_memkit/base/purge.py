@@ -1,4 +1,4 @@
-"""Forgetting a user in every part of an app."""
+"""Deleting a user from every part of an app."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ __all__ = ["Purgeable", "apurge_user", "purge_user"]
 
 @runtime_checkable
 class Purgeable(Protocol):
-    """Anything that can forget a user: our stores, and the factories of histories and memories."""
+    """Anything that can delete a user: memkit's stores, and its factories of histories and memories."""
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Deletes all content of the user and returns counts."""
+        """Delete all content of the user, and return counts."""
         ...
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         ...
 
 
 def purge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
-    """Forgets a user in every part of an app: histories first, then what was derived from them.
+    """Delete a user from every part of an app: histories, and the stores and memories derived from them.
 
     Args:
-        user_id: Whose content goes.
-        *parts: The factories, stores and memories in use, in any order.
+        user_id: The user whose content is deleted.
+        *parts: The factories, stores and memories in use, in any order; they are purged in this order.
 
     Returns:
-        What each part deleted, in the order of `parts`.
+        The counts of what each part deleted, in the order of `parts`.
 
     Raises:
-        TypeError: `user_id` is no string.
-        ValueError: `user_id` is no valid id.
-        ConfigurationError: There are no parts, or one of them cannot forget a user; nothing was deleted.
+        TypeError: `user_id` is not a string.
+        ValueError: `user_id` is not a valid id.
+        ConfigurationError: There are no parts, or one of them cannot delete a user; nothing was deleted.
         HistoryWriteError: A part failed; calling again continues.
 
     Example:
@@ -52,13 +52,13 @@ def purge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
 
 
 async def apurge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
-    """Async twin of `purge_user`."""
+    """Run `purge_user` asynchronously."""
     _check(user_id, parts)
     return [await part.apurge(user_id) for part in parts]
 
 
 def _check(user_id: str, parts: Sequence[Any]) -> None:
-    """Before anything is deleted."""
+    """Validate the user and the parts, before anything is deleted."""
     check_id(user_id, "user_id")
     if not parts:
         msg = "purge_user takes the user and the factories, stores and memories in use; without them nothing is deleted"

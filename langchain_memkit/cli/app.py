@@ -1,4 +1,4 @@
-"""The commands and their options."""
+"""The commands of the command line and their options. The docstrings of commands are their help texts."""
 
 from __future__ import annotations
 
@@ -227,20 +227,20 @@ def doctor(
     One line for everything that was looked at, and what to do where it is not well.
     """
     keys = (session_id_key, history_key)
-    some = places or _given(None)  # neither: this machine only
+    some = places or _given(None)  # without either, check this machine only
     found = _places(places, "WHERE", database, collection, user_id_key, keys=keys) if some else []
     return doctoring.doctor(ctx.obj, found, fix=fix, as_json=as_json)
 
 
 def _given(where: str | None, *names: str) -> str | None:
-    """What was said, else what stands in the environment."""
+    """Return the argument, else the first of these environment variables that is set, else MEMKIT_URI."""
     return where or next((os.environ[name] for name in (*names, URI) if os.environ.get(name)), None)
 
 
 def _places(
     given: list[str] | None, option: str, database: str | None, collection: str | None, user_id_key: str, **names: Any
 ) -> list[Place]:
-    """Files and servers; a database is named for the servers among them."""
+    """Return the files and servers that a command names; database and collection apply to the servers among them."""
     found = []
     for where in given or [_given(None) or ""]:
         of_server: Any = {"database": database, "collection": collection}
@@ -250,6 +250,6 @@ def _places(
 
 
 def run(args: Sequence[str]) -> int:
-    """Runs a command and returns its exit code."""
+    """Run a command and return its exit code."""
     command = typer.main.get_command(app)
     return int(command.main(list(args), standalone_mode=False))

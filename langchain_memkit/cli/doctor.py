@@ -1,4 +1,4 @@
-"""`memkit doctor`: one line for everything that was looked at, and what to do where it is not well."""
+"""`memkit doctor`: check this machine, files and servers, with one line per check and advice for each problem."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["doctor"]
 
 MB = 1_000_000
 LITTLE_ROOM = 500 * MB
-LARGE_LOG = 64 * MB  # SQLite folds it in after 4 MB, unless a reader never ends
+LARGE_LOG = 64 * MB  # SQLite checkpoints the log after 4 MB, unless a reader never ends
 LARGE_COLLECTION = 100_000
 EVERYBODY = 0o006  # may read or write
 OTHERS = {  # tables of other packages
@@ -30,16 +30,16 @@ OLDEST_SERVER = (5, 0)
 
 
 def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool) -> int:
-    """Looks at this machine and at the given places.
+    """Check this machine and the given targets.
 
     Args:
-        output: Where the lines go.
-        places: Files and databases; none for this machine only.
-        fix: Build what is missing, after saying what.
-        as_json: A list of objects instead of lines.
+        output: Where to print.
+        places: Files and databases; none to check this machine only.
+        fix: Build missing indexes, after announcing them.
+        as_json: Print a list of objects instead of lines.
 
     Returns:
-        The exit code: 1 if anything fails.
+        The exit code: 1 if any check fails.
     """
     checks = list(check_environment())
     for place in places:
@@ -56,18 +56,19 @@ def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool)
 
 
 def _looked_at(output: Output, place: Place, fix: bool) -> list[Check]:
-    """All of a place; what cannot be read is a line like any other."""
+    """Run all checks of a target; a target that cannot be read is a failed check."""
     checks: list[Check] = []
     try:
+        # Fix first, so that the checks show the result.
         if fix:
             _fix(output, place)
         for check in _database(place) if place.is_mongodb else _file(place):
-            checks.append(check)  # noqa: PERF402  # what came before an error counts
+            checks.append(check)  # noqa: PERF402  # checks before an error are kept
     except (ConfigurationError, MissingExtraError) as error:
         checks.append(Check(place.label, "fail", str(error)))
     except HistoryReadError as error:
         advice = "is the server running, are host, user and password right, does a firewall stand in between?"
-        advice = advice if place.is_mongodb else ""  # a file's errors say themselves what to do
+        advice = advice if place.is_mongodb else ""  # errors of files contain their own advice
         checks.append(Check(place.label, "fail", output.brief(error), advice))
     except OSError as error:
         checks.append(Check(place.label, "fail", error.strerror or str(error), "may this user read it?"))
@@ -210,6 +211,7 @@ def _collection(place: Place, name: str) -> Iterator[Check]:
             yield Check(f"{facts.name}: index {index}", "ok", "present")
     for fault in facts.faults:
         needed = "turns" in facts.kinds and fault.model.document.get("unique")
+        # First use builds no index on a collection this large, so a missing one is a failure, not a warning.
         large = facts.size > LARGE_COLLECTION
         found = f"{fault.state}{', and without it turns could be lost or doubled' if needed else ''}"
         found += ", and the collection is too large for it to be built at first use" if large else ""
@@ -225,7 +227,7 @@ def _collection(place: Place, name: str) -> Iterator[Check]:
 
 
 def _fix(output: Output, place: Place) -> None:
-    """Says what it builds, and builds it."""
+    """Announce what is missing, and build it."""
     if place.is_mongodb:
         server = require_mongodb()
         for name, kinds in server.kinds_in(place.where, place.database, place.keys).items():
@@ -240,6 +242,7 @@ def _fix(output: Output, place: Place) -> None:
                 server.build_indexes(place.where, place.database, name, facts.faults)
     elif not (place.is_sql_url or place.path.is_dir()) and files.is_sqlite(place.path):
         faults = [f for f in files.inspect_file(place.path).faults if f.state == "missing"]
+        # A missing table cannot be rebuilt, since its rows are lost.
         faults = [f for f in faults if not f.sql.startswith("CREATE TABLE")]
         if faults:
             output.note(f"{place.label}: building {', '.join(fault.name for fault in faults)} ...")

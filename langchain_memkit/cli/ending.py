@@ -1,4 +1,4 @@
-"""How each way to end a command becomes one line without credentials, and an exit code."""
+"""Conversion of every way that a command can end into one line without credentials, and an exit code."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ GO_ON = "interrupted: run the same command again to go on; what is done is not d
 
 
 class Guarded(TyperGroup):
-    """Commands whose every way to end is one line without credentials, and an exit code."""
+    """Command group that reports every error in one line without credentials, and returns an exit code."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Runs a command; exits with its code, or returns it if not standalone."""
+        """Run a command; exit with its code, or return it if `standalone_mode` is False."""
         words = list(sys.argv[1:] if args is None else args)
+        # Every argument is searched for secrets before anything is printed.
         output = Output([*words, *(os.environ.get(name, "") for name in (URI, FROM_URI, TO_URI))])
+        # Log records and warnings are printed in the same form, without credentials.
         handler, logger = NotesHandler(output), logging.getLogger("langchain_memkit")
         logger.addHandler(handler)
         try:
@@ -36,7 +38,7 @@ class Guarded(TyperGroup):
                 warnings.showwarning = show_warning(output)
                 extra |= {"prog_name": "memkit", "obj": output, "standalone_mode": False}
                 code = super().main(words or ["--help"], *rest, **extra)
-        except Exception as error:  # noqa: BLE001  # a traceback would show more than it should
+        except Exception as error:  # noqa: BLE001  # a traceback could show credentials
             code = _ended(output, error)
         finally:
             logger.removeHandler(handler)
@@ -46,26 +48,26 @@ class Guarded(TyperGroup):
         return code
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the chosen command; Ctrl-C is an end like any other."""
+        """Run the chosen command; Ctrl-C ends it with a message and exit code 130."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.obj.fault(GO_ON)
             return INTERRUPTED
-        except BrokenPipeError as error:  # before typer makes a 1 of it
+        except BrokenPipeError as error:  # before typer turns it into exit code 1
             return _ended(ctx.obj, error)
 
 
 def _ended(output: Output, error: Exception) -> int:
-    """Says what went wrong, in one line; returns the exit code."""
+    """Report an error in one line; return the exit code."""
     output.trace(error)
-    if hasattr(error, "format_message"):  # what typer says of words it does not know
+    if hasattr(error, "format_message"):  # typer's errors about arguments
         output.fault(f"{error.format_message()} (memkit --help)")
         return USAGE
     if isinstance(error, typer.Abort):
         output.fault(GO_ON)
         return INTERRUPTED
-    if isinstance(error, BrokenPipeError):  # whoever reads our output has read enough
+    if isinstance(error, BrokenPipeError):  # the reader of stdout has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     if isinstance(error, (ConfigurationError, MissingExtraError)):

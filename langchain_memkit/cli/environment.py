@@ -1,4 +1,4 @@
-"""What `memkit doctor` says of this machine: Python, packages, extras, the trained spaCy pipeline."""
+"""Checks of this machine for `memkit doctor`: Python, packages, extras, the trained spaCy pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGE = "langchain-memkit"
 
 
 class Check(NamedTuple):
-    """One line: what was looked at, how it is, and what to do about it if it is not well."""
+    """The result of one check: its subject, its status, what was found, and advice if something is wrong."""
 
     subject: str
     status: Literal["ok", "warn", "fail"]
@@ -28,7 +28,7 @@ class Check(NamedTuple):
 
 
 def package_version(name: str = PACKAGE) -> str | None:
-    """The version of an installed package; None if it is not there."""
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -36,7 +36,7 @@ def package_version(name: str = PACKAGE) -> str | None:
 
 
 def check_environment() -> Iterator[Check]:
-    """Everything that needs no server and no file."""
+    """Run the checks that need neither a server nor a file."""
     yield Check("Python", "ok", f"{platform.python_version()} ({sys.executable})")
     yield Check("SQLite", "ok", library_version())
     yield Check(PACKAGE, "ok", package_version() or "run from a source tree that is not installed")
@@ -46,7 +46,7 @@ def check_environment() -> Iterator[Check]:
 
 
 def _extras() -> Iterator[Check]:
-    """Which extras are whole; one that is not installed is not needed, as far as anybody can tell."""
+    """Check the installed extras; a missing extra is reported as ok, since it may not be needed."""
     try:
         lines = requires(PACKAGE) or []
     except PackageNotFoundError:
@@ -73,7 +73,7 @@ def _fits(requirement: Requirement) -> bool:
 
 
 def _spacy() -> Check:
-    """Whether there is a trained pipeline: it is loaded, which takes a second."""
+    """Check that a trained pipeline can be loaded, which takes a second."""
     if package_version("spacy") is None:
         return Check("spaCy pipeline", "ok", "spaCy is not installed: only SpacyEntityExtractor needs it")
     try:
@@ -82,6 +82,6 @@ def _spacy() -> Check:
         return Check("spaCy pipeline", "ok", repr(SpacyEntityExtractor()))
     except (SpacyModelMissing, ConfigurationError) as error:
         return Check("spaCy pipeline", "warn", "none that may be used", str(error))
-    except Exception as error:  # noqa: BLE001  # whatever is broken there, the other lines are printed
+    except Exception as error:  # noqa: BLE001  # whatever is broken in spaCy, the other checks are printed
         found = f"spaCy cannot be used: {type(error).__name__}: {error}"
         return Check("spaCy pipeline", "warn", found, 'pip install "langchain-memkit[spacy]"')

@@ -1,4 +1,4 @@
-"""Where conversations are, as a user says it: a file, a folder, a connection string; and what they are kept as."""
+"""Targets of commands: a file, a folder or a connection string, and the format of the conversations in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_GIVEN = "say where: a SQLite file or mongodb://..., with {option} or in the 
 
 
 class Format(StrEnum):
-    """What conversations are kept as."""
+    """The formats in which conversations can be kept."""
 
     MEMKIT = "memkit"
     LANGCHAIN_MONGODB = "langchain-mongodb"
@@ -46,16 +46,16 @@ OF_TABLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where something is, and how it is named there. Its repr shows no credentials.
+    """A target and the names in it. Its repr shows no credentials.
 
     Attributes:
-        where: What the user gave.
-        given_database: The database that was named, in an option or in the connection string.
-        collection: The collection that was named.
+        where: The path or URL that the user gave.
+        given_database: The database in an option or in the connection string.
+        collection: The collection in an option.
         keys: `session_id_key` and `history_key` of langchain-mongodb's rows.
-        user_id_key: Of question and answer documents.
-        table: Of langchain-community's SQL history; None for the usual one.
-        session_id_column: In that table; None for the usual one.
+        user_id_key: Key of the user in question and answer documents.
+        table: Table of langchain-community's SQL history; None for the default one.
+        session_id_column: Its column of session ids; None for the default one.
     """
 
     where: str = field(repr=False)
@@ -68,12 +68,12 @@ class Place:
 
     @property
     def is_mongodb(self) -> bool:
-        """Whether it is a server of MongoDB."""
+        """Whether it is a MongoDB server."""
         return self.where.startswith(("mongodb://", "mongodb+srv://"))
 
     @property
     def is_sql_url(self) -> bool:
-        """Whether it is another database's URL."""
+        """Whether it is the URL of another database."""
         return "://" in self.where and not self.is_mongodb
 
     @property
@@ -88,7 +88,7 @@ class Place:
 
     @cached_property
     def label(self) -> str:
-        """How it is called in messages: hosts or the file's name, no credentials and no options."""
+        """Its name in messages: the hosts or the path, without credentials and options."""
         if not (self.is_mongodb or self.is_sql_url):
             return self.where
         rest = self.where.partition("://")[2].partition("?")[0]
@@ -103,17 +103,17 @@ def place_of(
     exists: bool = True,
     **names: Any,
 ) -> Place:
-    """The place that a user named.
+    """Parse and validate a target that a user named.
 
     Args:
-        where: A path or a URL; None if nothing was said.
-        option: What it is called in the command, for errors.
-        database: The database that was named in an option; else it is the one in the connection string.
-        exists: Whether it must be there already.
+        where: A path or a URL; None if none was given.
+        option: The option's name, for errors.
+        database: The database in an option; None for the one in the connection string.
+        exists: Whether it must exist already.
         **names: Further fields of `Place`.
 
     Raises:
-        ConfigurationError: It is nothing that could be one.
+        ConfigurationError: It is missing or cannot be a target.
 
     Example:
         >>> place = place_of("mongodb://nemo:secret@db.example/chat?w=1", "--from")
@@ -124,6 +124,7 @@ def place_of(
         raise ConfigurationError(NOT_GIVEN.format(option=option))
     place = Place(where=where, given_database=database, **names)
     if place.is_mongodb:
+        # After the last @, since a password that is not percent-encoded may contain slashes.
         in_uri = unquote(where.partition("://")[2].partition("?")[0].rpartition("@")[2].partition("/")[2])
         return Place(where=where, given_database=database or in_uri or None, **names)
     if database or place.collection:
@@ -146,17 +147,17 @@ def place_of(
 def found_in(
     place: Place, wanted: Format | None, option: str, *, of_server: str = "--from-"
 ) -> tuple[Format, str | None]:
-    """What conversations at a place are kept as, and in which collection.
+    """Detect the format of the conversations in a target, and their collection.
 
     Args:
-        place: Where to look.
-        wanted: The format that the user named; None to find out.
-        option: What the place is called in the command, for errors.
-        of_server: What the options for the database and the collection begin with there, for errors.
+        place: The target.
+        wanted: The format that the user named; None to detect it.
+        option: The option that names the target, for errors.
+        of_server: Prefix of the options for database and collection, for errors.
 
     Raises:
-        ConfigurationError: There is nothing to move, or more than one thing that might be meant.
-        HistoryReadError: It cannot be read.
+        ConfigurationError: There is nothing to move, or more than one possibility.
+        HistoryReadError: The target cannot be read.
     """
     if place.is_mongodb:
         return _in_database(place, wanted, of_server)
@@ -180,7 +181,7 @@ def _in_database(place: Place, wanted: Format | None, of_server: str) -> tuple[F
     if wanted is not None and place.collection is not None:
         return wanted, place.collection
     if wanted is Format.LANGGRAPH:
-        return wanted, None  # its source knows what the collections are called
+        return wanted, None  # its source knows the names of the collections
     kinds = require_mongodb().kinds_in(place.where, place.database, place.keys)
     if place.collection is not None:
         kinds = {place.collection: kinds.get(place.collection, frozenset())}
@@ -200,18 +201,18 @@ def _in_database(place: Place, wanted: Format | None, of_server: str) -> tuple[F
 
 
 def _format_of(kinds: Iterable[str]) -> Format | None:
-    """What a collection is read as; our own format reads rows of langchain-mongodb in it as well."""
+    """Return the format in which to read a collection; memkit's own also reads rows of langchain-mongodb in it."""
     known = [OF_KIND[kind] for kind in kinds if kind in OF_KIND]
     return Format.MEMKIT if Format.MEMKIT in known else (known[0] if known else None)
 
 
 def require_mongodb() -> Any:
-    """The module that looks at servers.
+    """Return the module that inspects servers.
 
     Raises:
         MissingExtraError: The extra is not installed; the text says how to install it.
     """
-    langchain_memkit.MongoDBChatMessageHistory  # noqa: B018  # raises with the words of the front door
+    langchain_memkit.MongoDBChatMessageHistory  # noqa: B018  # raises the package's own error for the missing extra
     from langchain_memkit.backends.mongodb import inspection
 
     return inspection

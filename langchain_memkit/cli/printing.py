@@ -1,4 +1,4 @@
-"""What a person reads: results on stdout, all else on stderr; no credentials, no control characters, no markup."""
+"""Output for people: results on stdout, all else on stderr; no credentials, no control characters, no markup."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MARKS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def secrets_in(words: Iterable[str]) -> list[str]:
-    """What must not be printed of connection strings: passwords, and the values of telling options; longest first.
+    """Find the passwords and the values of sensitive options in connection strings, longest first.
 
     Args:
         words: Arguments of a command and values of environment variables, mistyped URIs included.
@@ -44,23 +44,25 @@ def secrets_in(words: Iterable[str]) -> list[str]:
         found |= {value.strip("'\"") for value in ASSIGNED.findall(word)}
         head, mark, rest = word.partition("://")
         if not mark or "@" in head:
-            # mistyped: u:secret@host, mongodb:/u:secret@host; all behind any colon, the password may hold one
+            # A mistyped URI, as u:secret@host or mongodb:/u:secret@host. Everything after any colon counts, since the
+            # password may contain one.
             userinfo = word.rpartition("@")[0]
             behind = [userinfo[i + 1 :] for i, c in enumerate(userinfo) if c == ":"]
             parts = [part for text in behind for part in re.split("[/@?#]", text)]
             found |= {text for raw in (*behind, *parts) for text in (raw, unquote(raw), unquote_plus(raw))}
         if not mark:
             continue
-        # up to the last @: a password that was not quoted may hold anything, and half of it is no less a secret
+        # Up to the last @: a password that was not percent-encoded may contain anything, and a part of it is a secret
+        # as well.
         userinfo = rest.rpartition("@")[0]
         password = userinfo.partition(":")[2]
         options = [option.partition("=") for option in re.split("[&;]", rest.partition("?")[2])]
         values = [value for name, _, value in options if TELLING.search(name)]
         values += [part.partition(":")[2] for value in values for part in value.split(",")]  # NAME:secret,NAME:secret
-        parts = re.split("[/@?#]", password)  # what a parser makes of one that was not quoted
+        parts = re.split("[/@?#]", password)  # as a parser splits one that was not percent-encoded
         found |= {text for raw in (password, *parts, *values) for text in (raw, unquote(raw), unquote_plus(raw))}
         found.add(userinfo)
-    # texts of others show them as Python or JSON would write them
+    # Messages of other packages may show them as Python or JSON writes them.
     found |= {shown for text in found for shown in _spelled(text)}
     return sorted(filter(None, found), key=lambda text: (-len(text), text))
 
@@ -70,7 +72,7 @@ def _spelled(text: str) -> tuple[str, ...]:
 
 
 def escaped(text: str) -> str:
-    r"""The text on one line, with nothing in it that a terminal would act on or that changes the order of reading.
+    r"""Escape line ends and characters that a terminal would act on or that change the reading order.
 
     Example:
         >>> print(escaped("a\x1b[2Jb\n"))
@@ -86,18 +88,19 @@ def _code(character: str) -> str:
 
 
 class Output:
-    """Prints for one run of a command.
+    """The printed output of one command.
 
     Args:
-        words: Where secrets may stand: all arguments, and the values of our environment variables.
+        words: Texts that may contain secrets: all arguments, and the values of memkit's environment variables.
 
     Attributes:
-        quiet: Only errors are printed.
-        debug: Errors show where they came from.
-        beside: Results go to stderr, because stdout carries data.
+        quiet: Whether to print errors only.
+        debug: Whether to print tracebacks of errors.
+        beside: Whether results go to stderr, because stdout carries data.
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
+        # Stored text is printed as it is: never interpreted as rich's markup, highlighted or wrapped.
         plain = {"markup": False, "highlight": False, "emoji": False, "soft_wrap": True, "force_jupyter": False}
         self._out = Console(**plain)  # type: ignore[arg-type]  # a dict of several types
         self._err = Console(stderr=True, **plain)  # type: ignore[arg-type]  # as above
@@ -107,25 +110,25 @@ class Output:
         self.debug = False
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode is no reason to fail
+                stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode must not cause a failure
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person watches both streams, so that a bar may move."""
+        """Whether both streams are terminals, so that a progress bar may be drawn."""
         return self._out.is_terminal and self._err.is_terminal
 
     def safe(self, text: object) -> str:
-        """The text as it may be printed, on one line."""
+        """Return the text on one line, without credentials and control characters."""
         return escaped(self.scrubbed(str(text)))
 
     def scrubbed(self, text: str) -> str:
-        """The text without credentials."""
+        """Replace credentials in the text."""
         if self._secret is not None:
             text = self._secret.sub(HIDDEN, text)
         return USERINFO.sub("//", text)
 
     def brief(self, error: BaseException) -> str:
-        """An error without what the driver adds for those who debug it; `--debug` shows that."""
+        """Return an error's text without the driver's details for debugging, which `--debug` shows."""
         return DETAILS.sub("", str(error))
 
     @property
@@ -133,28 +136,28 @@ class Output:
         return self._err if self.beside else self._out
 
     def line(self, text: object = "") -> None:
-        """A line of the result; nothing if quiet."""
+        """Print a line of the result, unless quiet."""
         if not self.quiet:
             self._results.print(Text(self.safe(text)))
 
     def note(self, text: object) -> None:
-        """A line beside the result: what is about to happen, warnings; nothing if quiet."""
+        """Print a line on stderr about the progress, or a warning, unless quiet."""
         if not self.quiet:
             self._err.print(Text(self.safe(text)))
 
     def fault(self, text: object) -> None:
-        """A line about what went wrong, always."""
+        """Print a line about an error, in any case."""
         self._err.print(Text(f"memkit: {self.safe(text)}"))
 
     def trace(self, error: BaseException) -> None:
-        """With `--debug`: where an error came from, without the values of variables."""
+        """Print an error's traceback if `--debug` is given, without the values of variables."""
         if self.debug:
             for entry in traceback.format_exception(error):
                 for part in entry.splitlines():
                     self._err.print(Text(self.safe(part)))
 
     def table(self, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """A table: drawn on a terminal, columns of plain text elsewhere; nothing if quiet."""
+        """Print a table, drawn on a terminal, else as columns of plain text, unless quiet."""
         if self.quiet:
             return
         heads = [self.safe(head) for head in heads]
@@ -172,29 +175,29 @@ class Output:
             self._results.print(Text("  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip()))
 
     def raw(self, text: str) -> None:
-        """Text for programs, as it is but for credentials."""
+        """Print text for programs, unchanged but for credentials."""
         self._out.out(self.scrubbed(text), highlight=False)
 
 
 def _whole(secret: str) -> str:
-    """The pattern of a secret; a short one only where it stands alone, else it would stand in every other word."""
+    """Return the pattern of a secret; a short one matches only as a whole word, since other words may contain it."""
     quoted = re.escape(secret)
     return quoted if len(secret) > 3 else rf"(?<!\w){quoted}(?!\w)"
 
 
 class NotesHandler(logging.Handler):
-    """Prints what the package logs."""
+    """Logging handler that prints the package's warnings."""
 
     def __init__(self, output: Output) -> None:
         super().__init__(logging.WARNING)
         self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line for a record, unless it is of what a report lists in the end."""
+        """Print a record, unless the final report lists its subject."""
         if "unreadable in session" not in str(record.msg):
             self._output.note(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 def show_warning(output: Output) -> Any:
-    """What `warnings.showwarning` is replaced by: libraries warn of options, values included."""
+    """Return a replacement for `warnings.showwarning` that hides credentials, which warnings of libraries may quote."""
     return lambda message, *_args, **_kwargs: output.note(f"warning: {message}")

@@ -1,4 +1,4 @@
-"""What `memkit export` writes to and `memkit import` reads from: a file, a packed file, a pipe."""
+"""The streams of `memkit export` and `memkit import`: a file, a gzip file or a pipe."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from langchain_memkit.errors import ConfigurationError
 __all__ = ["STREAM", "readable", "writable"]
 
 STREAM = "-"
-BESIDE = ("-wal", "-shm", "-journal")  # files that belong to the database of the same name
+BESIDE = ("-wal", "-shm", "-journal")  # suffixes of the files that belong to a SQLite database
 
 
 @contextmanager
 def writable(file: str, source: Place) -> Iterator[Any]:
-    """What `export_history` writes to.
+    """Open the file for an export, in the form that `export_history` takes.
 
     Args:
-        file: What the user named; `-` is stdout.
-        source: What is exported.
+        file: The path; `-` is stdout.
+        source: The target that is exported.
 
     Raises:
-        ConfigurationError: It cannot be written, or a database stands there.
+        ConfigurationError: The file cannot be written, or is a database.
     """
     if file == STREAM:
         stream = io.TextIOWrapper(_open(sys.stdout, "stdout").buffer, encoding="utf-8", newline="\n")
@@ -48,7 +48,7 @@ def writable(file: str, source: Place) -> Iterator[Any]:
     if not file.endswith(".gz"):
         yield file
         return
-    # a name that nobody has, opened by nobody else and readable by its owner alone
+    # A new file with a unique name that only its owner can read.
     number, part = tempfile.mkstemp(".part", f"{Path(file).name}.", Path(file).absolute().parent)
     try:
         with os.fdopen(number, "wb") as raw:
@@ -58,15 +58,15 @@ def writable(file: str, source: Place) -> Iterator[Any]:
             os.fsync(raw.fileno())
         Path(part).replace(file)
     finally:
-        Path(part).unlink(missing_ok=True)  # what is left of an export that broke off
+        Path(part).unlink(missing_ok=True)  # the remains of an export that failed
 
 
 @contextmanager
 def readable(file: str) -> Iterator[str | TextIO]:
-    """What `import_history` reads.
+    """Open the file for an import, in the form that `import_history` takes.
 
     Args:
-        file: What the user named; `-` is stdin.
+        file: The path; `-` is stdin.
 
     Raises:
         ConfigurationError: There is nothing to read.
@@ -90,7 +90,11 @@ def readable(file: str) -> Iterator[str | TextIO]:
 
 
 def _open(stream: Any, name: str) -> Any:
-    """A stream of this process, which whoever started it may have closed."""
+    """Return a standard stream of this process.
+
+    Raises:
+        ConfigurationError: The parent process has closed it.
+    """
     if stream is None:
         msg = f"{name} is closed: name a file instead of {STREAM}"
         raise ConfigurationError(msg)
@@ -98,9 +102,13 @@ def _open(stream: Any, name: str) -> Any:
 
 
 def _refuse_database(path: Path, source: Place) -> None:
-    """An export replaces its file: never a database, nor what belongs to one."""
+    """Refuse to export over a database or a file that belongs to one, since an export replaces its file.
+
+    Raises:
+        ConfigurationError: The path is such a file.
+    """
     of_source = not (source.is_mongodb or source.is_sql_url) and path.exists() and path.samefile(source.path)
-    part = Path(f"{path}.part")  # what stands there is taken for a rest of an export
+    part = Path(f"{path}.part")  # a file of this name counts as the remains of an export and would be replaced
     owners = [path, part, *(Path(str(path).removesuffix(end)) for end in BESIDE if path.name.endswith(end))]
     if of_source or any(_is_database(owner) for owner in owners):
         msg = f"{path} is a database, or belongs to one: an export would replace it. Name another file"

@@ -1,4 +1,4 @@
-"""What a turn gives the model, in a terminal with rich. Its import is the caller's, who prints with it."""
+"""Rendering of a turn explanation in a terminal. Imports rich, which the caller has, since it prints with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["drawn"]
 
 
 def drawn(seen: TurnExplanation) -> Any:
-    """A bar of the budget, a line for each message and record. All that was said is `Text`: no markup of rich's."""
+    """Draw a bar of the budget and a line for each message and record, with all stored text free of rich's markup."""
     whole = max(sum(seen.tokens.values()), seen.max_tokens or 0, 1)
     bar, legend = Text(), Text()
     for part, count in seen.tokens.items():

@@ -1,4 +1,4 @@
-"""Where words begin and end in a folded text. Pure."""
+"""Word boundaries in a normalized text. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ WIDE = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 WORD = re.compile(rf"{WIDE.pattern}|[^ ]+?(?={WIDE.pattern}| |$)")
-NEAREST_FIRST = (0, -1, 1, -2, 2)  # characters by which typos before or after a place may move a border
+NEAREST_FIRST = (0, -1, 1, -2, 2)  # characters by which typos may move a boundary, the nearest first
 
 
 def is_wide(char: str) -> bool:
-    """Whether a character is of a script without spaces between words.
+    """Return whether a character belongs to a script without spaces between words.
 
     Example:
         >>> is_wide("日"), is_wide("a")
@@ -25,11 +25,11 @@ def is_wide(char: str) -> bool:
 
 
 class Borders:
-    """The word borders of one folded text.
+    """Word boundaries of one normalized text.
 
     Attributes:
-        starts: Where words begin.
-        ends: Where words end.
+        starts: Positions at which words begin.
+        ends: Positions at which words end.
 
     Example:
         >>> borders = Borders("the skeleton songs")
@@ -45,13 +45,13 @@ class Borders:
         self._near_ends: dict[int, tuple[int, ...]] = {}
 
     def starts_near(self, place: int) -> tuple[int, ...]:
-        """Where words begin, at most two characters from a place, the nearest first."""
+        """Return the word beginnings at most two characters from a place, the nearest first."""
         if place not in self._near_starts:
             self._near_starts[place] = tuple(place + i for i in NEAREST_FIRST if place + i in self.starts)
         return self._near_starts[place]
 
     def ends_near(self, place: int) -> tuple[int, ...]:
-        """Where words end, at most two characters from a place, the nearest first."""
+        """Return the word ends at most two characters from a place, the nearest first."""
         if place not in self._near_ends:
             self._near_ends[place] = tuple(place + i for i in NEAREST_FIRST if place + i in self.ends)
         return self._near_ends[place]

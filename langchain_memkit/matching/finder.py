@@ -1,4 +1,4 @@
-"""Names in a text: exactly, in other spellings, with typos. Pure."""
+"""Find names in a text: exact, in other spellings, and with typos. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from langchain_memkit.matching.pieces import PieceIndex
 
 __all__ = ["Found", "KeyFinder"]
 
-SHORT = 4  # characters: a name that is shorter is found only as it is written ("It", "US")
-MOST = 20_000  # places of a text where names are looked at: with very many, names stand within names
+SHORT = 4  # characters: shorter names are found only as they are written ("It", "US")
+MOST = 20_000  # matches per text that are examined; bounds the time where names contain names
 RANKS = {"exact": 0, "folded": 1, "fuzzy": 2}
 
 
@@ -25,10 +25,10 @@ class Found(NamedTuple):
     """A name found in a text.
 
     Attributes:
-        key: What the name stands for.
+        key: The key that the name stands for.
         start: Where it begins, in characters of the text.
         end: Where it ends.
-        score: How alike they are, 0 to 100; 100 for all that is not fuzzy.
+        score: Similarity, 0 to 100; 100 unless it is fuzzy.
         kind: `"exact"`: character for character. `"folded"`: in other case, punctuation or spacing. `"fuzzy"`: with
             typos.
     """
@@ -41,13 +41,13 @@ class Found(NamedTuple):
 
 
 class KeyFinder:
-    """Finds names in a text, all in one pass: the time does not grow with the number of names. For many threads.
+    """Finds names in a text in one pass, so the time does not grow with the number of names. Thread-safe.
 
     Args:
-        names: Surface forms with the key that each stands for; several may stand for one.
-        min_score: How alike a name of 6 to 200 letters and a place with typos must be, 0 to 100, by
-            `rapidfuzz.fuzz.ratio`; None: no typos are allowed. Whatever the score, names with other digits are other
-            names, and a word with more than a typo for four letters is another word.
+        names: Surface forms with the key that each stands for; several may stand for one key.
+        min_score: Similarity that a place with typos must have to a name of 6 to 200 letters, 0 to 100, by
+            `rapidfuzz.fuzz.ratio`; None allows no typos. Whatever the score, names with other digits are other names,
+            and a word with more than one typo per four letters is another word.
 
     Example:
         >>> finder = KeyFinder({"The Skeleton Songs": "skeleton", "US": "usa"}, min_score=88)
@@ -71,24 +71,25 @@ class KeyFinder:
         self._pieces = PieceIndex(self._folded, min_score) if min_score is not None else None
 
     def find(self, text: str) -> list[Found]:
-        """The names in a text.
+        """Find the names in a text.
 
-        A place counts for one name: without typos before with typos, then the higher score, then the longer name, then
-        exact before folded, then the one that comes first. Names that cannot be told apart there are found together. A
-        fuzzy name at least twice as long as all that was found within it wins as well: "Traveling at Night" is not
-        "Night".
+        Overlapping names compete, and one wins: a match without typos before one with typos, then the higher score,
+        then the longer name, then exact before folded, then the one that comes first. Names that cannot be told apart
+        at a place are all returned. A fuzzy match wins over all matches within it if it is at least twice as long as
+        each: "Traveling at Night" is not "Night".
 
         Args:
             text: Any text.
 
         Returns:
-            In order of place; `[]` for none.
+            The matches in order of place; `[]` for none.
         """
         folded = fold(text)
         plain = list(self._plain(text, folded))
         fuzzy = self._fuzzy(folded)
         if not (plain or fuzzy):
             return []
+        # One byte per character: `find(1, start, end)` tells in C whether a place overlaps with what was marked before.
         hidden = bytearray(len(text))
         for (_, start, end, *_), *_ in _larger(fuzzy, plain, len(text)):
             hidden[start:end] = b"\x01" * (end - start)
@@ -102,20 +103,21 @@ class KeyFinder:
         return sorted(chosen, key=lambda found: found.start)
 
     def _plain(self, text: str, folded: Folded) -> Iterator[list[Found]]:
-        """What stands there without typos, the names of one place together."""
+        """Yield the matches without typos, grouped by place."""
         if self._symbols:
             for match in self._symbols.finditer(text):
                 yield [Found(self._keys[match.group()], *match.span(), 100, "exact")]
         matches = self._automaton.find_matches_as_indexes(folded.text, overlapping=True)
         borders = Borders(folded.text if matches else "")
         for number, start, end in matches[:MOST]:
+            # The automaton also matches inside words: keep what begins and ends at word boundaries.
             if start in borders.starts and end in borders.ends:
                 found = self._spelled(text, folded, number, start, end)
                 if found:
                     yield found
 
     def _fuzzy(self, folded: Folded) -> list[list[Found]]:
-        """What stands there with typos, the names of one place together."""
+        """Return the matches with typos, grouped by place."""
         places: dict[tuple[int, int], list[Found]] = {}
         for near in self._pieces.find(folded.text) if self._pieces else ():
             span = folded.span(near.start, near.end)
@@ -124,14 +126,14 @@ class KeyFinder:
         return list(places.values())
 
     def _spelled(self, text: str, folded: Folded, number: int, start: int, end: int) -> list[Found]:
-        """The names that fold to what stands at a place: those that are written so, else all."""
+        """Return the names that normalize to the text at a place: the one spelled exactly so, else all."""
         first, last = folded.span(start, end)
         exact: list[str] = []
         for surface in self._surfaces[number]:
             begin = first - _lead(surface)
             if begin >= 0 and text.startswith(surface, begin):
                 exact.append(surface)
-        if exact:  # of "C" and "C++" the longer one
+        if exact:  # prefer the longest: "C++" over "C"
             surface = max(exact, key=len)
             begin = first - _lead(surface)
             return [Found(self._keys[surface], begin, begin + len(surface), 100, "exact")]
@@ -145,7 +147,7 @@ class KeyFinder:
 
 @lru_cache(maxsize=4096)
 def _lead(surface: str) -> int:
-    """Where the folded part of a name begins in it."""
+    """Return how many characters of a surface form come before its normalized part."""
     return fold.__wrapped__(surface).span(0, 1)[0]
 
 
@@ -155,11 +157,12 @@ def _order(group: list[Found]) -> tuple[bool, float, int, int, int]:
 
 
 def _larger(fuzzy: Iterable[list[Found]], plain: Iterable[list[Found]], size: int) -> list[list[Found]]:
-    """Names with typos that are at least twice as long as each name without that they overlap, and hold it whole."""
+    """Return fuzzy matches that contain all plain matches they overlap and are twice as long as each."""
     longest, within = array("I", bytes(4 * size)), bytearray(size + 1)  # at each character; whether one goes on there
     for length, start in sorted((group[0].end - group[0].start, group[0].start) for group in plain):
         longest[start : start + length] = array("I", [length]) * length
         within[start + 1 : start + length] = b"\x01" * (length - 1)
+    # A plain match that crosses an end of the fuzzy one (`within`) is not contained in it.
     spans = ((group, group[0].start, group[0].end) for group in fuzzy)
     return [
         group

@@ -1,4 +1,4 @@
-"""Text without case and punctuation, with the way back to where each character came from. Pure."""
+"""Normalize text (case, punctuation, Unicode form) and map each character back to its place in the original. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["Folded", "fold", "fold_text"]
 
 ZERO_WIDTH_SPACE = "\u200b"  # a format character that ends a word; the others stand within words
 WORD = re.compile(r"\S+")
-LONG = 40  # characters that melt into one: so many are not remembered
-FEW = 20  # places: for more of them drawing the whole map is cheaper
+LONG = 40  # characters: longer combining sequences are not cached
+FEW = 20  # lookups in a text; for more of them building the whole map is cheaper
 ASCII = str.maketrans({i: chr(i).lower() if chr(i).isalnum() else " " for i in range(128)})
 
 
 class Folded:
-    """A folded text.
+    """A normalized text with a map to the original.
 
     Attributes:
-        text: Letters, digits and their marks, words with one space between them.
+        text: Letters, digits and their combining marks; words are separated by one space.
     """
 
     __slots__ = ("_asked", "_chars", "_maps", "_words", "text")
@@ -29,38 +29,42 @@ class Folded:
     def __init__(self, text: str, maps: tuple[list[int], list[int]] | None = None, chars: str = "") -> None:
         self.text = text
         self._maps = maps
-        self._chars = chars  # of plain ASCII: as long as the original, with spaces for what is left out
+        self._chars = chars  # ASCII only: as long as the original, with a space for each character that is left out
         self._words: list[int] | None = None
         self._asked = 0
 
     @property
     def maps(self) -> tuple[list[int], list[int]]:
-        """For each character of `text`, where in the original that begins and ends which it came from."""
+        """Return, for each character of `text`, where the part of the original that it came from begins and ends."""
         if self._maps is None:
             self._maps = _mapped(self._chars, [*range(len(self._chars))], [*range(1, len(self._chars) + 1)])[1]
         return self._maps
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """Where `text[start:end]`, which must not be empty, stands in the original.
+        """Return the place in the original that `text[start:end]` came from; the range must not be empty.
 
         Example:
             >>> fold("Hello, Straße!").span(6, 13)
             (7, 13)
         """
+        # Most texts hold few names: their places are computed one by one, and the map is built only if many are asked
+        # for.
         self._asked += 1
         if self._maps is None and self._asked < FEW and self.text[start] != " " != self.text[end - 1]:
             return self._place(start), self._place(end - 1) + 1
         return self.maps[0][start], self.maps[1][end - 1]
 
     def _place(self, i: int) -> int:
-        """Where a letter of plain ASCII stands: for the few that are asked for, no map has to be drawn."""
+        """Return the place of one letter of an ASCII text, without building the whole map."""
         if self._words is None:
             self._words = [match.start() for match in WORD.finditer(self._chars)]
+        # Words are the same in both texts, only the gaps differ: find the word by counting spaces, then add the offset
+        # in it.
         return self._words[self.text.count(" ", 0, i)] + i - self.text.rfind(" ", 0, i) - 1
 
 
 def fold_text(text: str) -> str:
-    """The text of `fold(text)`, faster.
+    """Return the text of `fold(text)`; faster, without the map.
 
     Example:
         >>> fold_text("Harrison's  O'Brien-Straße!")
@@ -73,17 +77,18 @@ def fold_text(text: str) -> str:
     return " ".join(filter(None, map(_based, plain.split())))
 
 
-@lru_cache(maxsize=2)  # several finders look at one text in turn
+@lru_cache(maxsize=2)  # several finders search the same text in turn
 def fold(text: str) -> Folded:
-    """Makes spellings comparable: NFKC, case folded, all that is neither letter nor digit a space.
+    """Normalize a text so that spellings compare equal: NFKC, case folded, a space for all but letters and digits.
 
-    Marks that make one character with a letter stay with it; format characters within words (soft hyphens) go.
+    Combining marks stay with their letter; format characters within words (soft hyphens) are removed.
 
     Args:
         text: Any text.
 
     Returns:
-        The folded text, with a map back: NFKC and folding change lengths ("ß" to "ss", "ﬁ" to "fi").
+        The normalized text with a map to the original, since NFKC and case folding change lengths ("ß" to "ss", "ﬁ" to
+        "fi").
 
     Example:
         >>> folded = fold("The SKELETON-songs?")
@@ -97,6 +102,8 @@ def fold(text: str) -> Folded:
     begins: list[int] = []
     finishes: list[int] = []
     borders = [i for i, c in enumerate(text) if not i or not _continues(c)]
+    # Normalize each base character together with its marks: they may become one character, so all of their normalized
+    # characters map to the whole cluster.
     for start, end in zip(borders, [*borders[1:], len(text)], strict=True):
         cluster = _cluster if end - start <= LONG else _cluster.__wrapped__
         piece = cluster(text[start:end])
@@ -107,7 +114,7 @@ def fold(text: str) -> Folded:
 
 
 def _mapped(chars: str, starts: list[int], ends: list[int]) -> tuple[str, tuple[list[int], list[int]]]:
-    """One space between words, none at the ends."""
+    """Collapse white space to one space between words, and build the maps of the result."""
     words: list[str] = []
     begins: list[int] = []
     finishes: list[int] = []
@@ -116,7 +123,7 @@ def _mapped(chars: str, starts: list[int], ends: list[int]) -> tuple[str, tuple[
         if not word:
             continue
         first, last = match.end() - len(word), match.end()
-        if words:  # the space stands for all that lies between two words; both may come of one "¼"
+        if words:  # the space maps to all that lies between two words; both words may come from one character: "¼"
             between = sorted((finishes[-1], starts[first]))
             begins.append(between[0])
             finishes.append(between[1])
@@ -132,13 +139,13 @@ def _normal(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _cluster(text: str) -> str:
-    """A character with its marks, folded by itself; the same comes of it within a text."""
+    """Normalize a character with its marks; within a text it normalizes to the same."""
     return "".join(map(_plain, _normal("".join(c for c in text if not _unseen(c)))))
 
 
 @lru_cache(maxsize=4096)
 def _continues(char: str) -> bool:
-    """Whether a character may melt with the one before it."""
+    """Return whether a character may combine with the one before it."""
     first = unicodedata.normalize("NFKD", char)[0]
     return unicodedata.category(first)[0] == "M" or "\u1160" <= first <= "\u11ff" or _unseen(char)
 
@@ -154,7 +161,7 @@ def _unseen(char: str) -> bool:
 
 
 def _based(word: str) -> str:
-    """A word without marks that have no letter before them."""
+    """Return a word without leading marks, which have no letter to combine with."""
     if word.isascii():
         return word
     first = next((i for i, c in enumerate(word) if c.isalnum()), len(word))

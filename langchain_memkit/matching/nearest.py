@@ -1,4 +1,4 @@
-"""The names of many that a text is most likely to mean. Pure."""
+"""Select the names that a text most likely means from a long list. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from langchain_memkit.matching.folding import fold_text
 
 __all__ = ["nearest"]
 
-READ = 4000  # characters of a text
-SHORT = 6  # characters: a name that is shorter is like something in any text
+READ = 4000  # characters of the text are compared
+SHORT = 6  # characters: shorter names are similar to something in any text, so their score is lowered
 
 
 def nearest(text: str, names: Sequence[str], most: int) -> list[str]:
-    """Those names that are most like some part of a text, by `rapidfuzz.fuzz.partial_ratio`; longer ones first.
+    """Return the names most similar to some part of a text, by `rapidfuzz.fuzz.partial_ratio`; longer names win ties.
 
-    It compares every name: a hundred thousand take about a second.
+    Every name is compared: a hundred thousand take about a second.
 
     Args:
         text: Any text; its first 4,000 characters are read.
         names: Any names, each once.
-        most: How many to return at most.
+        most: Maximum number of names to return.
 
     Returns:
-        The names in the order in which they were given.
+        The names in the given order.
 
     Example:
         >>> nearest("who wrote the skeletn songs?", ["Night", "The Skeleton Songs", "The Locksmith's Dream"], 1)
@@ -34,10 +34,11 @@ def nearest(text: str, names: Sequence[str], most: int) -> list[str]:
     """
     if len(names) <= most:
         return list(names)
-    folded = fold_text(text[:READ])[:READ]  # one sign may fold to 18
+    folded = fold_text(text[:READ])[:READ]  # one character may normalize to 18
     scored: list[tuple[float, int, int]] = []
     for number, name in enumerate(names):
         plain = fold_text(name)
         score = partial_ratio(plain, folded) * min(1, len(plain) / SHORT) if plain else 0
+        # `-number` makes the order complete: of equal names the first is taken.
         scored.append((score, len(plain), -number))
     return [names[-number] for _, _, number in sorted(heapq.nlargest(most, scored), key=lambda s: -s[2])]

@@ -1,9 +1,9 @@
-"""Names with typos in a text. Pure.
+"""Fuzzy index: find names with typos in a text. Pure.
 
-A typo leaves most of a name as it is. Each name is cut into pieces, all pieces of all names stand in one automaton, and
-each piece found in a text proposes its name at its place; `rapidfuzz` then compares the two. Pieces that very many
-names share ("the complete guide to ") say little: the rest of such a name is cut again until two of its pieces are
-rare.
+This is a pigeonhole index: a name with few typos has at least one piece without any. Each name is cut into pieces, all
+pieces of all names are in one Aho-Corasick automaton, and each piece found in a text proposes its name at its place;
+`rapidfuzz` then compares the two. Pieces that very many names share ("the complete guide to ") would propose too many:
+the rest of such a name is cut again until two of its pieces are rare.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from langchain_memkit.matching.borders import Borders, is_wide
 
 __all__ = ["Near", "PieceIndex"]
 
-LEAST = 6  # characters of a name
-THREE_PIECES = 12  # characters from which on three pieces are made: two typos may leave one as it is
-LEAST_PIECE = 2  # characters
-WITH_GAP = 9  # characters of a part whose halves may lose one
-COMMON = 200  # names: a piece that more of them share proposes nothing if the name has two rarer ones
-MOST_COMMON = 500  # names: the same if it has one rarer piece
-MOST_PER_WORD = 25  # names proposed for each word of a text, by rare pieces first: bounds the time
-MOST = 10_000  # names proposed for a text, however long it is: the same
-LONGEST = 200  # characters of a name: comparing takes the square of their number
+LEAST = 6  # characters: shorter names are not found with typos
+THREE_PIECES = 12  # characters: names from here on are cut in three, so that two typos leave one piece intact
+LEAST_PIECE = 2  # characters of a piece
+WITH_GAP = 9  # characters: parts from here on leave one character out between their halves
+COMMON = 200  # names: a piece that more names share is not indexed if the name has two rarer ones
+MOST_COMMON = 500  # names: the same limit if the name has only one rarer piece
+MOST_PER_WORD = 25  # names proposed per word of a text, by the rarest pieces first; bounds the time
+MOST = 10_000  # names proposed per text, however long it is; bounds the time
+LONGEST = 200  # characters: longer names are not found with typos, since comparing takes quadratic time
 
 Part: TypeAlias = tuple[int, int]
 
 
 class Near(NamedTuple):
-    """A place in a folded text that is nearly a name.
+    """A place in a normalized text that is similar to a name.
 
     Attributes:
-        name: The number of the name.
-        start: Where it begins.
+        name: Number of the name.
+        start: Where the place begins.
         end: Where it ends.
-        score: How alike they are, 0 to 100.
+        score: Similarity, 0 to 100.
     """
 
     name: int
@@ -52,11 +52,11 @@ class Near(NamedTuple):
 
 
 class PieceIndex:
-    """Finds folded names of 6 to 200 characters in a folded text, typos allowed.
+    """Index that finds normalized names of 6 to 200 characters with typos in a normalized text.
 
     Args:
-        names: Folded names, each once.
-        min_score: How alike they must be, 0 to 100: `rapidfuzz.fuzz.ratio`, rounded.
+        names: Normalized names, each once.
+        min_score: Similarity that a place must have, 0 to 100: `rapidfuzz.fuzz.ratio`, rounded.
     """
 
     def __init__(self, names: Sequence[str], min_score: float) -> None:
@@ -68,24 +68,27 @@ class PieceIndex:
             for part in parts:
                 piece = _piece(names[number], part)
                 anchored = part[0] == 0 and piece[0] == " "
-                shift = 0 if anchored else part[0] + 1  # of the name's begin, in a text with a space before it
+                shift = 0 if anchored else part[0] + 1  # from a match back to the name; the text gets a space in front
                 found.setdefault(piece, []).append(number << 32 | shift)
-        # flat arrays: a tenth of the memory of a list for each piece
+        # Flat arrays take a tenth of the memory of one list per piece: the owners of piece `i` are
+        # `owners[firsts[i]:firsts[i + 1]]`, each a name's number and the piece's offset in one integer.
         self._firsts = array("Q", accumulate(map(len, found.values()), initial=0))
         self._owners = array("Q", chain.from_iterable(found.values()))
         self._automaton = AhoCorasick(list(found), store_patterns=False)
 
     def find(self, text: str) -> Iterator[Near]:
-        """Each place with the names that are most like it; places may overlap.
+        """Yield every place with the names most similar to it; places may overlap.
 
         Args:
-            text: Folded.
+            text: A normalized text.
         """
         borders, names = Borders(text), self._names
-        least = self._min_score - 0.5  # whole numbers: of eight letters, one that is wrong leaves 87.5
+        least = self._min_score - 0.5  # scores are rounded: one wrong letter of eight scores 87.5, which passes for 88
         compared: dict[Near, None] = {}
         for number, first, last in self._proposals(text):
             nears: list[Near] = []
+            # Typos in front of the piece shift the name's ends, so word boundaries up to two characters away are tried
+            # as well.
             for start in borders.starts_near(first):
                 for end in borders.ends_near(last):
                     score = ratio(text[start:end], names[number], score_cutoff=least)
@@ -102,17 +105,17 @@ class PieceIndex:
             yield from nears
 
     def _is_meant(self, window: str, name: str) -> bool:
-        """Whether what is like a name may be that name: neither another one nor other words."""
+        """Return whether a place similar to a name may mean that name, rather than another name or other words."""
         if window in self._known or _digits(window) != _digits(name) or not _only_typos(window, name):
             return False
         rest, article = _bare(name), name.partition(" ")[0] + " "
         if rest is name or not window.startswith(article):
             return True
-        # an article makes short words more alike than they are: "the cattle", "The Castle"
+        # compare without the article, which makes short words look more similar: "the cattle", "The Castle"
         return len(rest) >= LEAST and ratio(window[len(article) :], rest) >= self._min_score - 0.5
 
     def _proposals(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Names with where they should begin and end, by the rarest pieces first."""
+        """Yield numbers of names with where they would begin and end, by the rarest pieces first, up to the limit."""
         firsts, owners = self._firsts, self._owners
         hits = [
             (firsts[piece + 1] - firsts[piece], firsts[piece], place)
@@ -129,7 +132,7 @@ class PieceIndex:
 
 
 def _choose_parts(names: Sequence[str]) -> dict[int, list[Part]]:
-    """For each name where its pieces are: rare ones, and if there is but one, the least common of the others."""
+    """Choose the pieces of each name: the rare ones, and if there is only one, the least common of the others too."""
     chosen: dict[int, list[Part]] = {}
     spare: dict[int, tuple[int, Part]] = {}
     left: dict[int, list[Part]] = {}
@@ -137,6 +140,8 @@ def _choose_parts(names: Sequence[str]) -> dict[int, list[Part]]:
         if LEAST <= len(name) <= LONGEST:
             whole = (0, len(name))
             left[number] = _thirds(whole) if len(name) >= THREE_PIECES else _halves(whole)
+    # Each round counts how many names share each piece, and cuts the only rare piece of a name in two, until two are
+    # rare or none can be cut any more. The best of the common pieces is kept in reserve.
     while left:
         counts = Counter(_piece(names[number], part) for number, parts in left.items() for part in parts)
         following: dict[int, list[Part]] = {}
@@ -167,22 +172,23 @@ def _thirds(part: Part) -> list[Part]:
 
 
 def _halves(part: Part) -> list[Part]:
-    """Two pieces; if they are long, with a character between them: two letters that changed places break one only."""
+    """Cut a part in two; of a long part omit the middle character: two swapped letters then damage one half."""
     start, end = part
     middle = (start + end) // 2
     return [(start, middle), (middle + (end - start >= WITH_GAP), end)]
 
 
 def _piece(name: str, part: Part) -> str:
-    """The text of a piece; at the ends of the name with a space, where the script has spaces."""
+    """Return the text of a piece, with a space where it touches an end of the name (in scripts with spaces)."""
     start, end = part
+    # The space anchors the piece at a word boundary, so that it is not found in the middle of longer words.
     before = " " if start == 0 and not is_wide(name[0]) else ""
     after = " " if end == len(name) and not is_wide(name[-1]) else ""
     return f"{before}{name[start:end]}{after}"
 
 
 def _bare(name: str) -> str:
-    """A name without its article."""
+    """Return a name without its leading article."""
     first, _, rest = name.partition(" ")
     return rest if rest and first in ("a", "an", "the") else name
 
@@ -192,7 +198,11 @@ def _digits(text: str) -> list[str]:
 
 
 def _only_typos(window: str, name: str) -> bool:
-    """Whether each word is the name's word with typos, not another word: one for every four letters, at least one."""
+    """Return whether a place differs from a name by typos only.
+
+    A word may have one typo per four letters, the name one per six characters, and each at least one. If the numbers of
+    words differ, a space was typed or left out, and one typo is allowed besides.
+    """
     words, others = window.split(), name.split()
     if len(words) != len(others):  # a space was typed or left out
         return distance(window.replace(" ", ""), name.replace(" ", "")) <= 1

@@ -1,4 +1,4 @@
-"""What entity and vector memory share: both are of one user, derived from transcripts, and can be made anew."""
+"""Base classes of the entity and the vector memory: derived from transcripts, bound to a user, and rebuildable."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ M = TypeVar("M", bound="DerivedMemory")
 
 
 def check_writable(core: Any) -> None:
-    """Raises if the options of a memory say that it is read-only."""
+    """Raise `ConfigurationError` if the memory is read-only."""
     if core.read_only:
         msg = "this memory is read-only"
         raise ConfigurationError(msg)
 
 
 class DerivedMemory(Memory):
-    """A memory of one session and its user. A subclass has the sync verbs, in its own words, and the flows behind all.
+    """Base class of a memory of one session and its user that is derived from transcripts.
+
+    A subclass has the sync methods with their docstrings, and the flows behind both the sync and the async ones.
 
     Attributes:
-        _core: Its options, which all memories of a factory share.
+        _core: Options and collaborators, shared by all memories of a factory.
     """
 
     save_was_checked: bool = False
@@ -53,63 +55,67 @@ class DerivedMemory(Memory):
         self.user_id = self._user = check_id(user_id, "user_id")
 
     def _for_session(self, session_id: str, user_id: str | None) -> Self:
-        """The same for another session: what a factory hands out."""
+        """Return a copy bound to another session and user."""
         other = copy.copy(self)
+        # The copy is shallow: the core with its cache is shared, what was read for one turn is not.
         other._fetched = None
         other._bind(session_id, user_id)
         return other
 
     def __repr__(self) -> str:
-        """Names the session, never what is remembered."""
+        """Show the ids, never what is remembered."""
         return f"{type(self).__name__}(session_id={self.session_id!r}, user_id={self.user_id!r})"
 
     @property
     def is_remote(self) -> bool:
-        """Whether its reads wait for a server: a sync turn makes them in a thread, beside the read of the history."""
+        """Return whether reads wait for a server.
+
+        A sync turn then reads in a thread, at the same time as it reads the history.
+        """
         return bool(getattr(self._core.store, "is_remote", False))
 
     def prefetch(self) -> None:
-        """Read what the next `load` needs whatever it is asked: a turn does it while the history is read.
+        """Read what the next `load` needs for any query; a turn calls it while the history is read.
 
-        What fails is raised by that `load`.
+        An error is kept and raised by that `load`.
         """
         drive(self._prefetched(), run_step)
 
     async def aprefetch(self) -> None:
-        """Async twin of `prefetch`."""
+        """Run `prefetch` asynchronously."""
         await adrive(self._prefetched(), arun_step)
 
     def _prefetched(self) -> Flow[None]:
         try:
             self._fetched = yield from self._prefetch()
-        except Exception as error:  # noqa: BLE001  # whatever a store raises
+        except Exception as error:  # noqa: BLE001  # whatever a store raises is raised by the load that follows
             self._fetched = error
 
     def _take_fetched(self) -> Any:
-        """What was read for this load; None if nothing was."""
+        """Return what `prefetch` read, once, or raise its error; None if nothing was prefetched."""
         fetched, self._fetched = self._fetched, None
         if isinstance(fetched, Exception):
             raise fetched
         return fetched
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return await adrive(self._load(query), arun_step)
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
+        """Run `save` asynchronously."""
         await adrive(self._save(messages), arun_step)
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await adrive(self._clear(), arun_step)
 
     async def aforget_messages(self, ids: Collection[str]) -> int:
-        """Async twin of `forget_messages`."""
+        """Run `forget_messages` asynchronously."""
         return await adrive(self._forget_messages(ids), arun_step)
 
     async def arebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
-        """Async twin of `rebuild`."""
+        """Run `rebuild` asynchronously."""
         return await adrive(self._rebuild(history, progress), arun_step)
 
     def _forget_messages(self, ids: Collection[str]) -> Flow[int]:
@@ -139,10 +145,12 @@ class DerivedMemory(Memory):
 
 
 class DerivedMemoryFactory(Closing, Generic[M]):
-    """Memories that share a store. A subclass has the sync verbs, in its own words, and the flows behind all.
+    """Base class of the factories of derived memories, which share one store.
+
+    A subclass has the sync methods with their docstrings, and the flows behind both the sync and the async ones.
 
     Args:
-        memory: Of any session and user: what is handed out is the same for others.
+        memory: Any memory with the right options: the factory returns copies of it, bound to other sessions and users.
     """
 
     does_no_io = True
@@ -153,41 +161,44 @@ class DerivedMemoryFactory(Closing, Generic[M]):
         self._core = memory._core
 
     def __repr__(self) -> str:
-        """Names the store."""
+        """Show the store."""
         return f"{type(self).__name__}({shown(self._core.store)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> M:
-        """The memory of one session; no I/O.
+        """Return the memory of a session; no I/O.
 
         Args:
             session_id: The conversation.
-            user_id: Whose it is; required.
+            user_id: The user; required.
 
         Raises:
-            ConfigurationError: There is no `user_id`.
-            TypeError: An id is no string.
+            ConfigurationError: `user_id` is missing.
+            TypeError: An id is not a string.
             ValueError: An id is empty or malformed.
         """
         return self._memory._for_session(session_id, user_id)
 
     def setup(self) -> None:
-        """Sets up the store, if it has to be."""
+        """Set up the store, if it has a `setup`."""
         drive(self._setup(), run_step)
 
     async def asetup(self) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         await adrive(self._setup(), arun_step)
 
     async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
-        """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
+        """Run `list_sessions` asynchronously.
+
+        Returns a list, not an async iterator: `for session in await histories.alist_sessions(user_id)`.
+        """
         return await adrive(self._list_sessions(check_id(user_id, "user_id")), arun_step)
 
     async def arebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
-        """Async twin of `rebuild`."""
+        """Run `rebuild` asynchronously."""
         return await adrive(self._rebuild(histories, check_id(user_id, "user_id"), progress), arun_step)
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
 
     def _setup(self) -> Flow[None]:
@@ -196,7 +207,9 @@ class DerivedMemoryFactory(Closing, Generic[M]):
             yield Step(lambda: store.setup(), lambda: store.asetup())
 
     def _rebuild(self, histories: Any, user_id: str, progress: bool) -> Flow[Mapping[str, int]]:
-        known = yield from self._list_sessions(user_id)  # first: a session that begins meanwhile is left alone
+        # List the remembered sessions before the histories: a session that begins in between is then only in the second
+        # list, and is not mistaken for one whose transcript is gone.
+        known = yield from self._list_sessions(user_id)
         found = yield Step(lambda: histories.list_sessions(user_id), lambda: histories.alist_sessions(user_id))
         names = dict.fromkeys(info.session_id for info in [*found, *known])
         sessions = {}

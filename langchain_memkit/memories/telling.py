@@ -1,4 +1,4 @@
-"""What is done with several memories: each is tried, then the first failure is raised and the others are logged."""
+"""Call several memories: all are tried, then the first error is raised and the others are logged."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError]
 
 
 def name_of(memory: Any) -> str:
-    """A memory's kind, for reports: what it holds stays out of them."""
+    """Return the name of a memory's kind for reports; never what it holds."""
     if isinstance(memory, RetrieverMemory):
         return repr(memory)
     return getattr(memory, "__name__", type(memory).__name__)  # a function has one of its own
 
 
 def load_failure(memory: Any, error: Exception) -> tuple[MemoryReadError, dict[str, str]]:
-    """What is raised, and what callback handlers hear, of a memory that could not be loaded."""
+    """Return the error to raise and the event data to send for a memory that could not be loaded."""
     name = name_of(memory)
     failure = MemoryReadError(f"{name} could not be loaded: {describe_error(error)}")
     failure.__cause__ = error
@@ -43,8 +43,14 @@ def load_failure(memory: Any, error: Exception) -> tuple[MemoryReadError, dict[s
 
 
 def on_all(parts: Sequence[Any], verb: str, *args: Any) -> Flow[list[Any]]:
-    """What a verb returns for each part; the first part, the transcript if there is one, goes before the others."""
+    """Call a method of each part, the first part before the others, and return the results in order.
+
+    The first part is the transcript if there is one. All parts are called even if one fails; then the first error is
+    raised and the others are logged.
+    """
     results: list[Any] = []
+    # The transcript goes first: once it is cleared, turns that began before are refused by it (if it is one of our
+    # histories), and so reach no other memory.
     for some in (parts[:1], parts[1:]):
         results += yield _verb_of(some, verb, *args)
     failed = _first_failure(parts, results, verb)
@@ -54,13 +60,20 @@ def on_all(parts: Sequence[Any], verb: str, *args: Any) -> Flow[list[Any]]:
 
 
 def tell(memories: Sequence[Memory], turn: SavedTurn, history: Any, seq: int | None) -> Flow[None]:
-    """Tells memories of a turn that stands in a history of ours; what is erased meanwhile is taken back.
+    """Save a turn in memories after it was stored in one of our histories.
+
+    If the turn was erased (clear, purge, expiry) it is not saved; if it is erased while memories save it, it is deleted
+    from them again.
 
     Args:
-        memories: Of the turn.
-        turn: As it was stored.
-        history: Where.
-        seq: Its position, if its epoch is not known for sure: the first turn of a session draws one.
+        memories: The memories of the chain or agent.
+        turn: The turn as it was stored; its epoch and expiry are set here.
+        history: The history that stores it.
+        seq: Its position, if the epoch has to be looked up there: the first turn of a session draws one. None if the
+            turn knows its epoch.
+
+    Raises:
+        MemoryWriteError: The turn is stored, but a memory could not save it, or the history could not be read.
     """
     if not memories:
         return
@@ -69,6 +82,7 @@ def tell(memories: Sequence[Memory], turn: SavedTurn, history: Any, seq: int | N
     try:
         if seq and hasattr(history, "iter_turns"):
             epoch = yield epoch_at(history, seq)
+            # No such turn any more: memories must not learn what was erased.
             if epoch is None:
                 return
             turn.epoch = epoch
@@ -80,7 +94,11 @@ def tell(memories: Sequence[Memory], turn: SavedTurn, history: Any, seq: int | N
 
 
 def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:
-    """Tells memories of a turn that is stored."""
+    """Save a stored turn in all memories that are not read-only.
+
+    Raises:
+        MemoryWriteError: The first failure, after all were tried.
+    """
     writing = [memory for memory in memories if not memory.read_only]
     results = (yield _verb_of(writing, "save", turn)) if writing else []
     failed = _first_failure(writing, results, "save")
@@ -91,11 +109,13 @@ def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:
 
 
 def take_back(memories: Collection[Memory], turn: SavedTurn, history: Any) -> Flow[None]:
-    """Takes a turn back that was erased while memories were told of it, where they can: one look for its ids.
+    """Delete a turn from memories if it was erased while they saved it: one query for its message ids.
 
-    Memories whose save was refused in that case need no look.
+    Memories whose save would itself have been refused in that case (`save_was_checked`) are skipped; if only such
+    memories are left, nothing is queried. Messages without ids cannot be looked up.
     """
     able = [memory for memory in memories if not memory.read_only and hasattr(memory, "aforget_messages")]
+    # Their own write has already checked that the session still exists, which saves the query below.
     able = [memory for memory in able if not getattr(memory, "save_was_checked", False)]
     ids = [message.id for message in turn if message.id]
     if able and ids and has_native(history, "astored_ids"):

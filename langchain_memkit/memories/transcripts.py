@@ -1,4 +1,4 @@
-"""What memories read of the transcripts that they are derived from."""
+"""Read the transcripts that memories are derived from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Stretch(NamedTuple):
-    """Messages that were stored together. `native`: their ids can be asked for, as those of our own rows can."""
+    """Messages that were stored together, e.g. one turn.
+
+    Attributes:
+        messages: The messages, oldest first.
+        at: When they were stored; None if unknown.
+        epoch: Epoch of the session; 0 if unknown.
+        expires_at: When they expire; None for never.
+        native: Whether they are a row of our own, whose message ids can be looked up.
+    """
 
     messages: Sequence[BaseMessage]
     at: datetime | None
@@ -32,7 +40,10 @@ class Stretch(NamedTuple):
 
 
 def history_of(get_session_history: GetSessionHistory, session_id: str, user_id: str) -> Step:
-    """The history of a session, whose user is never dropped: a callable that cannot take one is refused."""
+    """Make a step that returns the history of a session.
+
+    A callable that cannot take `user_id` is refused: dropping the id would mix the users' conversations.
+    """
 
     def sync() -> Any:
         parameters = inspect.signature(get_session_history).parameters
@@ -41,6 +52,7 @@ def history_of(get_session_history: GetSessionHistory, session_id: str, user_id:
             raise ConfigurationError(msg)
         history = get_session_history(session_id, user_id=user_id)
         if inspect.isawaitable(history):
+            # A coroutine that nobody awaits would warn when it is collected; the error below says what to do.
             if inspect.iscoroutine(history):
                 history.close()
             msg = "get_session_history is async, so use the async verbs"
@@ -56,7 +68,7 @@ def history_of(get_session_history: GetSessionHistory, session_id: str, user_id:
 
 
 def stretches_of(history: Any) -> Step:
-    """The whole of a history, oldest first."""
+    """Make a step that reads a whole history, oldest first."""
 
     async def aturns() -> list[Stretch]:
         return [stretch_of(turn) async for turn in history.aiter_turns()]
@@ -74,7 +86,11 @@ def stretches_of(history: Any) -> Step:
 def read_transcript(
     history: Any, get_session_history: GetSessionHistory | None, session_id: str, user_id: str
 ) -> Flow[Sequence[Stretch]]:
-    """The whole of a history, oldest first; where none is given, that of `get_session_history`."""
+    """Return the whole history, oldest first; without `history` that of `get_session_history`.
+
+    Raises:
+        ConfigurationError: There is neither, or the callable cannot take `user_id`.
+    """
     if history is None:
         if get_session_history is None:
             msg = "rebuild() needs the session's history, or a memory with get_session_history"
@@ -84,20 +100,22 @@ def read_transcript(
 
 
 def stretch_of(turn: Any) -> Stretch:
-    """A turn as it is read here."""
-    # rows of other packages have no ids that could be asked for
+    """Convert a turn of one of our histories."""
+    # rows of other packages have no position (`seq` is 0), and their message ids cannot be looked up
     return Stretch(turn.messages, turn.created_at, turn.epoch, turn.expires_at, bool(turn.seq))
 
 
 def erased_messages(
     get_session_history: GetSessionHistory | None, user_id: str, wanted: Mapping[str, Collection[str]]
 ) -> Flow[set[tuple[str, str]]]:
-    """Session and id of messages that do not stand in their histories any more: one query a session.
+    """Return the (session, message id) of messages that are no longer in their histories: one query per session.
+
+    A history of another package is read as a whole.
 
     Args:
-        get_session_history: Makes the histories; None if there are none to ask.
-        user_id: Whose.
-        wanted: Ids of messages, by session.
+        get_session_history: Makes the histories; None to return an empty set.
+        user_id: The user.
+        wanted: Message ids by session.
     """
     erased: set[tuple[str, str]] = set()
     if get_session_history is None:

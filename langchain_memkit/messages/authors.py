@@ -1,4 +1,4 @@
-"""Who a message comes from: what stands in a conversation as a user's message is not always what a user said. Pure."""
+"""The sender of a message: not every message with the user's role was written by a user. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOURCE = "lc_source"
 
 
 def notification_source(message: BaseMessage) -> str | None:
-    """Return which feature of an agent's harness put a human message into the conversation; None for a person's.
+    """Return the feature of an agent's harness that added a human message to the conversation; None for a person's.
 
     Core's `get_notification_metadata` says the same, from langchain-core 1.7.2 on. `SummarizationMiddleware` says
     "summarization"; deepagents names background tasks, skills and notes.
@@ -24,17 +24,18 @@ def notification_source(message: BaseMessage) -> str | None:
         >>> notification_source(HumanMessage("Hello!")) is None
         True
     """
+    # Read directly, since core's own function exists only from langchain-core 1.7.2 on.
     source = message.additional_kwargs.get(SOURCE) if isinstance(message, HumanMessage) else None
     return source if isinstance(source, str) else None
 
 
 def is_notification(message: BaseMessage) -> bool:
-    """Return whether an agent's harness put a human message into the conversation: nobody has said it."""
+    """Return whether an agent's harness added this human message to the conversation, so that no person wrote it."""
     return notification_source(message) is not None
 
 
 def is_user_message(message: BaseMessage) -> bool:
-    """Return whether a person said it: a human message that is no notification, no summary and no note of a memory.
+    """Return whether a person wrote the message: a human message that is no notification, summary or note of memories.
 
     Example:
         >>> from langchain_core.messages import AIMessage
@@ -48,7 +49,7 @@ def is_user_message(message: BaseMessage) -> bool:
 
 
 def role_of(message: BaseMessage) -> str:
-    """Return who speaks, for people: `"human"`, `"ai"`, `"system"`, `"tool"`; `"notification"` for a harness.
+    """Return the sender for display: `"human"`, `"ai"`, `"system"`, `"tool"`; `"notification"` for a harness.
 
     Example:
         >>> role_of(HumanMessage("Task 42 is done.", additional_kwargs={"lc_source": "async_subagent"}))

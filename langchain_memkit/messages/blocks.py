@@ -1,4 +1,4 @@
-"""What of a message costs tokens: its texts, its tool calls, and payloads that are no text (images, files, sound)."""
+"""The parts of a message that cost tokens: text, tool calls, and payloads such as images, files and recordings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAYLOAD_TOKENS = 85
 
 IMAGES = frozenset({"image", "image_url", "input_image"})
 PAYLOAD_KEYS = frozenset({"b64_json", "base64", "data", "file_data", "image_data"})
-LONG = 1000  # characters from which text in base64's alphabet is a payload under any key
+LONG = 1000  # characters; longer text in base64's alphabet is a payload under any key
 HEAD = 200
 BASE64 = re.compile(r"[A-Za-z0-9+/_=\r\n-]+")
 
@@ -37,7 +37,7 @@ ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
 
 
 def role_of(message: BaseMessage) -> str:
-    """The role under which OpenAI's API is told the message."""
+    """Return the role that the message has in OpenAI's API."""
     if isinstance(message, ChatMessage):
         return message.role
     role = message.additional_kwargs.get("__openai_role__") if isinstance(message, SystemMessage) else None
@@ -47,13 +47,13 @@ def role_of(message: BaseMessage) -> str:
 
 
 def block_cost(block: Any) -> tuple[str, int]:
-    """The text of one block of a message's content, and how many payloads it holds.
+    """Return the text of one content block, and the number of payloads in it.
 
     Args:
         block: A string or a content block of any provider.
 
     Returns:
-        Text to be counted (for blocks that are no plain text their `repr`, without payloads), and a number.
+        The text to count (the `repr` without payloads for blocks other than plain text), and the number.
 
     Example:
         >>> block_cost({"type": "text", "text": "hello"})
@@ -76,7 +76,7 @@ def block_cost(block: Any) -> tuple[str, int]:
 
 
 def _without_payloads(value: Any, key: object, found: list[str | bytes]) -> Any:
-    """The value with each payload replaced by an empty string; the payloads are appended to `found`."""
+    """Replace each payload in the value by an empty string and append it to `found`."""
     if isinstance(value, dict):
         return {k: _without_payloads(v, k, found) for k, v in value.items()}
     if isinstance(value, list):
@@ -92,16 +92,16 @@ def _is_payload(value: str | bytes, key: object) -> bool:
         return True
     if value.startswith("data:"):
         return ";base64," in value[:HEAD]
-    # the first characters tell: payloads have megabytes
+    # Only the beginning is matched, since payloads may have megabytes.
     named_or_long = key in PAYLOAD_KEYS or len(value) > LONG
     return named_or_long and BASE64.fullmatch(value[:HEAD]) is not None
 
 
 def loose_tool_calls(message: AIMessage) -> Sequence[Mapping[str, Any]]:
-    """The tool calls of a message that no block of its content repeats.
+    """Return the tool calls of a message that no content block repeats.
 
-    Anthropic's and OpenAI's newer formats carry calls in the content as well; a message put together by hand, or by
-    another provider, may not.
+    Anthropic's and OpenAI's newer formats repeat calls in the content; a message built by hand or by another provider
+    may not.
     """
     calls: list[Mapping[str, Any]] = [*message.tool_calls, *message.invalid_tool_calls]
     if not calls or isinstance(message.content, str):

@@ -1,4 +1,4 @@
-"""Counting tokens: what a token counter may be, and the default that costs next to nothing.
+"""Token counting: the kinds of token counters, and a fast approximate default.
 
 Histories store the tokens of each message with the name of the counter, so that reading with the same counter need not
 count again.
@@ -43,20 +43,21 @@ PLAIN_ROLES = {HumanMessage: len("user"), AIMessage: len("assistant"), ToolMessa
 
 
 def approximate_tokens(messages: Sequence[BaseMessage]) -> int:
-    """Tokens of messages, estimated at four characters a token: the default, as fast as adding up lengths.
+    """Estimate the tokens of messages at four characters a token: the default, as fast as adding up lengths.
 
     The numbers are those of LangChain's `count_tokens_approximately`, with two differences: tool calls of an AI message
     whose content is a list are counted even if no block repeats them, and images, files and recordings cost 85 tokens
     each in whatever block they come, never a quarter of their base64 characters.
 
-    Beside `o200k_base`, English, German and code come out 7 to 10 % too high, which is on the safe side; of Chinese it
-    sees a third (`benchmarks/results/tokens.json`). Name an encoding for scripts without Latin letters: `"o200k_base"`.
+    Compared with `o200k_base`, English, German and code come out 7 to 10 % too high, which is on the safe side; Chinese
+    comes out at a third of its tokens (`benchmarks/results/tokens.json`). Use an encoding such as `"o200k_base"` for
+    scripts without Latin letters.
 
     Args:
         messages: Any messages, in any order.
 
     Returns:
-        The sum over the messages, each rounded up; 3 a message for its frame are in it, `RemoveMessage` counts 0.
+        The sum over the messages, each rounded up. It includes 3 a message for its frame; `RemoveMessage` counts 0.
 
     Example:
         >>> approximate_tokens([HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")])
@@ -84,7 +85,7 @@ def _has_calls(message: Any) -> bool:
 
 
 def _approximate_any(message: BaseMessage) -> int:
-    """The same for every type and content, slower."""
+    """Estimate the tokens of a message of any type and content; slower than the loop for plain text."""
     if isinstance(message, RemoveMessage):
         return 0
     blocks = [message.content] if isinstance(message.content, str) else message.content
@@ -99,7 +100,7 @@ def _approximate_any(message: BaseMessage) -> int:
 
 
 class _EachMessage:
-    """A counter of one message, made to take a list."""
+    """Counter of lists, made from a function that counts one message."""
 
     def __init__(self, count: Callable[[BaseMessage], int]) -> None:
         self._count = count
@@ -110,14 +111,15 @@ class _EachMessage:
 
 
 class _ModelCounter:
-    """A model's own counting."""
+    """Counter that uses a model's own token counting."""
 
     def __init__(self, model: BaseLanguageModel[Any]) -> None:
         self._model = model
         names = [getattr(model, field, None) for field in ("model_name", "model", "model_id")]
         name = next((name for name in names if isinstance(name, str) and name), None)
         kind = type(model).__name__
-        # without a name, or counting with a function of the caller's, another model may hide behind the same class
+        # Without a model name, or with a caller's function, models of one class may count differently, so the name is
+        # marked as not trusted (see `counter_name`).
         self.name = f"{kind}:{name}" if name and model.custom_get_token_ids is None else f"<{kind}>"
 
     def __call__(self, messages: Sequence[BaseMessage]) -> int:
@@ -125,15 +127,15 @@ class _ModelCounter:
 
 
 def resolve_counter(token_counter: TokenCounterLike = None) -> TokenCounter:
-    """What a `token_counter` argument means, as a function of a list of messages.
+    """Turn a `token_counter` argument into a function of a list of messages.
 
     Args:
         token_counter: One of
 
             - None or `"approximate"`: `approximate_tokens` (so is LangChain's `count_tokens_approximately`)
-            - an encoding or a model of OpenAI's, `"o200k_base"`, `"gpt-4o"`: `OpenAITokenCounter`, exact
+            - an OpenAI encoding or model, `"o200k_base"`, `"gpt-4o"`: `OpenAITokenCounter`, exact
             - a function of a list of messages; `len` counts messages
-            - a function of one message: the annotation of its first parameter is `BaseMessage`
+            - a function of one message, recognised by the annotation `BaseMessage` of its first parameter
             - a chat model or LLM: its `get_num_tokens_from_messages`, which may ask a server for each message
 
     Returns:
@@ -174,7 +176,7 @@ def _takes_one(function: Callable[..., int]) -> bool:
 
 
 def count_tokens(messages: Sequence[BaseMessage], counter: TokenCounter | None = None) -> list[int]:
-    """Tokens of each message by itself; `None` counts with `approximate_tokens`.
+    """Count the tokens of each message by itself; `None` counts with `approximate_tokens`.
 
     A counter that fails (some know not every message type, some need a network) must not cost a turn: its message is
     then estimated at four characters a token.
@@ -197,19 +199,19 @@ def count_tokens(messages: Sequence[BaseMessage], counter: TokenCounter | None =
 
 
 def count_text(text: str, counter: TokenCounter | None = None) -> int:
-    """Tokens of a text as a message of the user's: `count_tokens([HumanMessage(text)], counter)[0]`.
+    """Count the tokens of a text as a user message: `count_tokens([HumanMessage(text)], counter)[0]`.
 
     Example:
         >>> count_text("My name is Nemo."), count_text("My name is Nemo.", len)
         (8, 1)
     """
-    if counter is None or counter is approximate_tokens:  # then no message need be made
+    if counter is None or counter is approximate_tokens:  # the same sum without building a message
         return TOKENS_PER_MESSAGE - -(PLAIN_ROLES[HumanMessage] + len(text)) // CHARS_PER_TOKEN
     return count_tokens([HumanMessage(text)], counter)[0]
 
 
 def counter_name(counter: Callable[..., int] | None) -> str:
-    """Which counter made the stored numbers, so that another one does not trust them.
+    """Return the name under which a counter's numbers are stored, so that another counter does not reuse them.
 
     Returns:
         At most 80 characters. A name with `<` in it belongs to one object only and is never trusted: lambdas, functions
@@ -231,9 +233,9 @@ def counter_name(counter: Callable[..., int] | None) -> str:
 def count_tool_tokens(
     tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], counter: TokenCounter | None = None
 ) -> int:
-    """Tokens that tools add to each request: their schemas, as JSON in OpenAI's format.
+    """Estimate the tokens that tools add to each request: their schemas, as JSON in OpenAI's format.
 
-    Providers write the schemas down in their own way, so this is near the truth and not exact.
+    Providers format the schemas in their own way, so the result is close but not exact.
 
     Args:
         tools: What `bind_tools` takes: tools, functions, pydantic classes, or schemas as dicts.
@@ -257,4 +259,5 @@ def count_tool_tokens(
     schemas = [tool if isinstance(tool, dict) else convert_to_openai_tool(tool) for tool in tools]
     text = json.dumps(schemas, ensure_ascii=False, default=str)
     count = counter or approximate_tokens
+    # Without the frame of the message, which the schemas do not have in a request.
     return max(0, count([SystemMessage(text)]) - count([SystemMessage("")]))

@@ -1,7 +1,7 @@
-"""Where a conversation may be cut so that it fits: pure functions over lists of messages.
+"""Cutting a conversation to a token budget: pure functions over lists of messages.
 
-A cut never parts a question from its turn or a tool call from its results. The newest human message, and the results
-of the tools that a model is waiting for, are never cut off.
+A cut never separates a question from its turn or a tool call from its results. The newest human message, and tool
+results that a model is waiting for, are never removed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ KINDS = ("human", "ai", "system", "tool", "function", "chat")
 
 
 class Cut(NamedTuple):
-    """What is kept: everything from `start` on, and the message at `task` alone if it stands before that."""
+    """A cut's result: everything from `start` on is kept, and the message at `task` alone if it comes before that."""
 
     start: int
     task: int | None
@@ -59,7 +59,10 @@ class Cut(NamedTuple):
 
 
 def is_summary(message: object) -> bool:
-    """Whether a message is a summary that a preprocessor put there. The mark alone says nothing: clients send marks."""
+    """Return whether a preprocessor made this message as a summary.
+
+    The mark in its metadata is not enough, since clients can send marks: id and beginning must fit as well.
+    """
     if not (isinstance(message, HumanMessage) and message.response_metadata.get(STATUS) == "summary"):
         return False
     named = isinstance(message.id, str) and message.id.startswith("memkit-summary-")
@@ -67,7 +70,7 @@ def is_summary(message: object) -> bool:
 
 
 def is_note(message: object) -> bool:
-    """Whether a message holds what memories recalled. The mark alone says nothing: its id is made of its text.
+    """Return whether a message is a note with recalled records: a mark is not enough, its id must be its text's hash.
 
     Example:
         >>> is_note(HumanMessage("Hello!", response_metadata={"memkit_status": "note"}))
@@ -79,12 +82,12 @@ def is_note(message: object) -> bool:
 
 
 def note_id(content: str) -> str:
-    """The id of a note, which its text decides."""
+    """Return the id of a note, a hash of its text."""
     return f"memkit-note-{hashlib.sha256(content.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 
 def lead_length(messages: Sequence[BaseMessage]) -> int:
-    """How many system lines and summaries stand in front."""
+    """Return the number of leading system messages and summaries."""
     i = 0
     while i < len(messages) and (isinstance(messages[i], SystemMessage) or is_summary(messages[i])):
         i += 1
@@ -99,23 +102,27 @@ def find_cut(
     lead: int = 0,
     start_on: Sequence[MessageType] | None = None,
 ) -> Cut:
-    """The longest end of a conversation within a budget, found from the back, so that its cost is that of what is kept.
+    """Find the longest end of a conversation within a budget.
+
+    It is searched from the back, so that the cost depends on what is kept only.
 
     Args:
         messages: Oldest first.
         size: Tokens of the message at a position.
         budget: Tokens in sum, without those of the lead.
-        lead: How many messages in front are kept in any case, and so not looked at.
-        start_on: What the kept end may begin with, system lines aside; None: with a turn.
+        lead: Number of leading messages that are always kept, and so not counted.
+        start_on: Message types that the kept end may begin with, system messages aside; None: with a turn.
 
     Returns:
-        A turn's beginning if the newest turn fits. Else the newest human message and after it the newest whole tool
-        groups that fit. Results of tools at the very end are kept even if they do not fit.
+        A cut at a turn's beginning if the newest turn fits. Else the newest human message and after it the newest whole
+        tool groups that fit. Tool results at the very end are kept even if they do not fit.
     """
     end = len(messages)
     first = _fitting(messages, size, budget, lead)
+    # Everything fits, so no border has to be found.
     if first == lead and start_on is None:
         return Cut(lead, None, budget >= 0)
+    # The newest question is the task: if its turn is over the budget, it stays without the oldest steps after it.
     task = next((i for i in range(end - 1, lead - 1, -1) if isinstance(messages[i], HumanMessage)), None)
     last = end if task is None else task + 1
     for i in range(first, last):
@@ -126,6 +133,7 @@ def find_cut(
         return Cut(start, None, budget >= 0 and start >= first)
     if first <= task:  # the turn began with more input than fits
         return Cut(first, None, fits=True)
+    # The newest turn alone is over the budget: keep its question, and spend the rest on its newest whole tool groups.
     left = budget - size(task)
     first = _fitting(messages, size, left, task + 1)
     start = _group_at_or_after(messages, first, task + 1)
@@ -133,7 +141,7 @@ def find_cut(
 
 
 def _fitting(messages: Sequence[BaseMessage], size: Size, budget: int, floor: int) -> int:
-    """The first position from which everything fits."""
+    """Return the first position from which everything fits into the budget."""
     first, used = len(messages), 0
     while first > floor and used + (more := size(first - 1)) <= budget:
         first, used = first - 1, used + more
@@ -141,7 +149,7 @@ def _fitting(messages: Sequence[BaseMessage], size: Size, budget: int, floor: in
 
 
 def _group_at_or_after(messages: Sequence[BaseMessage], first: int, floor: int) -> int:
-    """Where the first whole tool group begins; the group at the very end counts even if it begins before."""
+    """Return the position of the first whole tool group; the last group counts even if it begins earlier."""
     for i in range(first, len(messages)):
         if not isinstance(messages[i], RESULTS):
             return i
@@ -151,7 +159,7 @@ def _group_at_or_after(messages: Sequence[BaseMessage], first: int, floor: int) 
 
 
 def trailing_results(messages: Sequence[BaseMessage], floor: int) -> int:
-    """Where the results of tools begin with which the list ends; its length if it ends otherwise."""
+    """Return the position where tool results at the end of the list begin; its length if there are none."""
     i = len(messages)
     while i > floor and isinstance(messages[i - 1], RESULTS):
         i -= 1
@@ -160,6 +168,7 @@ def trailing_results(messages: Sequence[BaseMessage], floor: int) -> int:
 
 def _may_start(messages: Sequence[BaseMessage], i: int, lead: int, start_on: Sequence[MessageType] | None) -> bool:
     before = messages[i - 1] if i > lead else None
+    # System messages belong to the turn that follows them, so no cut comes between.
     if isinstance(before, SystemMessage):
         return False
     spoken = i
@@ -179,7 +188,11 @@ def _is_type(message: BaseMessage, kind: MessageType) -> bool:
 
 
 def message_types(value: Any, name: str) -> tuple[MessageType, ...] | None:
-    """`start_on` as `trim_messages` takes it: a type or its name, or several."""
+    """Validate a `start_on` argument as `trim_messages` takes it: one or several types or their names.
+
+    Raises:
+        ConfigurationError: A value is no message type.
+    """
     if value is None:
         return None
     kinds = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else (value,)
@@ -192,13 +205,13 @@ def message_types(value: Any, name: str) -> tuple[MessageType, ...] | None:
 
 
 def whole_tool_groups(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The messages without tool calls that have no result and results that have no call: providers refuse both.
+    """Remove tool calls without a result and results without a call, since providers refuse both.
 
     Args:
         messages: Oldest first. A call's results are the tool messages that follow its AI message directly.
 
     Returns:
-        The same objects; copies where a call was taken out. An AI message that holds nothing else is left out.
+        The same objects; copies where a call was removed. An AI message that holds nothing else is left out.
 
     Example:
         >>> calls = [{"name": "f", "args": {}, "id": "1"}]
@@ -217,7 +230,7 @@ def whole_tool_groups(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 def _whole_group(head: BaseMessage, results: Sequence[BaseMessage]) -> list[BaseMessage]:
-    if isinstance(head, RESULTS):  # nobody asked for it
+    if isinstance(head, RESULTS):  # a result without a call
         return []
     if not isinstance(head, AIMessage):
         return [head]
@@ -232,7 +245,13 @@ def _whole_group(head: BaseMessage, results: Sequence[BaseMessage]) -> list[Base
 
 
 def _with_calls(message: AIMessage, answered: set[str], *, legacy: bool) -> AIMessage | None:
-    """The message with each answered call once, and no other; `legacy`: its `function_call` is answered."""
+    """Return the message with each answered call once, and no other calls; None if nothing is left.
+
+    Args:
+        message: The message.
+        answered: Ids of the answered calls.
+        legacy: Whether its `function_call` is answered.
+    """
     calls = list({c["id"]: c for c in message.tool_calls if c["id"] in answered}.values())
     rest_of = answered - {c["id"] for c in calls}
     bad = list({c["id"]: c for c in message.invalid_tool_calls if c["id"] in rest_of}.values())
@@ -264,4 +283,4 @@ def _is_call(block: Any) -> bool:
 
 
 def _call_id(block: Any) -> Any:
-    return block.get("call_id") or block.get("id")  # OpenAI's blocks have an id of their own beside the call's
+    return block.get("call_id") or block.get("id")  # OpenAI's blocks have an id of their own besides the call's

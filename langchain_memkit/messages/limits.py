@@ -1,4 +1,4 @@
-"""How much of a text is read: what a text costs is bounded, whoever wrote it. Pure but for the log."""
+"""Limits on how much of a text memories read, so that the cost of any text is bounded. Pure but for the log."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ logger = logging.getLogger("langchain_memkit")
 MESSAGE = 100_000  # characters of a message in which memories look for names, and which they embed
 QUESTION = 20_000  # characters of a question that memories look at
 WORDS = 10_000  # words and signs of a text in which memories look for names: spaCy reads 15,000 a second
-WORD = re.compile(r"[^\W_]{1,16}|\S")  # at most as many as spaCy makes of most texts
+WORD = re.compile(r"[^\W_]{1,16}|\S")  # for most texts no more than spaCy's tokens
 
 
 def beginning(text: str, most: int, what: str) -> str:
-    """The beginning of a text; that the rest is left out is said in the log, once for each kind.
+    """Return the beginning of a text; the log says once for each kind that the rest is left out.
 
     Args:
         text: Any text.
-        most: Characters.
-        what: Kind of text, and who reads it: "a question to the entity memory".
+        most: Maximum number of characters.
+        what: Kind of text and its reader, for the log: "a question to the entity memory".
 
     Example:
         >>> beginning("Harrison likes tea.", 8, "a name in an example")
@@ -35,7 +35,7 @@ def beginning(text: str, most: int, what: str) -> str:
 
 
 def few_words(text: str, what: str) -> str:
-    """The first 10,000 words and signs of a text; the log says so as that of `beginning` does.
+    """Return the first 10,000 words and signs of a text; a cut is logged as in `beginning`.
 
     Example:
         >>> len(few_words("a " * 15_000, "a text in an example"))

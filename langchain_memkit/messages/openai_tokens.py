@@ -1,4 +1,4 @@
-"""`OpenAITokenCounter`: the tokens of OpenAI's models, exact, without a network."""
+"""`OpenAITokenCounter`: exact token counts of OpenAI's models, without a network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from langchain_memkit.messages.blocks import PAYLOAD_TOKENS, block_cost, loose_t
 
 __all__ = ["OpenAITokenCounter"]
 
-# The beginning of a model's name with a dash after it. In this order: gpt-4.1 is not a gpt-4.
+# Prefixes of model names with a dash after them. The order matters: gpt-4.1 is not a gpt-4.
 FAMILIES = {
     "gpt-4o-": "o200k_base",
     "gpt-4.1-": "o200k_base",
@@ -32,38 +32,39 @@ ENCODINGS = ("o200k_base", "cl100k_base")
 
 TOKENS_PER_MESSAGE = 3
 TOKENS_PER_NAME = 1
-TOKENS_PER_TOOL_ANSWER = 3  # for the id of the call, as langchain-openai counts it: OpenAI does not say
+TOKENS_PER_TOOL_ANSWER = 3  # for the id of the call, as langchain-openai counts it: OpenAI does not document it
 
-# Encoding takes the square of the length of a stretch without a border, so a long one is cut: first where a letter or
-# digit ends, which is a border in both encodings (an apostrophe may continue a word), else anywhere.
+# Encoding time grows with the square of the length of a stretch without a token border. Long stretches are therefore
+# cut: first where a letter or digit ends, which is a border in both encodings (an apostrophe may continue a word), else
+# anywhere.
 STRETCH = 128
 LONG_STRETCH = re.compile(rf"\S{{{STRETCH},}}|\s{{{STRETCH},}}")
 CUT = re.compile(rf".{{0,{STRETCH - 1}}}[^\W_](?=[^\w'])|.{{1,{STRETCH}}}", re.DOTALL)
 
 
 class OpenAITokenCounter:
-    """Counts the tokens of messages as OpenAI's chat models do, on this machine. Use it where a limit must hold.
+    """Token counter for OpenAI's chat models that runs locally. Use it where a limit must hold.
 
     Text is counted exactly, as `tiktoken` does. The frame of a message is counted as OpenAI documents it: 3, and the
     role, and a name with 1 more. What OpenAI does not document is estimated as langchain-openai does: the name and
     the JSON arguments of a tool call, 3 for the id that a tool message answers. An image, file or recording is 85.
 
-    A request has 3 tokens more than its messages: they prime the reply and are there once, so they are left to whoever
-    sets the limit; the sum over single messages is then the number for the list.
+    A request has 3 tokens more than its messages, which prime the reply once. They are not counted, so that the sum
+    over single messages equals the count of the list; subtract them from the limit.
 
-    Two limits of it: a stretch of over 128 characters without any border (one letter after the other, say) is counted
-    in parts, a token or two off for each; and the vocabulary is loaded at the first count, which takes up to a second,
-    once per process.
+    It has two limitations. A stretch of over 128 characters without any border (a repeated letter, for instance) is
+    counted in parts, a token or two off for each. And the vocabulary is loaded at the first count, which takes up to a
+    second, once per process.
 
     Args:
         name: An encoding (`"o200k_base"`, `"cl100k_base"`) or the name of a model, also fine-tuned or as
-            `"openai:gpt-4o"`. Models are recognised by their beginning.
+            `"openai:gpt-4o"`. Models are recognised by their prefix.
 
     Attributes:
         name: The encoding: models that share it share the counts.
 
     Raises:
-        ConfigurationError: No encoding is known for the name; the text lists what is known.
+        ConfigurationError: No encoding is known for the name; the text lists the known ones.
         MissingExtraError: The extra `tokens` is not installed.
 
     Example:
@@ -86,11 +87,11 @@ class OpenAITokenCounter:
         return f"{type(self).__name__}({self.name!r})"
 
     def __call__(self, messages: Sequence[BaseMessage]) -> int:
-        """The tokens of messages, without the 3 that prime the reply."""
+        """Count the tokens of messages, without the 3 that prime the reply."""
         return sum(self._message(message) for message in messages)
 
     def encode(self, text: str) -> list[int]:
-        """The token numbers of a text; special tokens such as `<|endoftext|>` are text like any other.
+        """Encode a text into token numbers; special tokens such as `<|endoftext|>` are text like any other.
 
         Example:
             >>> OpenAITokenCounter("o200k_base").encode("hello world")
@@ -99,7 +100,7 @@ class OpenAITokenCounter:
         encode: Callable[[str], list[int]] = self._get_encoding(self.name).encode_ordinary
         try:
             text.encode()
-        except UnicodeEncodeError:  # half a surrogate pair: what a JSON escape may hold, and no model is told
+        except UnicodeEncodeError:  # half a surrogate pair, which a JSON escape may hold, but no model receives
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if len(text) < STRETCH or not LONG_STRETCH.search(text):
             return encode(text)

@@ -1,4 +1,4 @@
-"""Where sentences begin and end. Pure."""
+"""Sentence segmentation. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 __all__ = ["sentence_spans"]
 
 ABBREVIATIONS = frozenset({"dr", "e.g", "etc", "i.e", "mr", "mrs", "ms", "no", "prof", "st", "vs"})
-# a line break; an end in Chinese or Japanese; an end with what closes it, before white space
+# A line break; an end in Chinese or Japanese; an end with closing quotes or brackets, before white space.
 END = re.compile(
     r"""\n\s*
     | [\u3002\uff01\uff1f]+[\u201d\u2019\u300d\u300f\u300b\uff09]*\s*
@@ -19,19 +19,19 @@ END = re.compile(
 LAST_WORD = re.compile(r"(?:\w+\.)*\w+$")
 
 
-@lru_cache(maxsize=4)  # who looks for names in a text, and then for their sentences, asks twice
+@lru_cache(maxsize=4)  # a search for names in a text, and then for their sentences, calls it twice
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Where the sentences of a text are.
+    """Split a text into sentences.
 
-    A sentence ends at `.`, `!`, `?` or `…`, with the quotes that close it, before white space; at the like of these in
-    Chinese and Japanese; and where a line ends, unless the next one goes on with a small letter, as in text that was
-    wrapped. "Mr.", "e.g." and single capital initials end none.
+    A sentence ends at `.`, `!`, `?` or `…`, with the quotes that close it, before white space; at their equivalents in
+    Chinese and Japanese; and at the end of a line, unless the next one continues with a lower-case letter, as in
+    wrapped text. "Mr.", "e.g." and single capital initials do not end a sentence.
 
     Args:
-        text: Any text; what has no punctuation is one sentence a line.
+        text: Any text; without punctuation, each line is one sentence.
 
     Returns:
-        Start and end of each, in order, without the white space around it; `[]` if there is nothing but white space.
+        Start and end of each, in order, without surrounding white space; `[]` if there is nothing but white space.
 
     Example:
         >>> text = 'Mr. J. Smith said "Hello!" He left.'
@@ -60,7 +60,7 @@ def _ends(text: str) -> Iterator[int]:
 
 
 def _goes_on(text: str, match: re.Match[str]) -> bool:
-    """Whether the stop belongs to an abbreviation or an initial."""
+    """Return whether the full stop belongs to an abbreviation or an initial."""
     if match.group().strip() != ".":
         return False
     word = LAST_WORD.search(text, max(0, match.start() - 40), match.start())

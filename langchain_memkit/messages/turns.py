@@ -1,6 +1,6 @@
 """Turns, tool groups and cuts: pure functions over lists of messages.
 
-A turn begins with what a person (or the app's system line) said and runs to the next such message. A tool group is
+A turn begins with a human message (or the app's system message before it) and ends before the next one. A tool group is
 an AI message with tool calls and all the tool messages that follow it. Histories and preprocessors cut only between
 turns or between tool groups, never inside one, because model providers refuse half of one.
 """
@@ -23,13 +23,13 @@ MAX_BATCH_BYTES = 4_000_000
 
 
 def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
-    """Positions where a turn begins; the first message always begins one.
+    """Return the positions where turns begin; the first message always begins one.
 
     Args:
         messages: Any messages, oldest first.
 
     Returns:
-        Ascending positions, `[]` for no messages. System lines directly before a human message belong to its turn.
+        Ascending positions, `[]` for no messages. System messages directly before a human message belong to its turn.
 
     Example:
         >>> from langchain_core.messages import AIMessage, SystemMessage
@@ -50,7 +50,7 @@ def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
 
 
 def group_starts(messages: Sequence[BaseMessage]) -> list[int]:
-    """Positions where a tool group or a single message begins: the places where a long turn may be cut.
+    """Return the positions where a tool group or a single message begins: the places where a long turn may be cut.
 
     Example:
         >>> from langchain_core.messages import AIMessage, ToolMessage
@@ -68,7 +68,7 @@ def cut_tail(
     max_messages: int | None = None,
     max_tokens: int | None = None,
 ) -> list[BaseMessage]:
-    """The newest messages within both limits, beginning at a turn.
+    """Return the newest messages within both limits, beginning at a turn.
 
     Args:
         messages: Oldest first. May begin anywhere in the conversation: a start at position 0 is taken as sound only if
@@ -99,12 +99,13 @@ def cut_tail(
         return list(messages)
     fitting = [start for start in starts if start >= first]
     if not fitting:
+        # Even the newest turn is over a limit: cut inside it, but between tool groups.
         fitting = [start for start in group_starts(messages) if start >= first]
     return list(messages[fitting[0] :]) if fitting else []
 
 
 def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Cuts a long import into `(start, end)` ranges at turn borders; one turn is never divided.
+    """Split a long import into `(start, end)` ranges at turn borders; one turn is never divided.
 
     Args:
         messages: The batch, oldest first, not empty.
@@ -113,6 +114,7 @@ def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[t
     Returns:
         One range if the batch is a single turn or within 100 messages and 4 MB, else as few ranges as fit.
     """
+    # A row is the commit point, so a batch within the limits is one row: its messages become visible together.
     if len(messages) <= MAX_BATCH_MESSAGES and sum(sizes) <= MAX_BATCH_BYTES:
         return [(0, len(messages))]
     ranges: list[tuple[int, int]] = []
@@ -130,24 +132,26 @@ def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[t
 
 
 def with_ids(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The messages, each with an id; those without one are copied first, the caller's objects stay as they are."""
+    """Give each message an id; messages without one are copied, so that the caller's objects stay as they are."""
     return [m if m.id else m.model_copy(update={"id": str(uuid4())}) for m in messages]
 
 
 def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id: str) -> list[BaseMessage]:
-    """Return the messages, those without an id as copies with one that follows from the turn and their place in it.
+    """Give messages without an id one derived from their turn and position, on copies.
 
     The same message of the same turn gets the same id in every attempt and in every process.
 
     Args:
-        messages: Of the turn, oldest first.
-        place: Whose conversation it is.
-        turn_id: Of the turn.
+        messages: The messages of the turn, oldest first.
+        place: User and session.
+        turn_id: The turn's id.
     """
     found: list[BaseMessage] = []
     unnamed = 0
     for message in messages:
         if not message.id:
+            # Derived, not random: a retry in another process must produce the same id, since both the history and the
+            # memories deduplicate by it.
             name = str(uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(unnamed)])))
             message = message.model_copy(update={"id": name})
             unnamed += 1
@@ -156,14 +160,14 @@ def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id
 
 
 def index_of(messages: Sequence[BaseMessage], message_id: str | None) -> int:
-    """Return the position of the message with this id, looked for from the back; -1 if there is none."""
+    """Return the position of the message with this id, searched from the back; -1 if there is none."""
     if message_id is None:
         return -1
     return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].id == message_id), -1)
 
 
 def batch_op(messages: Sequence[BaseMessage], turn_id: str | None) -> str:
-    """The name under which a batch is stored once: the caller's `turn_id`, else a hash of the ordered message ids."""
+    """Return the idempotency key of a batch: the caller's `turn_id`, else a hash of the ordered message ids."""
     if turn_id is not None:
         return f"turn:{turn_id}"
     digest = hashlib.sha256("\x00".join(m.id or "" for m in messages).encode("utf-8", "surrogatepass"))
@@ -171,10 +175,10 @@ def batch_op(messages: Sequence[BaseMessage], turn_id: str | None) -> str:
 
 
 def same_messages(stored: Sequence[BaseMessage], given: Sequence[BaseMessage]) -> bool:
-    """Whether a retried batch says what is stored; ids count only where the caller gave them."""
+    """Return whether a retried batch equals the stored one; ids count only where the caller gave them."""
     return len(stored) == len(given) and all(same_message(*pair) for pair in zip(stored, given, strict=True))
 
 
 def same_message(got: BaseMessage, given: BaseMessage) -> bool:
-    """Whether a message came back; one that was given without an id may have been given one."""
+    """Return whether a stored message equals the given one; one given without an id may have received one."""
     return got == (given if given.id else given.model_copy(update={"id": got.id}))

@@ -1,4 +1,4 @@
-"""Of what memories recalled, what says something new: each once, and nothing that the model sees anyway. Pure."""
+"""Deduplication of recalled records against each other and against the prompt. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from langchain_memkit.messages.text import said
 
 __all__ = ["compose_notes", "unsaid"]
 
-UNNAMED = 50  # of shown messages without an id that many newest are compared by text
-NAMED = 500  # and of those with one
+UNNAMED = 50  # newest messages without an id that are compared by text
+NAMED = 500  # newest messages with an id that are compared by text
 
 
 def compose_notes(loaded: Sequence[Record], shown: Sequence[BaseMessage] = ()) -> HumanMessage | None:
-    """All that memories loaded as one note, nothing twice and nothing that the model sees anyway.
+    """Compose one note from all loaded records, deduplicated against each other and against the prompt.
 
     Args:
-        loaded: What memories recalled, in order.
-        shown: What the model is given besides.
+        loaded: Records that memories returned, in order.
+        shown: The other messages of the prompt.
 
     Returns:
         The note; None if nothing is left.
@@ -39,14 +39,14 @@ def compose_notes(loaded: Sequence[Record], shown: Sequence[BaseMessage] = ()) -
 
 
 def unsaid(records: Sequence[Record], shown: Sequence[BaseMessage] = (), told: Iterable[Record] = ()) -> list[Record]:
-    """Of records those that say something new, each once, in order.
+    """Deduplicate recalled records against each other and against the prompt, in order.
 
-    A record of several messages is left out if each of them is known; so is a message that stands in such a record.
+    A record of several messages is left out if each of them is known; so is a message that such a record contains.
 
     Args:
-        records: In the order in which they are shown.
-        shown: Messages that the model is given besides.
-        told: Records that it is given besides.
+        records: Records in display order.
+        shown: The other messages of the prompt.
+        told: Further records that the prompt contains already.
 
     Example:
         >>> both = Record("human: Hi! / ai: Hello.", parts=(("m1", "Hi!"), ("m2", "Hello.")))
@@ -54,13 +54,13 @@ def unsaid(records: Sequence[Record], shown: Sequence[BaseMessage] = (), told: I
         >>> [record.text for record in new]
         ['Tea.']
     """
-    if not records:  # as in most turns, of a history that may be long
+    if not records:  # in most turns; building `_Known` would read a history that may be long
         return []
     known = _Known(shown, {name for record in records for name, _ in _parts(record)})
     for record in told:
         known.tell(record, _mark(record), _texts_of(record))
     kept: dict[int, Record] = {}
-    # those of several messages first: what stands in one of them need not be told by itself
+    # Records of several messages come first: a message in one of them need not be shown by itself.
     for i, record in sorted(enumerate(records), key=lambda pair: not pair[1].parts):
         mark, texts = _mark(record), _texts_of(record)
         if not known.says(mark, texts):
@@ -70,7 +70,7 @@ def unsaid(records: Sequence[Record], shown: Sequence[BaseMessage] = (), told: I
 
 
 class _Known:
-    """What a model sees: messages, and the records that it was told."""
+    """The contents that a model sees already: the messages of the prompt, and the records that were kept."""
 
     def __init__(self, shown: Sequence[BaseMessage], ids: set[str]) -> None:
         self._shown = shown
@@ -83,7 +83,7 @@ class _Known:
         return {_plain(said(m)) for m in [m for m in self._shown if m.id][-NAMED:]}
 
     def tell(self, record: Record, mark: tuple[str, str], texts: Sequence[tuple[str, str]]) -> None:
-        """From now on it is known."""
+        """Add a record."""
         self._marks.add(mark)
         for name, text in texts if record.parts else ():
             self._marks.add((text, ""))
@@ -91,13 +91,13 @@ class _Known:
                 self._by_id[name] = f"{self._by_id.get(name, '')}\n{text}"
 
     def says(self, mark: tuple[str, str], texts: Sequence[tuple[str, str]]) -> bool:
-        """Whether a record says nothing new."""
+        """Return whether a record contains nothing new."""
         if mark in self._marks or (mark[0], "") in self._marks:
             return True
         return all(self._has(name, text) for name, text in texts)
 
     def _has(self, name: str, text: str) -> bool:
-        beginning = text.removesuffix("...").rstrip()  # of what a memory has cut
+        beginning = text.removesuffix("...").rstrip()  # a memory may have cut the text
         if not text or (name in self._by_id and beginning in self._by_id[name]):
             return True
         return (text, "") in self._marks or any(text in other for other in self._unnamed) or text in self._texts
@@ -108,12 +108,15 @@ def _parts(record: Record) -> tuple[tuple[str, str], ...]:
 
 
 def _texts_of(record: Record) -> list[tuple[str, str]]:
-    """The id and the plain text of each message in it."""
+    """Return the id and the normalized text of each message in a record."""
     return [(name, _plain(text)) for name, text in _parts(record)]
 
 
 def _mark(record: Record) -> tuple[str, str]:
-    """What was said is told once, though it names two; two documents may have one text."""
+    """Return the deduplication key of a record.
+
+    A statement counts once, whatever its subject; documents with the same text but other titles are different ones.
+    """
     return _plain(record.text), "" if record.id or record.parts else _plain(record.about)
 
 

@@ -1,4 +1,4 @@
-"""What a model had said when its call was stopped: tokens gathered beside the call, without asking for a stream."""
+"""The partial answer of a cancelled model call: a callback collects its tokens, without forcing the model to stream."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ register_configure_hook(_current, inheritable=False)
 
 
 class Partial(BaseCallbackHandler):
-    """Gathers the chunks of the calls that have not ended; a model that does not stream leaves nothing."""
+    """Callback that collects the chunks of calls that have not ended; a model that does not stream leaves nothing."""
 
-    run_inline = True  # on the event loop: nothing in it waits
+    run_inline = True  # on the event loop, since no method blocks
 
     def __init__(self) -> None:
         self._chunks: dict[UUID, list[BaseMessage]] = {}
         self._text: dict[UUID, str] = {}
 
     def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A call begins; what an earlier attempt said does not count."""
+        """Begin a call; chunks of an earlier attempt are discarded."""
         self._chunks, self._text = {run_id: []}, {}
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
-        """A piece of the answer."""
+        """Collect a piece of the answer."""
         piece = getattr(chunk, "message", None)
         if run_id in self._chunks:
             self._chunks[run_id].append(piece if isinstance(piece, AIMessageChunk) else AIMessageChunk(content=token))
 
     def on_stream_event(self, event: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A piece of the answer in LangChain's newer protocol; a model may send both."""
+        """Collect a piece of the answer in LangChain's newer streaming protocol; a model may send both."""
         delta = event.get("delta") or {}
         if delta.get("type") == "text-delta":
             self._text[run_id] = self._text.get(run_id, "") + str(delta.get("text") or "")
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A call ended: its answer is no partial one."""
+        """Drop a call that ended: its answer is complete."""
         self._chunks.pop(run_id, None)
 
     def messages(self) -> list[BaseMessage]:
-        """What was said so far, as one message."""
+        """Return the partial answer as one message, without its tool calls; an empty list if nothing was said."""
         for run_id, chunks in self._chunks.items():
             total: Any = None if chunks else AIMessage(self._text.get(run_id, ""))
             for piece in chunks:
@@ -60,7 +60,7 @@ class Partial(BaseCallbackHandler):
 
 @contextmanager
 def gathering(partial: Partial) -> Iterator[None]:
-    """While this lasts, models called from here are listened to."""
+    """Let `partial` listen to the models that are called inside the `with` block."""
     token = _current.set(partial)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The messages for a call of the model: the past of the transcript, what memories recall, and the run's own."""
+"""The prompt of a model call: the past of the transcript, the note with recalled records and the run's own messages."""
 
 from __future__ import annotations
 
@@ -32,36 +32,43 @@ def shown(
     *,
     trial: bool = False,
 ) -> Flow[list[BaseMessage]]:
-    """Return the messages for one call of the model.
+    """Build the messages for one call of the model.
 
     Args:
         run: The run.
         policy: Its options.
-        given: The messages as the middleware before this one left them.
-        messages: Of the state.
-        config: Of the call.
-        trial: Whether somebody only wants to see it.
+        given: The messages of the request, as the middleware before this one left them.
+        messages: The messages of the state.
+        config: The config of the call.
+        trial: Whether this is a dry run.
+
+    Returns:
+        A summary of LangChain's `SummarizationMiddleware` if there is one, then past, note and the run's own messages.
     """
     summary = [m for m in given if is_foreign_summary(m)][-1:]
+    # From the request, not from the state: other middleware may have edited the messages for this call.
     own = run.own_of_request(given, messages)
     ids = {m.id for m in (*own, *run.own(messages)) if m.id}
     past = _past(run, given, ids, summarized=bool(summary))
     context, chain = run.context, policy.preprocessor
     context.asked, context.past, context.notes = [*summary, *own], past, []
     inside = in_turn(config, run.history, context)
+    # Memories are loaded once per run, so that later calls of the same run see the same note.
     if run.loaded is None:
         seen = run.view._replace(messages=past)
         whole = chain is None
         run.loaded = yield from policy.memories.load(run.memories, seen, own, inside, whole=whole, trial=trial)
     kept: list[BaseMessage] = past
     if chain is not None:
+        # Reserve room for the largest possible note: which records repeat the past is known only once that is cut.
         most = run.note(own)
         context.notes = [] if most is None else [most]
         kept = yield Step(lambda: chain.invoke(past, inside), lambda: chain.ainvoke(past, inside))
     note = run.note([*kept, *own])
     context.notes = [] if note is None else [note]
     budget: Budget | None = getattr(getattr(chain, "first", chain), "budget", None)
-    if budget is not None:  # a counter of the app may do I/O
+    # In a thread, since an app's token counter may do I/O.
+    if budget is not None:
         fit = partial(budget.fit_run, own, [*summary, *context.notes], context.scale)
         own = yield in_thread(fit, long=budget.counter is not approximate_tokens)
     before, after = with_note(_whole(kept, own), own, note, apart=False)
@@ -69,7 +76,7 @@ def shown(
 
 
 def _past(run: Run, given: Sequence[BaseMessage], own: set[str], *, summarized: bool) -> list[BaseMessage]:
-    """Return what came before the run, on this branch of the thread, of the history as it was read."""
+    """Return the transcript before the run, without the run's own messages and the branches that this thread left."""
     read = run.view.messages
     if not isinstance(read, HistoryMessages):
         return [m for m in read if m.id not in own]
@@ -77,7 +84,8 @@ def _past(run: Run, given: Sequence[BaseMessage], own: set[str], *, summarized: 
     places: list[int] = []
     for i in range(_first_kept(run, given, read) if summarized else 0, len(read)):
         turn = read.turns[i]
-        if read[i].id in own:  # a part of the run that is stored, a stopped attempt say: the state has it
+        # A row with one of the run's messages, an aborted attempt for instance, is part of the run: the state has it.
+        if read[i].id in own:
             hidden.add(turn.op)
         if not (turn.op in hidden or any(begin <= turn.seq <= end for begin, end in skip)):
             places.append(i)
@@ -94,16 +102,16 @@ def _past(run: Run, given: Sequence[BaseMessage], own: set[str], *, summarized: 
 
 
 def _first_kept(run: Run, given: Sequence[BaseMessage], read: HistoryMessages) -> int:
-    """Return where the past begins that a summary in the state leaves: at the oldest message that it kept."""
+    """Return the position in the transcript that a summary in the state leaves off at: the oldest message it kept."""
     kept = {m.id for m in given if m.id in run.older and not is_foreign_summary(m)}
     if kept:
         return next((i for i, m in enumerate(read) if m.id in kept), 0)
-    # nothing from before the run: what others have said since the thread's last turn was not summarized
+    # It kept nothing from before the run. Turns that others added since the thread's last one were not summarized.
     return next((i for i, t in enumerate(read.turns) if t.seq > run.marker["base"]), len(read))
 
 
 def _whole(past: list[BaseMessage], own: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the past without half tool groups, which providers refuse; the last may be answered by what follows."""
+    """Drop incomplete tool groups, which providers refuse; the last one is kept if the run begins with its results."""
     if not (own and isinstance(own[0], RESULTS)):
         return whole_tool_groups(past)
     last = group_starts(past)[-1] if past else 0

@@ -1,4 +1,4 @@
-"""Tools with which a model takes notes for its user, looks things up, and strikes notes out."""
+"""Tools with which a model keeps notes for its user, searches the memories, and deletes notes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Query: TypeAlias = Annotated[str, Field(description="What to look for, in a few 
 
 
 def memory_tools(turns: TurnStart) -> list[BaseTool]:
-    """Return `remember`, `recall` and `forget`, on the memories of the user who is served.
+    """Return the tools `remember`, `recall` and `forget` over the memories of the current user.
 
     Args:
-        turns: What the middleware was made with; notes are kept in the first `KeyValueMemory` among its memories that
-            is the user's.
+        turns: The middleware's turn starter; notes are kept in the first `KeyValueMemory` among its memories that
+            belongs to the user.
 
     Raises:
-        ConfigurationError: No memory keeps notes of a user.
+        ConfigurationError: None of the memories can keep notes of a user.
     """
     memories = turns.policy.memories
     if not any(_keeps_notes(entry) for entry in memories.entries):
@@ -57,6 +57,7 @@ def memory_tools(turns: TurnStart) -> list[BaseTool]:
         notes = _notes((yield from bound(runtime)))
         title, text = _checked(title, "title", MAX_TITLE), _checked(text, "text", MAX_TEXT)
         titles: list[str] = yield Step(notes.titles, notes.atitles)
+        # Bounded, since a model in a loop could add notes without end.
         if title not in titles and len(titles) >= MAX_NOTES:
             msg = f"There are {len(titles)} notes, and no room for more: forget some first."
             raise ToolException(msg)
@@ -67,7 +68,7 @@ def memory_tools(turns: TurnStart) -> list[BaseTool]:
     def recall(query: Query, runtime: ToolRuntime) -> Flow[str]:
         found = yield from bound(runtime)
         asked = HumanMessage(_checked(query, "query", MAX_TEXT))
-        # the conversation is before the model anyway
+        # The model sees the conversation anyway, so memories search without it.
         nothing = HistoryView([], epoch=(runtime.state.get("memkit_turn") or {}).get("epoch", 0))
         loaded = yield from memories.load(found, nothing, [asked], runtime.config, whole=False)
         note = compose_notes(loaded)
@@ -95,7 +96,7 @@ def memory_tools(turns: TurnStart) -> list[BaseTool]:
 
 
 def _tool(flow: Callable[..., Flow[str]], about: str) -> BaseTool:
-    """Return a tool of the flow's name and arguments, for both call styles."""
+    """Build a tool with the flow's name and arguments, for sync and async calls."""
 
     @wraps(flow)
     def call(*args: Any, **kwargs: Any) -> str:
@@ -105,15 +106,15 @@ def _tool(flow: Callable[..., Flow[str]], about: str) -> BaseTool:
     async def acall(*args: Any, **kwargs: Any) -> str:
         return await adrive(flow(*args, **kwargs), arun_step)
 
-    # what a model gives wrongly is told to the model
+    # A model's invalid arguments are answered with the error text, so that it can correct itself.
     return StructuredTool.from_function(call, acall, description=about, handle_tool_error=True)
 
 
 def _keeps_notes(entry: Any) -> bool:
-    """Return whether a user's notes can be kept in it. The app's own entries are not a model's to change."""
+    """Return whether the memory keeps notes of a user; entries shared by the whole app are not a model's to change."""
     try:
         from langchain_memkit.memories.key_value import KeyValueMemory, KeyValueMemoryFactory
-    except ImportError:  # without the extra there is none
+    except ImportError:  # the extra is not installed
         return False
     return isinstance(entry, KeyValueMemoryFactory) or (isinstance(entry, KeyValueMemory) and bool(entry.user_id))
 
@@ -126,7 +127,7 @@ def _notes(memories: Sequence[Memory]) -> Any:
 
 
 def _checked(value: str, name: str, most: int) -> str:
-    """Return an argument of a model's, if it is text of a sensible length."""
+    """Validate and strip a text argument that the model gave: not empty, valid Unicode, at most `most` characters."""
     text = " ".join(value.split()) if name == "title" else value.strip()
     if not text or len(text) > most:
         msg = f"{name} must be 1 to {most} characters, not {len(text)}."

@@ -1,4 +1,4 @@
-"""A run ends: with an answer, with an error, or because it is cancelled."""
+"""The end of a run: with an answer, with an error, or by cancellation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["failed", "finish", "stopped"]
 
 
 def finish(run: Run, policy: Policy, state: Mapping[str, Any], config: RunnableConfig) -> Flow[Marker]:
-    """Store the turn as the other middleware left it; return what the state is told."""
+    """Store the turn as the other middleware left it, and return the updated marker for the state."""
     messages = messages_in(state)
     new = run.unstored(run.observe(messages))
     new = _with_calls(run, new, messages)
@@ -27,21 +27,24 @@ def finish(run: Run, policy: Policy, state: Mapping[str, Any], config: RunnableC
     seq: int | None = None
     if new:
         output = {key: state[key] for key in ("messages", "structured_response") if key in state}
+        # The leading messages without an answer are the turn's input: retries compare by them.
         asked = list(takewhile(lambda m: m.type in ("human", "system"), new))
         seq = yield from policy.save_messages(run.turn(asked, config), new, output)
-    if run.replayed is not None and seq == run.replayed:  # it said the same, so there is no branch
+    if run.replayed is not None and seq == run.replayed:  # the same messages again, so there is no new branch
         run.marker = {**run.marker, "skip": run.marker["skip"][:-1]}
-    if seq == UNSAVED:  # reported, not raised: the state has it, and the next run stores it
+    # The failure was reported, not raised. The marker stays open: the state has the messages, and the next run
+    # stores them.
+    if seq == UNSAVED:
         return run.marker
     end, epoch = (messages[-1].id if messages else None), run.marker["epoch"]
-    if run.native and seq and not epoch:  # the session's first turn has drawn it
+    if run.native and seq and not epoch:  # the session's first turn has drawn the epoch
         epoch = (yield epoch_at(run.history, seq)) or 0
     seq = seq or run.marker["seq"]
     return {**run.marker, "done": True, "end": end, "held": len(messages), "epoch": epoch, "seq": seq}
 
 
 def _with_calls(run: Run, new: list[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Add the calls before results that came after the run had been stopped: then they were stored without."""
+    """Repeat the tool calls before late results of a run that was stopped, since they were stored without them."""
     late = [m.tool_call_id for m in takewhile(lambda m: isinstance(m, ToolMessage), new) if isinstance(m, ToolMessage)]
     said = [m for m in run.own(messages) if isinstance(m, AIMessage)] if late else []
     calls = [call for m in said for call in m.tool_calls if call["id"] in late]
@@ -49,21 +52,22 @@ def _with_calls(run: Run, new: list[BaseMessage], messages: Sequence[BaseMessage
 
 
 def failed(run: Run, policy: Policy, config: RunnableConfig) -> Flow[None]:
-    """Do what `on_model_error` says, after a model or a tool raised."""
+    """Apply `on_model_error` after a model or a tool raised."""
     asked, _ = run.said(())
     yield from policy.model_failed(run.turn(asked, config))
+    # The input is stored under an id of its own, so a later save of this run must leave it out.
     if policy.on_model_error == "save_input":
         run.known |= {m.id for m in asked if m.id}
 
 
 def stopped(run: Run, policy: Policy, config: RunnableConfig, results: Sequence[BaseMessage]) -> Flow[None]:
-    """Keep what had been said when the run was cancelled in a call, as `on_abort` says.
+    """Apply `on_abort` after the run was cancelled in a call: store the partial turn or nothing.
 
     Args:
         run: The run.
         policy: Its options.
-        config: Of the call.
-        results: What tools of the same step had returned.
+        config: The config of the call.
+        results: Results that tools of the same step had returned.
     """
     asked, said = run.said(results)
     yield from policy.save_partial(run.turn(asked, config), lambda: said, {"messages": [*asked, *said]})

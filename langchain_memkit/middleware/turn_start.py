@@ -1,4 +1,4 @@
-"""A run begins, or is resumed where it was interrupted: whose conversation, what of it is new, what was said."""
+"""The start or resumption of a run: find the session, read the transcript, and tell new messages from stored ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from langchain_memkit.runnables.session import session_history
 
 __all__ = ["TurnStart", "check_place", "configured", "in_turn", "place_of_run"]
 
-QUIET = "nostream"  # LangGraph's word: models called for the context are not the agent speaking
+QUIET = "nostream"  # LangGraph's tag: models called to build the context are not streamed as the agent's
 ELSEWHERE = (
     "this run was begun for another user or session. Resume it with the same session_id (or thread_id) and user_id, in "
     "the config or in the runtime context."
@@ -43,32 +43,36 @@ ELSEWHERE = (
 
 
 def configured(config: RunnableConfig, context: Any) -> dict[str, Any]:
-    """Return the ids of a call. Those of the runtime context count more: an app sets them, and a client the config."""
+    """Return the ids of a call. A user_id of the runtime context, which the app sets, overrides that of the config."""
     given = {k: v for k, v in (config.get("configurable") or {}).items() if not k.startswith(("__", "checkpoint_"))}
     user_id = context.get("user_id") if isinstance(context, Mapping) else getattr(context, "user_id", None)
     return given if user_id is None else {**given, "user_id": user_id}
 
 
 def place_of_run(configurable: dict[str, Any]) -> str:
-    """Return whose conversation it is, as one text."""
+    """Return user and session as one text."""
     session_id = configurable.get("session_id", configurable.get("thread_id"))
     return f"{configurable.get('user_id')!r} {session_id!r}"
 
 
 def check_place(marker: Marker | None, configurable: dict[str, Any]) -> None:
-    """Refuse to go on with a run of another user or session, before anything of it is called."""
+    """Refuse to resume a run of another user or session, before anything of it is called.
+
+    Raises:
+        ConfigurationError: The marker's run is open and belongs to another user or session.
+    """
     if marker is not None and not marker["done"] and marker["place"] != place_of_run(configurable):
         raise ConfigurationError(ELSEWHERE)
 
 
 def in_turn(config: RunnableConfig, history: Any, context: TurnContext) -> RunnableConfig:
-    """Return the config for what takes part in the turn."""
+    """Return the config for memories and preprocessors of the turn, with history and context in `configurable`."""
     known = {**(config.get("configurable") or {}), "message_history": history, CONTEXT: context}
     return {**config, "configurable": known, "tags": [*(config.get("tags") or []), QUIET]}
 
 
 class Bound(NamedTuple):
-    """A conversation and the memories beside it."""
+    """A session's history and its further memories."""
 
     history: Any
     native: bool
@@ -77,7 +81,7 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TurnStart:
-    """What the middleware was made with."""
+    """Starts and resumes the runs of one middleware."""
 
     get_session_history: GetSessionHistory
     policy: Policy
@@ -91,14 +95,17 @@ class TurnStart:
         *,
         trial: bool = False,
     ) -> Flow[Run]:
-        """Begin a run with new input. What the state holds beside it and the transcript does not is stored first.
+        """Start a run with new input; messages of the state that the transcript lacks are stored first.
 
         Args:
-            state: Of the agent.
+            state: The agent's state.
             configurable: The ids of the call.
-            config: Of the call.
-            seen: What the run before it was seen to say, where the state has lost a part of it.
-            trial: Whether somebody only wants to see what would be shown: nothing is stored.
+            config: The config of the call.
+            seen: Messages of the previous run, removed ones included.
+            trial: Whether this is a dry run, which stores nothing.
+
+        Raises:
+            ConfigurationError: The ids do not fit the histories or memories of the middleware.
         """
         messages = messages_in(state)
         before: Marker | None = state.get("memkit_turn")
@@ -108,26 +115,29 @@ class TurnStart:
         bound = yield from self.bind(configurable)
         start = unstored_start(messages, before)
         first = start_of_turn(messages, start)
-        # with the ids that the run before has stored them by, or would have
+        # Messages without an id get the ids that the previous run stored them by, or would have: so the indexed
+        # lookup below recognizes them, and a second attempt to store them changes nothing.
         named = with_turn_ids(messages[start:], [place], _namer(before, turn_id))
         known, view = yield from self._read(bound, [m.id or "" for m in (*seen, *named)], messages[first:], config)
         moved = before is not None and before["place"] != place
         skip, forked = list[list[int]](), False
-        # without a marker this is the thread's first turn, perhaps again; or the agent is a node of a larger graph
+        # Without a marker this is the thread's first turn, perhaps repeated, or the agent is a node of a larger
+        # graph. It is a fork only if messages of this very turn are stored already.
         if not moved and (before is not None or {m.id for m in named[first - start :]} & known):
             skip, forked = _skipped(before, view, config)
         cleared = before is not None and (yield from _is_cleared(bound, before, view))
         if before is not None and (cleared or moved):
-            # what the state had then must not come back, and is not somebody else's
+            # What the state held then must not come back after a clear, nor move to another user or session.
             start = unstored_start(messages, before, settled=True)
             first = start_of_turn(messages, start)
-            if moved and not before["done"]:  # nobody can tell whose it is that stands between
+            if moved and not before["done"]:  # whose the messages in between are is unknown: leave them out
                 start = first
             before, seen, named = None, (), with_turn_ids(messages[start:], [place], turn_id)
-        # of what was put into the state since, nobody can tell whether that was before the clear
+        # After a clear nothing older than the input is stored: it may have been added to the state before the clear.
         left = [] if cleared else in_order(seen, named[: first - start])
         left = [m for m in left if m.id not in known and is_said(m)]
-        if before is not None and not before["done"]:  # what is stored of the run before is the past
+        # Stored messages of the unfinished previous run, and a question that a retry repeats, belong to the past.
+        if before is not None and not before["done"]:
             while first + 1 < len(messages) and (
                 named[first - start].id in known or _is_retry(messages, first, before, turn_id)
             ):
@@ -136,12 +146,14 @@ class TurnStart:
         older, unnamed = _older(messages, first)
         run = Run(place, marker, older, unnamed, bound.history, bound.native, bound.memories, view, known)
         if forked:
-            run.known = set()  # the branch is stored whole, beginning with its question
+            run.known = set()  # a branch is stored whole, beginning with its question
+        # A thread without a marker may still hold what was erased when the session was cleared: do not store it again.
         if left and not (before is None and (yield from _was_cleared(bound, view))):
-            if trial:  # it is shown as if it had been
+            if trial:  # show the messages as if they had been stored
                 run.view = view._replace(messages=[*view.messages, *left])
             else:
-                if not (yield from self._adopt(run, left, before, config)):  # the next run tries again
+                # If that fails without raising, the marker starts before these messages: the next run tries again.
+                if not (yield from self._adopt(run, left, before, config)):
                     run.marker = {**run.marker, "first": messages[start].id, "start": start}
                     run.older, run.older_unnamed = _older(messages, start)
                 run.view = yield self._view(bound, messages[first:], config)
@@ -155,13 +167,16 @@ class TurnStart:
         config: RunnableConfig,
         seen: Sequence[BaseMessage] = (),
     ) -> Flow[Run]:
-        """Go on with a run that another invocation, perhaps in another process, began.
+        """Resume a run that another invocation, perhaps in another process, started.
 
         Args:
-            state: Of the agent, with the marker of the run.
+            state: The agent's state, with the marker of the run.
             configurable: The ids of the call.
-            config: Of the call.
-            seen: What the run was seen to say, where the state has lost a part of it.
+            config: The config of the call.
+            seen: Messages of the run, removed ones included.
+
+        Raises:
+            ConfigurationError: The run belongs to another user or session.
         """
         messages = messages_in(state)
         marker: Marker = state["memkit_turn"]
@@ -173,12 +188,16 @@ class TurnStart:
         ids = {m.id for m in (*seen, *messages, *own) if m.id}
         known, view = yield from self._read(bound, sorted(ids), messages[start:], config)
         older, unnamed = _older(messages, start)
-        if index_of(messages, marker["first"]) < 0 and marker["first"] is not None:  # it was removed
+        # The run's first message was removed, so its start is unknown: stored messages count as older than the run.
+        if index_of(messages, marker["first"]) < 0 and marker["first"] is not None:
             older |= known
         replayed: int | None = None
         if bound.native and known & {m.id for m in own}:
+            # Some of the run's messages are stored: by an aborted attempt, or as the whole turn, which has its own key.
             replayed = yield seq_of(bound.history, batch_op([], marker["turn_id"]), marker["seq"])
-        if replayed:  # the turn was stored once: it is run again from its middle, or only its end is
+        # The turn is stored already, so this repeats it or its last steps from an older checkpoint. It is stored
+        # again as a branch, and the positions from the first attempt on are skipped in its prompts.
+        if replayed:
             known, marker = set(), {**marker, "seq": view.seq, "skip": [*marker["skip"], [replayed, view.seq]]}
         run = Run(place, marker, older, unnamed, bound.history, bound.native, bound.memories, view, known)
         run.replayed = replayed
@@ -186,7 +205,11 @@ class TurnStart:
         return run
 
     def bind(self, configurable: dict[str, Any]) -> Flow[Bound]:
-        """Return the conversation of a call and the memories beside it; nothing is read."""
+        """Return the history of a call and its further memories, without reading them.
+
+        Raises:
+            ConfigurationError: A surrounding chain stores the same session, or a memory belongs to another one.
+        """
         history = yield session_history(self.get_session_history, None, configurable)
         outer = configurable.get("message_history")
         if outer is not None and _ids(outer) == _ids(history):
@@ -201,7 +224,7 @@ class TurnStart:
     def _read(
         self, bound: Bound, ids: Sequence[str], asked: Sequence[BaseMessage], config: RunnableConfig
     ) -> Flow[tuple[set[str], HistoryView]]:
-        """Read which of these messages are stored (one indexed query), and the past; on an event loop both at once."""
+        """Look up which messages are stored (one indexed query) and read the past; on an event loop both at once."""
         view, memories = self._view(bound, asked, config), self.policy.memories
         if not bound.native:
             found: HistoryView = yield from memories.beside(bound.memories, view)
@@ -211,6 +234,7 @@ class TurnStart:
         async def at_once() -> Any:
             return await asyncio.gather(stored.asynchronous(), view.asynchronous())
 
+        # Lookup and read do not depend on each other, so on an event loop the turn waits for the slower one only.
         both = Step(lambda: (stored.sync(), view.sync()), at_once)
         known, found = yield from memories.beside(bound.memories, both)
         return known, found
@@ -224,22 +248,24 @@ class TurnStart:
         return Step(lambda: drive(flow(), run_step), lambda: adrive(flow(), arun_step))
 
     def _adopt(self, run: Run, left: list[BaseMessage], before: Marker | None, config: RunnableConfig) -> Flow[bool]:
-        """Store what the state holds and the transcript does not, a row a turn; the same again changes nothing.
+        """Store messages of the state that the transcript lacks, one row per turn; repeating it changes nothing.
 
         Returns:
-            Whether it is stored; a failure that is not to be raised is reported.
+            False if that failed and the failure was reported rather than raised.
         """
         turn_id = run.marker["turn_id"]
         for begin, end in pairwise([*turn_starts(left), len(left)]):
             said = left[begin:end]
             whole = whole_tool_groups(said)
-            if whole != said:  # it waited for a result, and the user went on
+            if whole != said:  # a tool call was still waiting for its result when the user went on
                 said = aborted(said) or whole
             turn = replace(run.turn(said, config), turn_id=batch_op(said, None))
             if before is not None:
                 if not (before["done"] or begin or before["turn_id"] == turn_id):
-                    # under its own id, so that of two runs at the same time each stores what the other has not
+                    # Under the previous turn's own id: of two concurrent runs each then stores only the messages
+                    # that the other has not.
                     turn = replace(turn, turn_id=before["turn_id"])
+                # With the epoch of the earlier run: if the session was cleared meanwhile, the append is refused.
                 if before["epoch"]:
                     turn = replace(turn, epoch=before["epoch"], since=moment(before))
             if said and (yield from self.policy.save_messages(turn, said, None)) == UNSAVED:
@@ -248,26 +274,26 @@ class TurnStart:
 
 
 def _namer(before: Marker | None, turn_id: str) -> str:
-    """Return the turn by which messages without an id are named that stand between the last run and this one."""
+    """Return the turn id from which unnamed messages between the last run and this one derive their ids."""
     if before is None:
         return f"{turn_id}:before"
     return f"{before['turn_id']}:after" if before["done"] else before["turn_id"]
 
 
 def _older(messages: Sequence[BaseMessage], first: int) -> tuple[set[str], int]:
-    """Return the ids of what came before a run, without those of its own messages, and how many have none."""
+    """Return the ids of messages before position `first` that do not recur after it, and the number without an id."""
     ids = {m.id for m in messages[:first] if m.id} - {m.id for m in messages[first:]}
     return ids, sum(not m.id for m in messages[:first])
 
 
 def _is_retry(messages: Sequence[BaseMessage], i: int, before: Marker, turn_id: str) -> bool:
-    """Return whether a question that nobody answered is asked again, by a retry around the agent."""
+    """Return whether the unanswered question at `i` is asked again by a retry with the same turn id."""
     again = before["turn_id"] == turn_id and isinstance(messages[i], HumanMessage)
     return again and (messages[i].type, messages[i].content) == (messages[-1].type, messages[-1].content)
 
 
 def _was_cleared(bound: Bound, view: HistoryView) -> Flow[bool]:
-    """Return whether the session was cleared once: a thread without a marker may still hold what was erased then."""
+    """Return whether the session may have been cleared at some time: it has no turn at position 1 any more."""
     if not (bound.native and view.epoch):
         return False
     history = bound.history
@@ -282,16 +308,20 @@ def _ids(history: Any) -> tuple[Any, Any]:
 
 
 def _is_cleared(bound: Bound, before: Marker, view: HistoryView) -> Flow[bool]:
-    """Return whether the session was cleared since a run. One that waited before it had a turn cannot tell."""
+    """Return whether the session was cleared since the previous run, which shows in another epoch.
+
+    An open run that began before the session's first turn has no epoch to compare; then `_was_cleared` decides.
+    """
     if not bound.native or before["epoch"] == view.epoch:
         return False
     return before["epoch"] != 0 or (not before["done"] and (yield from _was_cleared(bound, view)))
 
 
 def _skipped(before: Marker | None, view: HistoryView, config: RunnableConfig) -> tuple[list[list[int]], bool]:
-    """Return the positions of branches not taken, and whether the thread goes on from an older checkpoint here."""
+    """Return the ranges of positions on other branches, and whether the thread forks from an older checkpoint here."""
     seq, skip = (before["seq"], before["skip"]) if before else (0, [])
-    # LangGraph tells a run which checkpoint its caller addressed
+    # LangGraph puts the checkpoint that the caller addressed into the metadata. Positions after the marker's are
+    # then on the branch that is left.
     if (config.get("metadata") or {}).get("checkpoint_id") and view.seq > seq:
         return [*skip, [seq + 1, view.seq]], True
     return skip, False

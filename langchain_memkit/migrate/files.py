@@ -1,4 +1,4 @@
-"""`export_history` and `import_history`: every conversation as lines of JSON, and back."""
+"""`export_history` and `import_history`: every conversation as JSON lines, and back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_LINE_BYTES = 32 * 2**20
 """A line may have this much: twice what a store takes as one turn, since text is longer as JSON."""
 MAX_BYTES = 10 * 2**30
 """All lines together may have this much, unpacked."""
-PIECE = 2**20  # characters of a line that is too long, which are read at once to pass it over
+PIECE = 2**20  # characters read at once to skip a line that is too long
 
 __all__ = ["aexport_history", "aimport_history", "export_history", "import_history"]
 
@@ -45,16 +45,16 @@ def export_history(
     user_id: str | None = None,
     progress: bool = True,
 ) -> MigrationReport:
-    """Writes every conversation as lines of JSON, a turn each: nothing that is stored of a turn is lost.
+    """Write every conversation as JSON lines, one turn per line, without losing anything that is stored of a turn.
 
     Users, sessions, turn ids, times, message ids, token counts and hidden (soft-deleted) turns come back with
-    `import_history`. The file appears under its name only when it is whole, readable by its owner alone.
+    `import_history`. The file appears under its name only when it is complete, and only its owner can read it.
 
     Args:
         factory: The histories: any layout of MongoDB, or SQLite.
-        path_or_file: Where to write; a file must take text.
-        user_id: Only the conversations of this user. None exports everybody's.
-        progress: Shows a bar if `rich` is installed.
+        path_or_file: Path to write, or a file opened for text.
+        user_id: Export only this user's conversations. None exports everybody's.
+        progress: Show a progress bar if `rich` is installed.
 
     Returns:
         Counts, and a line for everything that could not be read.
@@ -91,7 +91,7 @@ async def aexport_history(
     user_id: str | None = None,
     progress: bool = True,
 ) -> MigrationReport:
-    """Async twin of `export_history`: the same in a worker thread."""
+    """Run `export_history` in a worker thread."""
     return await asyncio.to_thread(partial(export_history, factory, path_or_file, user_id=user_id, progress=progress))
 
 
@@ -101,6 +101,7 @@ def _export(conversation: Conversation, file: TextIO, report: MigrationReport, a
     for turn in conversation.turns():
         advance(1)
         report.skipped += [f"session {name!r}, {problem}" for problem in turn.problems]
+        # Nothing of the turn could be read; its problems are reported already.
         if not turn.messages:
             continue
         try:
@@ -122,28 +123,29 @@ def import_history(
     max_bytes: int | None = MAX_BYTES,
     progress: bool = True,
 ) -> MigrationReport:
-    """Reads what `export_history` wrote into a store. Importing twice is importing once.
+    """Import a file that `export_history` wrote. Importing twice stores nothing twice.
 
-    A file that was cut off gives what is whole; damaged lines are skipped and named. Broken off in the middle, it is
-    finished by the next run.
+    From a truncated file, the complete lines are imported; damaged lines are skipped and named. An interrupted import
+    is finished by the next run.
 
     Args:
-        factory: The histories that take the turns.
-        path_or_file: What to read; a file must give text.
-        user_id: Only the conversations of this user. None imports everybody's.
-        dry_run: Reads and counts, writes nothing.
-        max_line_bytes: A line, which is a turn, with more is left out and named, and is never held in memory: a small
-            packed file may unpack to anything. 32 MB by default, twice what a store takes as one turn. None: no limit.
-        max_bytes: Where all that was read is more, reading ends with an error. 10 GB by default. None: no limit.
-        progress: Shows a bar if `rich` is installed.
+        factory: The histories to write to.
+        path_or_file: Path to read, or a file opened for text.
+        user_id: Import only this user's conversations. None imports everybody's.
+        dry_run: Read and count, but write nothing.
+        max_line_bytes: Maximum size of a line, which is a turn. A longer one is skipped, named, and never held in
+            memory: a small packed file may unpack to anything. 32 MB by default, twice what a store takes as one turn.
+            None: no limit.
+        max_bytes: Maximum size of all lines; reading more is an error. 10 GB by default. None: no limit.
+        progress: Show a progress bar if `rich` is installed.
 
     Returns:
         Counts, and a line for everything that was left out.
 
     Raises:
-        ConfigurationError: It is no export, or one of a newer memkit, or a limit is no number of bytes.
+        ConfigurationError: The file is not an export, or one of a newer memkit, or a limit is not a number of bytes.
         HistoryReadError: The file cannot be read, or is larger than `max_bytes`.
-        HistoryWriteError: The store cannot be written; run it again to go on.
+        HistoryWriteError: The store cannot be written; run the import again to continue.
 
     Example:
         >>> import io
@@ -166,6 +168,7 @@ def import_history(
         lines = _lines(file, limits, report, advance)
         wanted = (line for line in lines if user_id is None or line.scope.user_id == user_id)
         seen: set[Scope] = set()
+        # An export writes session after session, so each session is imported in one pass.
         for scope, found in groupby(wanted, key=lambda line: line.scope):
             seen.add(scope)
             try:
@@ -188,20 +191,20 @@ async def aimport_history(
     max_bytes: int | None = MAX_BYTES,
     progress: bool = True,
 ) -> MigrationReport:
-    """Async twin of `import_history`: the same in a worker thread."""
+    """Run `import_history` in a worker thread."""
     options: Any = {"user_id": user_id, "dry_run": dry_run, "max_line_bytes": max_line_bytes, "max_bytes": max_bytes}
     return await asyncio.to_thread(partial(import_history, factory, path_or_file, **options, progress=progress))
 
 
 class _Limits(NamedTuple):
-    """How many bytes of text are read; None for any number."""
+    """Limits on the bytes of text that are read; None for no limit."""
 
     of_line: int | None
     of_all: int | None
 
 
 class Line(NamedTuple):
-    """A line that belongs to a conversation."""
+    """A line with a turn, the session that it belongs to, and its number in the file."""
 
     number: int
     scope: Scope
@@ -209,7 +212,7 @@ class Line(NamedTuple):
 
 
 def _lines(file: TextIO, limits: _Limits, report: MigrationReport, advance: Callable[[int], None]) -> Iterator[Line]:
-    """The lines that hold turns; what else is there is checked or written down."""
+    """Iterate over the lines with turns; check header and end line, and report damaged lines."""
     ended = False
     number = 0
     for number, text in enumerate(_whole(file, limits, report, advance), 1):
@@ -238,7 +241,10 @@ def _lines(file: TextIO, limits: _Limits, report: MigrationReport, advance: Call
 def _whole(
     file: TextIO, limits: _Limits, report: MigrationReport, advance: Callable[[int], None]
 ) -> Iterator[str | None]:
-    """Its lines, None for one that is too long; of a compressed file that was cut off or is damaged, those before."""
+    """Iterate over the lines of a file, with None for one that is too long.
+
+    From a compressed file that is truncated or damaged, the lines before the damage are read.
+    """
     begun, total = False, 0
     try:
         for text, size in _measured(file, limits.of_line):
@@ -260,7 +266,7 @@ def _whole(
 
 
 def _measured(file: TextIO, most: int | None) -> Iterator[tuple[str | None, int]]:
-    """Each line with its size in bytes. One that is too long is read in pieces that are dropped: None, and its size."""
+    """Iterate over the lines with their sizes in bytes; a line that is too long is skipped and yielded as None."""
     if most is None or not hasattr(file, "readline"):
         for text in file:
             size = _bytes_of(text)
@@ -289,7 +295,7 @@ def _bytes_of(text: str) -> int:
 
 
 def _size(number: int | None) -> str:
-    """A number of bytes as a person reads it."""
+    """Format a number of bytes for people."""
     whole = number or 0
     return f"{whole / 2**20:,.0f} MB" if whole >= 2**20 else f"{whole:,} bytes"
 

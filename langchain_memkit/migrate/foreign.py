@@ -1,4 +1,4 @@
-"""Conversations of other packages as sources: langchain-community's histories, LangChain's memories, checkpoints."""
+"""Sources for conversations of other packages: langchain-community's histories, LangChain's memories, checkpoints."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def langchain_sql_source(
     table_name: str = "message_store",
     session_id_column: str = "session_id",
 ) -> Source:
-    """What langchain-community's `SQLChatMessageHistory` stored, as a source for `migrate`. Read-only.
+    """Open the table of langchain-community's `SQLChatMessageHistory` as a source for `migrate`. Read-only.
 
     Args:
         url_or_path: A SQLite file, or the URL that the history was given (extra `sql`, and the database's driver).
-        table_name: Its table.
-        session_id_column: Its column of session ids.
+        table_name: The table.
+        session_id_column: The column of session ids.
 
     Returns:
-        A source: rows in the order of their ids, put together to turns. Messages without an id get one that is the
-        same each time.
+        A source: rows in the order of their ids, grouped into turns. Messages without an id get one that is the same
+        each time.
 
     Raises:
-        ConfigurationError: When it is read: there is no such file, table or column.
-        HistoryReadError: When it is read: the database fails.
+        ConfigurationError: Raised when it is read: there is no such file, table or column.
+        HistoryReadError: Raised when it is read: the database fails.
 
     Example:
         >>> import sqlite3, tempfile
@@ -73,13 +73,13 @@ def langchain_sql_source(
 
 
 def langchain_file_source(path: str | os.PathLike[str]) -> Source:
-    """What langchain-community's `FileChatMessageHistory` stored, as a source for `migrate`.
+    """Open the files of langchain-community's `FileChatMessageHistory` as a source for `migrate`.
 
     Args:
         path: One file, or a folder of them; a file's name without its ending is the session.
 
     Returns:
-        A source; of a file that was cut off it gives what is whole, and says so.
+        A source; from a truncated file it reads the complete messages, and reports the damage.
 
     Raises:
         ConfigurationError: There is no such file or folder.
@@ -105,22 +105,22 @@ def langchain_file_source(path: str | os.PathLike[str]) -> Source:
 
 
 def langchain_memory_source(memories: Mapping[str, Any]) -> Source:
-    """Return what LangChain's memories and chat histories hold, as a source for `migrate`.
+    """Use LangChain's memories and chat histories as a source for `migrate`.
 
-    For what lives in a process: langchain-classic's `ConversationBufferMemory` and its family, LangChain's
-    `InMemoryChatMessageHistory`, or any other chat history. A message without an id gets one made of its place and its
-    content, so that a second run stores nothing twice, which `add_messages` cannot know. A memory that drops its oldest
-    messages must be moved before it does so again: what moved up is another message.
+    Use it for memories that live in a process: langchain-classic's `ConversationBufferMemory` and its family,
+    LangChain's `InMemoryChatMessageHistory`, or any other chat history. A message without an id gets one made from its
+    position and content, so that a second run stores nothing twice, unlike `add_messages`. Migrate a memory that drops
+    its oldest messages before it does so again, since messages at new positions count as other messages.
 
     Args:
-        memories: By session id: a memory with `chat_memory`, a chat history, or a list of messages.
+        memories: For each session id, a memory with `chat_memory`, a chat history, or a list of messages.
 
     Returns:
-        A source: turns put together of the messages, oldest first. They belong to nobody, unless `migrate` is given
+        A source: the messages grouped into turns, oldest first. They have no owner, unless `migrate` is given
         `user_id`.
 
     Raises:
-        ConfigurationError: `memories` is no dict, or a value holds no messages.
+        ConfigurationError: `memories` is not a dict, or a value holds no messages.
 
     Example:
         >>> from langchain_core.messages import AIMessage, HumanMessage
@@ -154,26 +154,27 @@ def langgraph_source(
     writes_collection_name: str = "checkpoint_writes",
     channel: str = "messages",
 ) -> Source:
-    """The conversations in LangGraph's checkpoints, as a source for `migrate` (extra `langgraph`). Read-only.
+    """Open LangGraph's checkpoints as a source for `migrate` (extra `langgraph`). Read-only.
 
-    Each thread is a session; a `user_id` that its config carried is its owner. What moves is the list of messages in
-    the latest checkpoint of the thread's root namespace: what was summarised away before is not in it.
+    Each thread is a session; a `user_id` in its config is its owner. The messages in the latest checkpoint of the
+    thread's root namespace are migrated, without those that were summarised away before.
 
     Args:
         url_or_path: A `mongodb://` URI (langgraph-checkpoint-mongodb) or a SQLite file (langgraph-checkpoint-sqlite).
-        database_name: Of MongoDB.
-        collection_name: Of MongoDB, of its checkpoints.
-        writes_collection_name: Of MongoDB, of the writes between them: a `DeltaChannel` keeps its messages there.
+        database_name: MongoDB database.
+        collection_name: MongoDB collection of the checkpoints.
+        writes_collection_name: MongoDB collection of the writes between checkpoints, where a `DeltaChannel` keeps its
+            messages.
         channel: The key of the graph's state that holds the messages.
 
     Returns:
-        A source. Messages keep their ids, so that an agent with `MessageHistoryMiddleware` knows them; those that have
-        none get one made of the thread and their place in it, the same each time.
+        A source. Messages keep their ids, so that an agent with `MessageHistoryMiddleware` recognises them; those that
+        have none get one made from the thread and their position in it, the same each time.
 
     Raises:
         MissingExtraError: `ormsgpack` is not installed, or for MongoDB `pymongo`.
-        ConfigurationError: When it is read: there is no such file, or it holds no checkpoints.
-        HistoryReadError: When it is read: the database fails.
+        ConfigurationError: Raised when it is read: there is no such file, or it holds no checkpoints.
+        HistoryReadError: Raised when it is read: the database fails.
 
     Example:
         ```python
@@ -193,16 +194,16 @@ def langgraph_source(
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows of one message each."""
+    """Source over a table with one message per row."""
 
     table: MessageTable | DatabaseTable
 
     def size(self) -> int:
-        """Rows."""
+        """Count the rows."""
         return self.table.count()
 
     def conversations(self) -> Iterator[Conversation]:
-        """Session by session, each read while the database sends it."""
+        """Iterate over the sessions, each read while the database sends it."""
         with closing(self.table.rows()) as rows:
             for session_id, found in groupby(rows, key=lambda row: row[0]):
                 yield Conversation(session_id, "", partial(self._turns, found))
@@ -219,17 +220,18 @@ class RowSource:
 
 @dataclass(frozen=True)
 class FileSource:
-    """Files of a list of messages each."""
+    """Source over files that each hold a list of messages."""
 
     files: list[Path]
 
     def size(self) -> None:
-        """Not known before they are read."""
+        """Return None: the number is unknown before the files are read."""
 
     def conversations(self) -> Iterator[Conversation]:
-        """File by file."""
+        """Iterate over the files, one session each."""
         seen: dict[str, Path] = {}
         for file in self.files:
+            # Files that differ in their endings only would be one session; the first is taken, the others are reported.
             first = seen.setdefault(file.stem, file)
             yield Conversation(file.stem, "", partial(self._turns, file, first))
 
@@ -247,15 +249,15 @@ class FileSource:
 
 @dataclass(frozen=True)
 class MemorySource:
-    """Memories and histories of this process."""
+    """Source over memories and histories in this process."""
 
     memories: Mapping[str, Any]
 
     def size(self) -> None:
-        """Not known before they are read."""
+        """Return None: the number is unknown before the memories are read."""
 
     def conversations(self) -> Iterator[Conversation]:
-        """Session by session."""
+        """Iterate over the sessions."""
         for session_id, memory in self.memories.items():
             yield Conversation(session_id, "", partial(self._turns, memory))
 
@@ -269,17 +271,18 @@ class MemorySource:
                 yield unreadable(f"{where}: a {type(message).__name__}, not a message")
                 continue
             name = ("memory", str(i), f"{message.type}:{message.content!r}:{message.id}")
+            # A copy, since `message_turn` sets the id.
             yield message_turn(message.model_copy(), name, None, where)
 
 
 def _history_in(memory: Any) -> Any:
-    """What holds the messages of a memory; `ReadOnlySharedMemory` has another memory inside."""
+    """Return the object that holds a memory's messages; `ReadOnlySharedMemory` wraps another memory."""
     memory = getattr(memory, "memory", memory)
     return getattr(memory, "chat_memory", memory)
 
 
 def dict_turn(data: Any, name: tuple[str, str, str], where: str, when: datetime | None) -> Turn:
-    """A message in LangChain's own dict form as a turn of one message, or as a problem."""
+    """Turn a message in LangChain's dict form into a turn of one message, or into a problem."""
     try:
         message = decode_legacy_message(data)
     except MessageDecodeError as error:

@@ -1,4 +1,4 @@
-"""Rows of one message each put together to turns. Pure."""
+"""Grouping of rows with one message each into turns. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ ROW = "row:"
 
 
 def whole_turns(turns: Iterable[Turn]) -> Iterator[Turn]:
-    """Rows of one message each, as other packages keep them, put together to turns; other turns as they are."""
+    """Group rows of one message each, as other packages store them, into turns; other turns are passed on unchanged."""
     rows: list[Turn] = []
     for turn in turns:
         keep = _rows_of_next_turn(rows, turn)
         if len(keep) < len(rows):
             yield _joined(rows[: len(rows) - len(keep)])
             rows = keep
+        # Rows of other packages have no position; question and answer documents are turns already.
         if turn.seq == 0 and len(turn.messages) == 1 and not turn.op.startswith("qa:"):
             rows.append(turn)
         else:
@@ -31,11 +32,14 @@ def whole_turns(turns: Iterable[Turn]) -> Iterator[Turn]:
 
 
 def _rows_of_next_turn(rows: list[Turn], turn: Turn) -> list[Turn]:
-    """Which of the gathered rows belong to a turn that begins with this one; all of them if none begins."""
+    """Return which collected rows belong to the same turn as this row.
+
+    All of them while their turn continues; the system messages directly before a question; none if a turn begins.
+    """
     if not rows:
         return rows
     if rows[-1].op == turn.op and turn.seq == 0:
-        return rows  # written by us as one turn
+        return rows  # memkit wrote them as one turn
     if turn.seq or len(turn.messages) != 1 or not (turn.op.startswith(ROW) and rows[-1].op.startswith(ROW)):
         return []
     if len(rows) >= MAX_BATCH_MESSAGES and not isinstance(turn.messages[0], ToolMessage):
@@ -45,6 +49,7 @@ def _rows_of_next_turn(rows: list[Turn], turn: Turn) -> list[Turn]:
     system = len(rows)
     while system > 0 and isinstance(rows[system - 1].messages[0], SystemMessage):
         system -= 1
+    # A human message right after another one (and system messages between) continues the same turn.
     asks_on = system > 0 and isinstance(rows[system - 1].messages[0], HumanMessage)
     return rows if asks_on or system == 0 else rows[system:]
 

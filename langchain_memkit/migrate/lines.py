@@ -1,4 +1,4 @@
-"""The lines of an export: one JSON object each. Pure.
+"""The format of an export: JSON lines, one object each. Pure.
 
 ```
 {"memkit": "export", "v": 1, "created_at": "..."}            the first line
@@ -25,20 +25,20 @@ EXPORT_VERSION = 1
 
 
 def header_line(created_at: datetime) -> str:
-    """The first line."""
+    """Write the first line."""
     return _line({"memkit": "export", "v": EXPORT_VERSION, "created_at": created_at.isoformat()})
 
 
 def end_line(turns: int) -> str:
-    """The last line."""
+    """Write the last line."""
     return _line({"memkit": "end", "turns": turns})
 
 
 def turn_line(owner: str, session_id: str, turn: Turn, counter: Any) -> str:
-    """One turn with everything that is stored of it; what stands at its default is left out.
+    """Write a turn with everything that is stored of it; default values are left out.
 
     Raises:
-        MessageEncodeError: A message holds what cannot be written.
+        MessageEncodeError: A message holds a value that cannot be written.
     """
     data: dict[str, Any] = {"user_id": owner or None, "session_id": session_id, "op": turn.op}
     if turn.seq:
@@ -57,13 +57,13 @@ def _line(data: dict[str, Any]) -> str:
 
 
 def read_line(text: str) -> dict[str, Any]:
-    """A line as an object.
+    """Parse a line.
 
     Raises:
-        MessageDecodeError: It is none.
+        MessageDecodeError: The line is not a JSON object, or not UTF-8.
     """
     try:
-        text.encode()  # bytes that are no UTF-8 were read as lone surrogates
+        text.encode()  # the file was opened with surrogateescape, so invalid UTF-8 shows as lone surrogates
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         whole = "damaged" if text.endswith("\n") else "cut off"
@@ -76,10 +76,10 @@ def read_line(text: str) -> dict[str, Any]:
 
 
 def read_scope(data: Mapping[str, Any]) -> Scope:
-    """Whose conversation a line belongs to.
+    """Return the user and session that a line belongs to.
 
     Raises:
-        MessageDecodeError: The ids are none.
+        MessageDecodeError: The ids are missing or invalid.
     """
     owner, session_id = data.get("user_id"), data.get("session_id")
     try:
@@ -89,7 +89,7 @@ def read_scope(data: Mapping[str, Any]) -> Scope:
 
 
 def turn_of_line(data: Mapping[str, Any], where: str, counter: Any) -> Turn:
-    """A line as a turn; what of it is damaged stands in `problems`."""
+    """Decode a line into a turn; damage is reported in its `problems`."""
     op = data.get("op")
     try:
         check_id(op, "op")
@@ -97,12 +97,13 @@ def turn_of_line(data: Mapping[str, Any], where: str, counter: Any) -> Turn:
         return Turn(0, 0, "", None, [], [], [f"{where}: {error}"])
     row = {**data, "createdAt": _date(data.get("created_at")), "expiresAt": _date(data.get("expires_at"))}
     turn = read_turn({**row, "isDeleted": data.get("is_deleted") is True}, counter)
+    # Problems name a turn's position; in a file the line is what a user can look up.
     turn.problems[:] = [where + re.sub(r"^turn (-?\d+|\?)", "", problem) for problem in turn.problems]
     return turn
 
 
 def _date(value: Any) -> datetime | None:
-    """An aware date in UTC; None if there is none, or it is before or after every date there."""
+    """Parse an aware date into UTC; None if it is missing, naive or out of range."""
     try:
         found = datetime.fromisoformat(value)
         return found.astimezone(UTC) if found.tzinfo else None

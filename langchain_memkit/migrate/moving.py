@@ -1,4 +1,4 @@
-"""`migrate`: every conversation of one store into another."""
+"""`migrate`: copy every conversation of one store into another."""
 
 from __future__ import annotations
 
@@ -33,29 +33,30 @@ def migrate(
     dry_run: bool = False,
     progress: bool = True,
 ) -> MigrationReport:
-    """Copies every conversation of one store into another.
+    """Copy every conversation of one store into another.
 
     The target is a factory of histories: SQLite or MongoDB, any layout, any collection. The source is one as well, or
-    what `langchain_sql_source`, `langchain_file_source`, `langchain_memory_source` or `langgraph_source` returns. The
-    source stays as it is, with one exception, which is the way back: with the same collection on both sides,
-    `layout="turns"` as the source and `layout="langchain"` as the target, native turns *become* rows of langchain-
-    mongodb.
+    the result of `langchain_sql_source`, `langchain_file_source`, `langchain_memory_source` or `langgraph_source`. The
+    source is not changed, with one exception, the in-place downgrade: with the same collection on both sides,
+    `layout="turns"` as the source and `layout="langchain"` as the target, native turns *become* rows of
+    langchain-mongodb.
 
     Args:
-        source: Where conversations are read.
-        target: Where they are written.
-        user_id: Gives all of them to this user, as rows of langchain-mongodb need that carry none. None keeps owners.
-            Within one place, source and target being the same, only those that belong to nobody.
-        dry_run: Reads and counts, writes nothing.
-        progress: Shows a bar if `rich` is installed.
+        source: The store to read.
+        target: The store to write.
+        user_id: Assign all conversations to this user, which rows of langchain-mongodb need, as they carry none. None
+            keeps the owners. If source and target are the same place, only conversations without an owner are
+            assigned.
+        dry_run: Read and count, but write nothing.
+        progress: Show a progress bar if `rich` is installed.
 
     Returns:
-        Counts, and a line for everything that was left out. Running it again changes nothing, or adds what came since.
+        Counts, and a line for everything that was left out. Running it again changes nothing, or adds new turns.
 
     Raises:
         HistoryReadError: The source cannot be read.
-        HistoryWriteError: The target cannot be written; run it again to go on.
-        ConfigurationError: Source and target are the same place, or the source is none.
+        HistoryWriteError: The target cannot be written; run the migration again to continue.
+        ConfigurationError: Source and target are the same place, or the source is not a source.
 
     Example:
         >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -74,15 +75,17 @@ def migrate(
     within = isinstance(source, HistoryFactory) and source._store.place == target._store.place
     way_back = within and _is_way_back(source, target, user_id)  # type: ignore[arg-type]  # a factory
     if not (dry_run or isinstance(source, HistoryFactory)):
-        # opens it now: that switches a SQLite file to WAL, and no reader of the same file may be in the way
+        # Open the target before reading: that switches a SQLite file to WAL, which a reader of the same file would
+        # block.
         target._store.run(target._store.page_back(Scope("", "-"), None, 1, Enough()))
-    # within one place only what is nobody's changes hands: the other users' conversations are none of this user's
+    # Within one place only conversations without an owner are assigned; those of other users stay theirs.
     read = opened(source, native_only=way_back, user_id="" if within and not way_back else None)
     with progress_bar(progress, "migrating", read.size()) as advance, closing(_each(read)) as conversations:
         for conversation in conversations:
             report.sessions += 1
             copied = _move(conversation, target, user_id, report, advance)
             if way_back and not dry_run:
+                # Native turns are removed only after their rows are stored, so that an interruption loses nothing.
                 store: Any = source._store  # type: ignore[union-attr]  # a factory of MongoDB
                 store.run(store.drop_turns(Scope(conversation.user_id, conversation.session_id), copied))
     return report
@@ -96,7 +99,7 @@ async def amigrate(
     dry_run: bool = False,
     progress: bool = True,
 ) -> MigrationReport:
-    """Async twin of `migrate`: the same in a worker thread."""
+    """Run `migrate` in a worker thread."""
     work = partial(migrate, source, target, user_id=user_id, dry_run=dry_run, progress=progress)
     return await asyncio.to_thread(work)
 
@@ -112,7 +115,7 @@ def _move(
     report: MigrationReport,
     advance: Callable[[int], None],
 ) -> list[str]:
-    """Copies one conversation; returns the ops of what arrived."""
+    """Copy one conversation; return the idempotency keys of the turns that arrived."""
     name = conversation.session_id
     try:
         history = target(name, user_id or conversation.user_id or None)
@@ -137,14 +140,18 @@ def _reported(
 
 
 def _unknown(turns: Iterator[Turn], history: Any) -> Iterator[Turn]:
-    """Turns of one message each without those that an agent has stored here itself."""
+    """Filter out turns of one message whose id the target has: an agent there has stored it itself."""
     while some := list(islice(turns, ROWS_AT_ONCE)):
         stored = known_ids(history, some)
         yield from (turn for turn in some if turn.messages[0].id not in stored)
 
 
 def _is_way_back(begin: HistoryFactory[Any], end: HistoryFactory[Any], user_id: str | None) -> bool:
-    """Whether native turns become rows in their own collection; refuses other moves, both being one place."""
+    """Return whether native turns become rows in their own collection.
+
+    Raises:
+        ConfigurationError: Source and target are the same place, and it is another kind of move that is not possible.
+    """
     source, target = begin._store, end._store
     if not (is_native(begin._first) and is_native(end._first)):
         msg = (
@@ -156,6 +163,6 @@ def _is_way_back(begin: HistoryFactory[Any], end: HistoryFactory[Any], user_id: 
     if layouts == ("turns", "langchain"):
         return True
     if layouts == ("turns", "turns") and user_id is not None:
-        return False  # from nobody's space into a user's
+        return False  # conversations without an owner are assigned to a user
     msg = "source and target are the same place, and there is nothing to move: rows of langchain-mongodb are read there"
     raise ConfigurationError(msg)

@@ -1,4 +1,4 @@
-"""What a move says when it is done."""
+"""The result of a migration, an export or an import."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["MigrationReport"]
 
 @dataclass
 class MigrationReport:
-    """What a migration, an export or an import did, or would do.
+    """Counts of what a migration, an export or an import did, or in a dry run would do.
 
     Attributes:
-        sessions: Conversations looked at.
-        turns: Turns written (or, in a dry run, that would be written); those already there are not counted apart.
-        messages: Messages in them.
-        skipped: What could not be moved and why, a line each.
+        sessions: Conversations read.
+        turns: Turns written (in a dry run: that would be written); turns the target had are not counted separately.
+        messages: Messages in these turns.
+        skipped: A line for each item that could not be moved, with the reason.
         dry_run: Whether nothing was written.
 
     Example:
@@ -31,7 +31,7 @@ class MigrationReport:
     dry_run: bool = False
 
     def __str__(self) -> str:
-        """One line, then the skipped ones."""
+        """Format the counts in one line, followed by the skipped items."""
         verb = "would move" if self.dry_run else "moved"
         head = f"{verb} {self.messages} messages in {self.turns} turns of {self.sessions} sessions"
         return "\n".join([f"{head}; {len(self.skipped)} skipped", *(f"- {line}" for line in self.skipped)])

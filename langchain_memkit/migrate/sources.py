@@ -1,4 +1,4 @@
-"""Where conversations come from: our own stores here, those of other packages in `foreign`."""
+"""Sources of conversations: memkit's own stores here, those of other packages in `foreign`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from langchain_memkit.migrate.joining import ROW
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One conversation of a source; read it before the next one is asked for.
+    """One conversation of a source; read it before the next one is requested.
 
     Attributes:
-        session_id: Its name there, which may be no valid id here.
-        user_id: Whose; an empty string for nobody's.
-        turns: Reads it, oldest first.
-        counter: What the turns' tokens were counted with; turns without counts are counted when they are stored.
-        by_id: Whether its messages' own ids say what the target has already, under whatever turn.
+        session_id: The session's id in the source, which may be invalid in the target.
+        user_id: The owner; an empty string for none.
+        turns: Reads the turns, oldest first.
+        counter: The counter of the turns' token counts; turns without counts are counted when they are stored.
+        by_id: Whether the target is searched for the messages' own ids, whatever turn they belong to.
     """
 
     session_id: Any
@@ -38,17 +38,17 @@ class Conversation:
 
 
 class Source(Protocol):
-    """What `migrate` reads from."""
+    """The interface that `migrate` reads from."""
 
     def size(self) -> int | None:
-        """How many rows there are, for the progress bar; None if that is not known."""
+        """Return the number of rows, for the progress bar; None if it is unknown."""
 
     def conversations(self) -> Iterator[Conversation]:
-        """Every conversation, one after the other."""
+        """Iterate over the conversations."""
 
 
 class HistorySource:
-    """The conversations of a factory of ours, hidden turns included; of a subclass, what its `messages` returns."""
+    """Source over a factory of memkit's histories, hidden turns included; a subclass is read through its `messages`."""
 
     def __init__(self, factory: HistoryFactory[Any], user_id: str | None = None, *, native_only: bool = False) -> None:
         self._factory = factory
@@ -59,15 +59,15 @@ class HistorySource:
         self._sessions = [(owner, found) for owner in owners for found in store.run(store.sessions(owner, hidden=True))]
 
     def size(self) -> int:
-        """Rows stored."""
+        """Return the number of stored rows."""
         return sum(found.turns for _, found in self._sessions)
 
     def conversations(self) -> Iterator[Conversation]:
-        """Every session of every user."""
+        """Iterate over the sessions of every user."""
         for owner, found in self._sessions:
             try:
                 turns = partial(self._turns, self._factory(found.session_id, owner or None))
-            except (ConfigurationError, ValueError) as error:  # an id of others that is none here, say
+            except (ConfigurationError, ValueError) as error:  # an id of another package that is invalid here
                 turns = partial(iter, [unreadable(str(error))])
             yield Conversation(found.session_id, owner, turns, self._counter)
 
@@ -87,14 +87,24 @@ class HistorySource:
 
 
 def unreadable(text: str) -> Turn:
-    """A turn without messages that says what could not be read."""
+    """Return a turn without messages that reports what could not be read."""
     return Turn(0, 0, "", None, [], [], [text])
 
 
 def message_turn(
     message: BaseMessage, name: tuple[str, str, str], when: datetime | None, where: str, lost: Iterable[str] = ()
 ) -> Turn:
-    """One message as a turn; its name is made of where and what it is, so that it is the same at every run."""
+    """Make a turn of one message.
+
+    Its key, and its id if it has none, are a hash of its position and content, so that they are the same in every run.
+
+    Args:
+        message: The message; it is given an id if it has none.
+        name: The kind of source, the position and the content.
+        when: When it was written; None if unknown.
+        where: The position, for the report.
+        lost: Problems of the message, for the report.
+    """
     digest = hashlib.sha256("\x00".join(name).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     if not message.id:
         message.id = f"{name[0]}-{digest}"
@@ -102,7 +112,11 @@ def message_turn(
 
 
 def checked(factory: HistoryFactory[Any], name: str = "factory") -> HistoryFactory[Any]:
-    """The factory, if it is one of ours."""
+    """Validate that the argument is a factory of memkit's histories.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
     if not isinstance(factory, HistoryFactory):
         msg = f"{name} must be a factory of our histories, X.factory(...), not {kind_given(factory, HistoryFactory)}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
@@ -110,7 +124,7 @@ def checked(factory: HistoryFactory[Any], name: str = "factory") -> HistoryFacto
 
 
 def _counter_of(factory: HistoryFactory[Any]) -> TokenCounter | None:
-    """What a factory's histories count with; some layouts have no sessions without a user, others none with one."""
+    """Return the token counter of a factory's histories; some layouts need a user, others refuse one."""
     try:
         history = factory("-", "-")
     except ConfigurationError:
@@ -120,10 +134,10 @@ def _counter_of(factory: HistoryFactory[Any]) -> TokenCounter | None:
 
 
 def opened(source: HistoryFactory[Any] | Source, *, native_only: bool = False, user_id: str | None = None) -> Source:
-    """What was given, as a source; of a factory only what belongs to `user_id`, an empty string for nobody's.
+    """Return the argument as a source; from a factory only conversations of `user_id`, an empty string for no owner.
 
     Raises:
-        ConfigurationError: It is neither a factory of ours nor made by one of the functions here.
+        ConfigurationError: It is neither a factory of memkit nor the result of a function for sources.
     """
     if isinstance(source, HistoryFactory):
         return HistorySource(source, user_id, native_only=native_only)

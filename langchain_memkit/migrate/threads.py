@@ -19,19 +19,19 @@ from langchain_memkit.migrate.sources import Conversation, message_turn, unreada
 
 @dataclass(frozen=True)
 class ThreadSource:
-    """Threads of checkpoints."""
+    """Source over the threads of a checkpointer."""
 
     checkpoints: Any
     channel: str
 
     def __post_init__(self) -> None:
-        import langchain_memkit.backends.langgraph_checkpoints  # noqa: F401  # says now which extra is missing
+        import langchain_memkit.backends.langgraph_checkpoints  # noqa: F401  # fails now if an extra is missing
 
     def size(self) -> None:
-        """Messages are counted when a thread is read."""
+        """Return None: messages are counted when a thread is read."""
 
     def conversations(self) -> Iterator[Conversation]:
-        """Thread by thread."""
+        """Iterate over the threads."""
         from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
 
         with closing(self.checkpoints.rows()) as rows:
@@ -45,17 +45,19 @@ class ThreadSource:
                 except MessageDecodeError as error:
                     yield Conversation(thread_id, owner, partial(iter, [unreadable(f"thread: {error}")]))
                 else:
+                    # By id, since an agent with `MessageHistoryMiddleware` may have stored the same messages under
+                    # other turns.
                     yield Conversation(thread_id, owner, partial(self._turns, thread_id, state, problems), by_id=True)
 
     def _keeps_differences(self, state: Any) -> bool:
-        """Whether the channel was written to, and its value is not in the checkpoint: a `DeltaChannel`."""
+        """Return whether the channel is a `DeltaChannel`: it was written to, but the checkpoint lacks its value."""
         values = state.get("channel_values") if isinstance(state, dict) else None
         versions = state.get("channel_versions") if isinstance(state, dict) else None
         written = isinstance(versions, dict) and self.channel in versions
         return written and isinstance(values, dict) and self.channel not in values
 
     def _replayed(self, latest: Any, older: Any, problems: list[str]) -> list[Any]:
-        """The list that checkpoints and writes before the latest one make, from the last that holds it whole."""
+        """Rebuild the channel's list from the last checkpoint that holds it whole and the writes since."""
         from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint, replayed
 
         seed, version = None, None
@@ -65,6 +67,8 @@ class ThreadSource:
                 problems.append("a checkpoint that it is built on is gone: what was said before it is not there")
                 break
             kind, blob, writes = found
+            # `older` goes from the newest checkpoint to the oldest, so the writes are replayed in reverse order of this
+            # list.
             steps.append([decode_checkpoint(*write) for write in writes])
             state = decode_checkpoint(kind, blob)
             values = state.get("channel_values") if isinstance(state, dict) else None
@@ -110,9 +114,9 @@ class ThreadSource:
 
 
 def _owner(metadata: Any) -> tuple[str, str]:
-    """The `user_id` that the thread's config carried, which LangGraph keeps with every checkpoint; else nobody.
+    """Return the owner of a thread and a problem with it, both empty strings if there is none.
 
-    And what is wrong with it, if it is there and no id.
+    The owner is the `user_id` of the thread's config, which LangGraph stores with every checkpoint.
     """
     from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
 
@@ -132,7 +136,7 @@ def _owner(metadata: Any) -> tuple[str, str]:
 
 
 def _unanswered(messages: list[BaseMessage]) -> int:
-    """How many calls of the last AI message have no result."""
+    """Return the number of tool calls in the last AI message that have no result."""
     answered = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
     last = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
     return sum(call.get("id") not in answered for call in last.tool_calls) if last else 0

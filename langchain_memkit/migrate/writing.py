@@ -1,4 +1,4 @@
-"""Turns on their way into a target: in batches, each turn once, and what cannot go in is said."""
+"""Writing turns to a target: in batches, each turn once; turns that cannot be stored are reported."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ BATCH_MESSAGES = 2_000
 
 
 def copy_turns(turns: Iterable[Turn], target: Any, report: MigrationReport, *, counted: bool = False) -> list[str]:
-    """Copies the turns of one session into a history of ours.
+    """Copy the turns of one session into one of memkit's histories.
 
     Args:
-        turns: Oldest first; single messages of other packages are joined.
-        target: The history that takes them.
-        report: What was moved and what was not is written down here.
-        counted: Whether the turns' token counts, where they have any, are those of the target's counter.
+        turns: The turns, oldest first; single messages of other packages are grouped into turns.
+        target: The history to write to.
+        report: Receives the counts and the skipped turns.
+        counted: Whether the turns' token counts, if they have any, are those of the target's counter.
 
     Returns:
-        The ops of the turns that arrived.
+        The idempotency keys of the turns that arrived.
 
     Raises:
-        HistoryWriteError: The store failed: running again goes on.
+        HistoryWriteError: The store failed; running again continues.
     """
     if not is_native(target):
         return _add_turns(turns, target, report)
@@ -50,7 +50,7 @@ def copy_turns(turns: Iterable[Turn], target: Any, report: MigrationReport, *, c
 
 
 def known_ids(history: Any, turns: Iterable[Turn]) -> set[str]:
-    """Which messages of these turns a history has."""
+    """Return the ids of these turns' messages that a history has stored; for a subclass, all of its ids."""
     if not is_native(history):
         return {message.id for message in history.messages if message.id}
     known: set[str] = history.stored_ids([message.id for turn in turns for message in turn.messages])
@@ -58,7 +58,7 @@ def known_ids(history: Any, turns: Iterable[Turn]) -> set[str]:
 
 
 def _add_turns(turns: Iterable[Turn], target: Any, report: MigrationReport) -> list[str]:
-    """Copies turns through a subclass's own methods; what it has already is known by the messages' ids."""
+    """Copy turns through a subclass's own methods; stored messages are recognised by their ids."""
     arrived: list[str] = []
     known = known_ids(target, ())
     for turn in whole_turns(turns):
@@ -79,7 +79,7 @@ def _add_turns(turns: Iterable[Turn], target: Any, report: MigrationReport) -> l
 
 
 def _packed(turn: Turn, target: Any, report: MigrationReport, counted: bool) -> Row | None:
-    """A turn as a row of the target; None, and a line in the report, if it cannot be one."""
+    """Encode a turn as a row of the target; None, and a line in the report, if that is not possible."""
     where = f"session {target.session_id!r}, turn {turn.op}"
     if turn.is_deleted and target._store.layout == "langchain":
         report.skipped.append(f"{where}: hidden by delete_turn, and rows of langchain-mongodb cannot be hidden")
@@ -95,7 +95,7 @@ def _packed(turn: Turn, target: Any, report: MigrationReport, counted: bool) -> 
 
 
 def _store(packed: list[tuple[Turn, Row]], target: Any, report: MigrationReport) -> list[str]:
-    """Stores turns at once; if one of them is in the way, one by one, so that it holds up no other."""
+    """Store turns in one batch; if a turn is refused, store them one by one, so that it blocks no other."""
     if not packed:
         return []
     given = [m for turn, _ in packed for m in turn.messages]
@@ -103,11 +103,14 @@ def _store(packed: list[tuple[Turn, Row]], target: Any, report: MigrationReport)
     try:
         target._store.run(target._store.append(target._scope, batch, None, Origin()))
     except HistoryWriteError as error:
+        # The cause is the driver's error if the store failed; an error about the turn itself has none, or is a
+        # ValueError.
         if isinstance(error.__cause__, Exception) and not isinstance(error, ValueError):
-            raise  # the store failed: run again to go on
+            raise  # the store itself failed, so no single turn is at fault
         if len(packed) > 1:
             return [op for one in packed for op in _store([one], target, report)]
         ((turn, row),) = packed
+        # The stored turn may be the beginning of this one, which grew since the last run: then append only its new end.
         if isinstance(error, IdempotencyConflictError) and (rest := _grown(turn, row, error)):
             return [row.op] if _store([rest], target, report) else []
         report.skipped.append(f"session {target.session_id!r}, turn {row.op}: {error}")
@@ -116,7 +119,10 @@ def _store(packed: list[tuple[Turn, Row]], target: Any, report: MigrationReport)
 
 
 def _grown(turn: Turn, row: Row, error: IdempotencyConflictError) -> tuple[Turn, Row] | None:
-    """What came to a turn since it was moved: its question was there the last time, say, and now its answer is."""
+    """Return the messages that a turn gained since it was migrated, such as the answer to a stored question.
+
+    They form a turn of their own; None if the stored turn is not the beginning of this one.
+    """
     size = len(error.stored)
     if not size or size >= len(turn.messages) or not same_messages(error.stored, turn.messages[:size]):
         return None
@@ -125,7 +131,7 @@ def _grown(turn: Turn, row: Row, error: IdempotencyConflictError) -> tuple[Turn,
 
 
 def _batches(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
-    """Turns by the batch, each op once in it: the same turn twice, or two under one name, the store tells apart."""
+    """Group turns into batches with each key at most once: only the store can tell a repeated turn from a conflict."""
     batch: dict[str, Turn] = {}
     size = 0
     for turn in turns:

@@ -1,4 +1,4 @@
-"""Work beside the turns: one at a time for each conversation, in a thread or, on an event loop, as a task."""
+"""Background work, one job at a time per conversation: in a thread or, on an event loop, as a task."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Work: TypeAlias = threading.Thread | asyncio.Task[Any]
 
 
 class Background:
-    """What runs for which conversation."""
+    """Registry of running background jobs by conversation."""
 
     def __init__(self) -> None:
         self._running: dict[Place, Work] = {}
         self._lock = threading.Lock()
 
     def begin(self, place: Place, flow: Flow[Any]) -> Step:
-        """Starts a flow, unless one runs for this conversation."""
+        """Start a flow in the background, unless a job is running for this conversation."""
 
         async def abegin() -> None:
             with self._lock:
@@ -39,7 +39,7 @@ class Background:
         return Step(lambda: self._begin_thread(place, flow), abegin)
 
     def wait(self, match: Callable[[Place], bool] = lambda _: True) -> Step:
-        """Waits for what runs for these conversations, as far as it can be waited for: not on another event loop."""
+        """Wait for the jobs of matching conversations, except tasks of another event loop, which cannot be awaited."""
 
         def found() -> list[Work]:
             with self._lock:
@@ -76,6 +76,8 @@ class Background:
         with self._lock:
             if self._is_busy(place):
                 return
+            # Start it with the lock held: a job that ends at once must find itself registered, or it would stay
+            # registered for ever.
             try:
                 thread.start()
             except RuntimeError as error:  # too many threads, or the interpreter is about to end

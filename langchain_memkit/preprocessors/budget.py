@@ -1,4 +1,4 @@
-"""How much a model may be given, and how large what there is to give."""
+"""Token budgets, and the sizes of messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ LOOKED_AT = 500
 
 
 def checked_size(value: Any, name: str, least: int) -> int:
-    """A whole number that makes sense, or an error that names the argument."""
+    """Return `value` if it is a whole number of at least `least`.
+
+    Raises:
+        ConfigurationError: It is not; the message names the argument.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         msg = f"{name} must be a whole number from {least}; got {value!r:.50}"
         raise ConfigurationError(msg)
@@ -29,20 +33,26 @@ def checked_size(value: Any, name: str, least: int) -> int:
 
 
 def as_messages(value: Any) -> list[BaseMessage]:
-    """What `trim_messages` takes: messages, what LangChain converts to messages, or a prompt's value."""
+    """Convert what `trim_messages` takes to messages: a list LangChain can convert, or a prompt value.
+
+    Of a list over 500 items only the first and the last are checked; the users of the list convert any others late.
+
+    Raises:
+        TypeError: It is not a list or tuple.
+    """
     if hasattr(value, "to_messages"):
         value = value.to_messages()
     if not isinstance(value, (list, tuple)):
         msg = f"a preprocessor takes a list of messages, not {type(value).__name__}"
         raise TypeError(msg)
     given = value if isinstance(value, list) else list(value)
-    # looking at each of 50,000 messages would cost more than trimming them; what is kept is looked at then
+    # Checking each of 50,000 messages would cost more than trimming them. The messages that are kept are checked later.
     looked_at = given if len(given) <= LOOKED_AT else (given[0], given[-1])
     return given if all(isinstance(m, BaseMessage) for m in looked_at) else convert_to_messages(given)
 
 
 class Sizes:
-    """Tokens of the message at a position: those stored with it, else counted."""
+    """Token counts of messages by index: the stored counts if the same counter made them, else counted now."""
 
     def __init__(self, messages: Sequence[BaseMessage], counter: TokenCounter) -> None:
         self._messages = messages
@@ -52,23 +62,23 @@ class Sizes:
         self._stored = messages if trusted and isinstance(messages, HistoryMessages) else None
 
     def __call__(self, i: int) -> int:
-        """Tokens of message `i`."""
+        """Return the token count of message `i`."""
         if self._stored is not None and self._stored.knows(i):
             return self._stored.tokens[i]
         message: Any = self._messages[i]
-        if not isinstance(message, BaseMessage):  # see `as_messages`: seen, if late
+        if not isinstance(message, BaseMessage):  # `as_messages` does not check long lists
             message = convert_to_messages([message])[0]
         return count_tokens([message], self._counter)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Tokens that a model may be given, less what is spoken for.
+    """Token budget of a model's input.
 
     Attributes:
-        max_tokens: In all, as `counter` counts; messages if it is `len`.
-        taken: By the answer and by the schemas of tools.
-        counter: A resolved counter.
+        max_tokens: The whole budget, as `counter` counts; in messages if that is `len`.
+        taken: Tokens reserved for the answer and the schemas of tools.
+        counter: The resolved token counter.
     """
 
     max_tokens: int
@@ -77,7 +87,11 @@ class Budget:
 
     @classmethod
     def of(cls, max_tokens: int, counter: TokenCounterLike, reserve_tokens: int, tools: Sequence[Any] | None) -> Budget:
-        """Checks the arguments of a preprocessor."""
+        """Validate the arguments of a preprocessor.
+
+        Raises:
+            ConfigurationError: A number is malformed, or nothing of `max_tokens` is left for messages.
+        """
         resolved = resolve_counter(counter)
         taken = checked_size(reserve_tokens, "reserve_tokens", 0) + count_tool_tokens(tools or (), resolved)
         if checked_size(max_tokens, "max_tokens", 1) <= taken:
@@ -87,31 +101,37 @@ class Budget:
 
     @property
     def counts_messages(self) -> bool:
-        """Whether a token is a message."""
+        """Return whether the budget counts messages instead of tokens (`token_counter=len`)."""
         return self.counter is len
 
     def room(self, config: RunnableConfig | None, value: Any = ()) -> int:
-        """Tokens for `value`, which is what a preprocessor is given; less than 0 if the new input takes everything."""
+        """Return the tokens left for `value`, a preprocessor's input; negative if the new input alone is too long.
+
+        Args:
+            config: The run's config; in a turn it tells of the new input and of notes, which share the budget.
+            value: The messages that a preprocessor is given.
+        """
         context = turn_context(config)
         if context is None:
             return self.max_tokens - self.taken
         context.used = True
-        if self.counts_messages:  # "the last two messages" of a history are two, whatever comes after
+        if self.counts_messages:  # "the last two messages" means two of the history: the new input does not count
             return int((self.max_tokens - self.taken) * context.scale)
+        # Notes from memories share the budget. Those that are part of `value` are counted with it.
         beside = [note for note in context.notes if not any(note is m for m in value)]
         asked = sum(count_tokens([*beside, *new_input(config, value)], self.counter))
         return int((self.max_tokens - self.taken) * context.scale) - asked
 
     def fit_run(self, own: list[BaseMessage], beside: Sequence[BaseMessage], scale: float) -> list[BaseMessage]:
-        """Cut the messages of an agent's run: if a long loop outgrows the budget, the oldest whole tool groups go.
+        """Trim the messages of an agent's run: if a long loop outgrows the budget, drop its oldest tool groups, whole.
 
         Args:
-            own: The run's messages, which begin with its input.
-            beside: What else is shown with them.
+            own: The run's messages, beginning with its input.
+            beside: Further messages in the same prompt.
             scale: Share of the budget that may be used.
 
         Returns:
-            The input, and the newest groups that fit; everything where the budget counts messages.
+            The input, and the newest groups that fit; all messages if the budget counts messages.
         """
         lead = next((i for i, m in enumerate(own) if isinstance(m, AIMessage)), len(own))
         if self.counts_messages or lead == len(own):
@@ -123,7 +143,7 @@ class Budget:
         return [*own[:lead], *(own[task : task + 1] if task is not None else ()), *own[start:]]
 
     def window(self, config: RunnableConfig | None) -> Window:
-        """The newest rows that fill the budget."""
+        """Return the part of the history to read: the newest rows that fill the budget."""
         room = max(self.room(config), 0)
         if self.counts_messages:
             return Window(max_messages=room)
@@ -131,10 +151,10 @@ class Budget:
 
 
 def new_input(config: RunnableConfig | None, value: Any = ()) -> list[BaseMessage]:
-    """The turn's new input, if it is yet to follow `value`: that is so where `value` is (a part of) the past.
+    """Return the turn's new input if it will follow `value`, that is if `value` is (part of) the turn's history.
 
-    What ends otherwise is a prompt, or the messages of an agent under way, or of somebody else's: nothing follows, and
-    its own newest question and results are what has to be kept.
+    Anything else is a prompt, the state of a running agent, or an unrelated list. Nothing follows it, and its own
+    newest question and tool results are what must be kept.
     """
     context = turn_context(config)
     if context is None or hasattr(value, "to_messages"):
@@ -152,6 +172,6 @@ def _is_ours(message: Any) -> bool:
 
 
 def turn_context(config: RunnableConfig | None) -> TurnContext | None:
-    """What the factory says about the turn; None where a preprocessor is piped by hand."""
+    """Return the turn's context from the config; None if the preprocessor is piped by hand."""
     context = ((config or {}).get("configurable") or {}).get(CONTEXT)
     return context if isinstance(context, TurnContext) else None

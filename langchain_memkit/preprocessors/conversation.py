@@ -1,4 +1,4 @@
-"""What is summarized and what is not, in a history of ours and in any other list."""
+"""Conversations split into a summarized and an unsummarized part, in memkit histories and in any other list."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ logger = logging.getLogger("langchain_memkit")
 
 
 def place_of(config: RunnableConfig | None) -> Place:
-    """Whose conversation: the ids of the history that the turn has, else those of the config.
+    """Return the ids of the conversation: those of the turn's history, else those of the config.
 
     Raises:
-        TypeError: An id is no string: taken for none, it would mix users.
+        TypeError: An id is not a string. Treating it as absent would mix users.
         ValueError: An id is malformed.
     """
     configurable = (config or {}).get("configurable") or {}
@@ -42,17 +42,17 @@ def place_of(config: RunnableConfig | None) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation as one turn finds it.
+    """Snapshot of a conversation in one turn, split at the end of its summary.
 
     Attributes:
-        place: Whose.
-        lead: System lines in front, never summarized.
-        known: The summary so far, with its key.
-        body: What it does not cover, oldest first.
-        covered: What it covers, as far as that was given.
-        source: The list that `body` is the end of.
-        native: Whether each message has a position in a history of ours.
-        complete: Whether `body` is all that is not covered.
+        place: User and session.
+        lead: Leading system messages, which are never summarized.
+        known: The latest summary with its key; None if there is none.
+        body: The messages that the summary does not cover, oldest first.
+        covered: The messages that it covers, as far as they were given.
+        source: The list that ends with `body`.
+        native: Whether each message has a position in a memkit history.
+        complete: Whether `body` holds all messages that are not covered.
     """
 
     place: Place
@@ -66,16 +66,20 @@ class Conversation:
 
     @property
     def summary(self) -> str:
-        """The text of the summary so far."""
+        """Text of the latest summary, empty without one."""
         return self.known[1].text if self.known else ""
 
     @property
     def reach(self) -> int:
-        """How many messages the summary stands for."""
+        """Number of messages that the summary covers."""
         return self.known[1].covered if self.known else 0
 
     def head(self) -> list[BaseMessage]:
-        """What stands before the body: system lines, the summary, and the task of a turn whose beginning is covered."""
+        """Return the messages to show before the body: the system messages and the summary.
+
+        If the body has no user message, because the summary covers the beginning of the newest turn, the newest covered
+        one follows: else the model would not see its task.
+        """
         summary = [summary_message(self.known[1].text, self.known[1].digest)] if self.known else []
         task: list[BaseMessage] = []
         if self.body and not any(isinstance(m, HumanMessage) for m in self.body):
@@ -84,17 +88,22 @@ class Conversation:
         return [*self.lead, *summary, *task]
 
     def advanced(self, known: Known | None, length: int) -> Conversation:
-        """The same after the first `length` messages of the body were summarized."""
+        """Return a copy in which the first `length` messages of the body are covered by the summary `known`."""
         covered = [*self.covered, *self.body[:length]]
         return replace(self, known=known, covered=covered, body=self.body[length:])
 
     def sizes(self, counter: TokenCounter) -> list[int]:
-        """Tokens of each message of the body."""
+        """Return the token count of each message of the body."""
         size, offset = Sizes(self.source, counter), len(self.source) - len(self.body)
         return [size(offset + i) for i in range(len(self.body))]
 
     def points(self, lengths: Sequence[int]) -> dict[int, tuple[Position | None, str]]:
-        """Names the points after the first so many messages of the body."""
+        """Name the points after the first n messages of the body, for each n in `lengths`.
+
+        Returns:
+            For each n the position in a memkit history, or None, and a digest: of the position or, in any other list,
+            of all messages up to there.
+        """
         if self.native and isinstance(self.source, HistoryMessages):
             offset = len(self.source) - len(self.body) - 1
             positions = {n: self.source.position(offset + n) for n in lengths}
@@ -104,7 +113,7 @@ class Conversation:
         return {n: (None, digests[before + n]) for n in lengths}
 
     def expiry(self, known: Known | None, begin: int, end: int) -> datetime | None:
-        """When the first of what a summary made of `known` and these messages of the body stands for expires."""
+        """Return when a summary of `known` and `body[begin:end]` expires: with the first of the turns it covers."""
         dates = [known[1].expires_at] if known else []
         if self.native and isinstance(self.source, HistoryMessages):
             offset = len(self.source) - len(self.body)
@@ -113,14 +122,14 @@ class Conversation:
 
 
 def read_conversation(messages: list[BaseMessage], place: Place, store: SummaryStore) -> Flow[Conversation]:
-    """What of the messages a stored summary covers."""
+    """Find the stored summary that covers most of the messages, and split them at its end."""
     if isinstance(messages, HistoryMessages) and messages.window is not None and place.session_id:
         return (yield from _read_native(messages, messages.window, place, store))
     if not all(isinstance(m, BaseMessage) for m in messages):
         messages = convert_to_messages(messages)
     lead = lead_length(messages)
     body = messages[lead:]
-    if not place.session_id and body:  # known only by how it begins
+    if not place.session_id and body:  # without an id, the hash of its first message identifies the conversation
         place = place._replace(root=chain_digests(body, [1])[1][:24] + "/")
     known = yield from store.matching(place, body)
     n = known[1].covered if known else 0
@@ -132,16 +141,18 @@ def _read_native(messages: HistoryMessages, window: Window, place: Place, store:
         known: Known = window.summary
         system: list[BaseMessage] = [SystemMessage(text) for text in known[1].lead]
         return Conversation(place, system, known, messages, [], messages, native=True)
-    if window.summary is not None:  # cleared or expired since: what belongs to another epoch is of no use to anybody
+    # The window asked for the messages after a summary, but the history returned all: the session was cleared, or
+    # expired, since. Its summaries belong to another epoch and must not be used again.
+    if window.summary is not None:
         yield from store.delete_all(place.prefix)
-    # a record keeps the lead as text, so it is system lines alone: nothing else may come back as one
+    # A record keeps the lead as plain text, which comes back as system messages: so only these may be in it.
     lead = next((i for i, m in enumerate(messages) if not isinstance(m, SystemMessage)), len(messages))
     complete = window.max_messages is None and window.max_tokens is None
     return Conversation(place, messages[:lead], None, messages[lead:], [], messages, native=True, complete=complete)
 
 
 def catch_up(talk: Conversation, store: SummaryStore) -> Flow[Conversation]:
-    """With what others have summarized since the conversation was read, or that would be summarized twice."""
+    """Apply a summary that was stored since the conversation was read, so that nothing is summarized twice."""
     said = [*talk.covered, *talk.body]
     try:
         known = yield from (store.latest(talk.place) if talk.native else store.matching(talk.place, said))
@@ -149,6 +160,7 @@ def catch_up(talk: Conversation, store: SummaryStore) -> Flow[Conversation]:
         logger.warning("summaries cannot be read again: %s", type(error).__name__)
         return talk
     n = known[1].covered - talk.reach if known else 0
+    # Accept it only if it ends within the body at the very same point: another digest is another conversation.
     if known and 0 < n <= len(talk.body) and talk.points([n])[n][1] == known[1].digest:
         return talk.advanced(known, n)
     return talk

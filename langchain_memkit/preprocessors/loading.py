@@ -1,4 +1,4 @@
-"""What a turn reads of its history: no more than its preprocessor asks for."""
+"""Reading a turn's history: no more than its preprocessor asks for."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from langchain_memkit.messages.turns import cut_tail
 
 
 def asks_for_window(preprocessor: Preprocessor | None) -> bool:
-    """Whether it (or the first of a sequence) says itself how much of the history it needs."""
+    """Return whether a preprocessor (or the first of a sequence) has `window`, to say how much history it needs."""
     return hasattr(getattr(preprocessor, "first", preprocessor), "window")
 
 
 def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig, *, native: bool) -> Flow[HistoryView]:
-    """Reads the history of a turn.
+    """Read the history of a turn.
 
     Args:
         history: Any chat history.
-        preprocessor: What will be applied; if it (or the first of a sequence) has `window`, it is asked.
-        config: Of the turn.
-        native: Whether the history is one of ours, which can read a part of itself.
+        preprocessor: The preprocessor that will be applied; if it (or the first of a sequence) has `window`, that
+            decides how much is read.
+        config: Config of the turn.
+        native: Whether it is a memkit history, which can be read in part.
     """
     if not native:
         return HistoryView(list((yield read_messages(history))))
@@ -35,14 +36,16 @@ def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig
         return (yield Step(lambda: history.view(max_messages=size), lambda: history.aview(max_messages=size)))  # type: ignore[no-any-return]  # any history
     window: Window = yield Step(lambda: first.window(config), lambda: first.awindow(config))
     bounded = window.max_messages is not None or window.max_tokens is not None
-    if size is not None and bounded:  # without bounds, a fixed end beside a summary would leave a gap between the two
+    # Apply `history_size` to bounded windows only. An unbounded one asks for everything after a summary: cut to the
+    # newest messages, it would leave a gap between the summary and them.
+    if size is not None and bounded:
         window = replace(window, max_messages=min(size, size if window.max_messages is None else window.max_messages))
     view: HistoryView = yield Step(lambda: history.view(window=window), lambda: history.aview(window=window))
     return _newest_of(view, size) if size is not None and bounded else view
 
 
 def _newest_of(view: HistoryView, size: int) -> HistoryView:
-    """The view cut to a `history_size`: a window is read in whole rows, so it may hold more."""
+    """Cut a view to `history_size` messages: windows are read in whole rows, so they may hold more."""
     read: Any = view.messages
     if len(read) <= size:
         return view

@@ -1,4 +1,4 @@
-"""Where summaries, entities and entries are kept if nothing else is said: in this process."""
+"""The default key-value store for summaries, entities and entries: in process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore(InMemoryStore):
-    """This process's memory, for many threads. Keys stay in order: finding some does not mean looking at all."""
+    """Thread-safe in-process key-value store with sorted keys, so that a prefix scan does not visit all keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,16 +22,16 @@ class MemoryStore(InMemoryStore):
         self._lock = ForkSafeLock()
 
     def __repr__(self) -> str:
-        """Names no key: users' ids stand in them."""
+        """Name no keys: they contain user ids."""
         return "MemoryStore()"
 
     def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
-        """Stores values."""
+        """Store values."""
         with self._lock:
             self._put(key_value_pairs)
 
     def mset_if_exists(self, key: str, key_value_pairs: Sequence[tuple[str, Any]], delete: Sequence[str] = ()) -> bool:
-        """Store values and remove keys, if there is something under a key: whether there was."""
+        """Store values and delete keys, atomically, only if `key` exists; return whether it did."""
         with self._lock:
             exists = key in self.store
             if exists:
@@ -42,11 +42,11 @@ class MemoryStore(InMemoryStore):
     async def amset_if_exists(
         self, key: str, key_value_pairs: Sequence[tuple[str, Any]], delete: Sequence[str] = ()
     ) -> bool:
-        """Async twin of `mset_if_exists`."""
+        """Run `mset_if_exists` asynchronously."""
         return self.mset_if_exists(key, key_value_pairs, delete)
 
     def mdelete(self, keys: Sequence[str]) -> None:
-        """Removes keys."""
+        """Delete keys; missing ones are ignored."""
         with self._lock:
             self._remove(keys)
 
@@ -62,7 +62,7 @@ class MemoryStore(InMemoryStore):
                 del self._sorted[bisect_left(self._sorted, key)]
 
     def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
-        """The keys as they are now, in order."""
+        """Yield the keys with a prefix, sorted, as of the time of the call."""
         begin = prefix or ""
         with self._lock:
             first = last = bisect_left(self._sorted, begin)
@@ -72,6 +72,6 @@ class MemoryStore(InMemoryStore):
         yield from keys
 
     async def ayield_keys(self, *, prefix: str | None = None) -> AsyncIterator[str]:
-        """Async twin of `yield_keys`."""
+        """Run `yield_keys` asynchronously."""
         for key in self.yield_keys(prefix=prefix):
             yield key

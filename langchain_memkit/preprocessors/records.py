@@ -1,8 +1,8 @@
-"""Summaries as they are stored: one immutable record for each point up to which a conversation was summarized.
+"""Store of summaries: one immutable record for each point up to which a conversation was summarized.
 
-A record says up to where it reaches: in a history of ours by position and epoch, in any other list by the chained hash
-of the messages, so that equal keys mean equal text. The reader takes the record that reaches furthest, so racing
-workers need no lock: either record is true.
+A record names the point that it reaches: by position and epoch in a memkit history, by the chained hash of all covered
+messages in any other list, so that equal keys mean equal text. Readers take the record that reaches furthest.
+Concurrent writers therefore need no lock: each of their records is correct.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from langchain_memkit.base import Now, Position, user_prefix
 __all__ = ["Known", "Place", "SummaryRecord", "SummaryStore", "chain_digests"]
 
 VERSION = 1
-LOOKED_AT = 32  # records: those of a newer version, or damaged ones, may reach furthest
-MOST = 8  # records of a session: two are in use, others are left by racing workers and edited lists
+LOOKED_AT = 32  # records read by a lookup: the furthest ones may be damaged, or of a newer version
+MOST = 8  # records kept per session: two are in use, others are left by concurrent writers and edited lists
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryRecord:
-    """A summary of everything up to a point.
+    """A summary of a conversation up to a point.
 
     Attributes:
         text: The summary.
-        covered: How many messages it stands for, from the beginning.
-        digest: Names the point: hash of the position, or of all covered messages.
-        position: The last covered message, in a history of ours.
-        tokens: Of the text.
-        model: That wrote it.
-        created_at: When.
-        expires_at: When the first of what it covers expires, and the summary with it.
-        sources: How many messages were added to the summary before, their first and last id, and the key of that.
-        lead: System lines in front of the conversation, which stay in front.
+        covered: Number of messages that it covers, from the beginning.
+        digest: Identifies the point: hash of the position, or of all covered messages.
+        position: Position of the last covered message in a memkit history; None for other lists.
+        tokens: Token count of the text.
+        model: Name of the model that wrote it.
+        created_at: When it was written.
+        expires_at: When it expires: with the first of the turns that it covers; None for never.
+        sources: What it was made from: the number of messages added to the previous summary (`messages`), their first
+            and last id (`first_id`, `last_id`), and the key of that summary (`previous`).
+        lead: Texts of the leading system messages, which stay in front of the summary.
     """
 
     text: str
@@ -57,7 +58,7 @@ class SummaryRecord:
     lead: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as a store takes it."""
+        """Convert to plain data for a key-value store."""
         return {
             "v": VERSION,
             "text": self.text,
@@ -74,7 +75,7 @@ class SummaryRecord:
 
     @classmethod
     def from_dict(cls, data: Any) -> SummaryRecord | None:
-        """The record, or None for what is damaged or of a newer version."""
+        """Restore a record; None if it is damaged or of another version."""
         try:
             if data["v"] != VERSION or not isinstance(data["text"], str):
                 return None
@@ -114,7 +115,13 @@ def _moment(text: str) -> datetime:
 
 
 class Place(NamedTuple):
-    """Whose records: of a session, or of a conversation known only by how it begins."""
+    """Owner of summary records: a session or, without a session id, a conversation identified by its beginning.
+
+    Attributes:
+        user_id: The user; empty for none.
+        session_id: The session; empty for none.
+        root: Hash of the conversation's first message and a slash, where there is no session id; else empty.
+    """
 
     user_id: str
     session_id: str
@@ -122,49 +129,49 @@ class Place(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What the keys begin with."""
+        """Prefix of all keys."""
         return f"{user_prefix(self.user_id)}summary/{quote(self.session_id, safe='')}/{self.root}"
 
     @property
     def list_prefix(self) -> str:
-        """What the keys begin with where positions are hashes."""
+        """Prefix of the keys of records without a position, which belong to lists that are not memkit histories."""
         return f"{self.prefix}list/"
 
 
 def key_of(place: Place, record: SummaryRecord) -> str:
-    """Epoch (or `list`), how far it reaches, and where: the order of keys is the order of reach."""
+    """Build the key of a record: epoch (or `list`), number of covered messages (by which keys sort), digest."""
     kind = str(record.position.epoch) if record.position else "list"
     return f"{place.prefix}{kind}/{record.covered:012d}-{record.digest[:24]}"
 
 
 def reach_of(key: str) -> str:
-    """The end of a key, which sorts by reach."""
+    """Return the last part of a key, which sorts by the number of covered messages."""
     return key.rpartition("/")[2]
 
 
 class SummaryStore:
-    """Summaries in any key-value store of LangChain's."""
+    """Summaries in any LangChain key-value store."""
 
     def __init__(self, store: BaseStore[str, dict[str, Any]], now: Now) -> None:
         self._store = store
         self._now = now
 
     def latest(self, place: Place) -> Flow[Known | None]:
-        """Of a history of ours: the record that reaches furthest."""
+        """Return the record that reaches furthest in a memkit history, or None."""
         keys = [key for key in (yield from self._keys(place.prefix)) if not key.startswith(place.list_prefix)]
         return (yield from self._first(sorted(keys, key=reach_of, reverse=True)[:LOOKED_AT], {}))
 
     def matching(self, place: Place, messages: Sequence[BaseMessage]) -> Flow[Known | None]:
-        """Of any other list: the record that reaches furthest of those that it begins with."""
+        """Return the record that covers the longest prefix of a list of messages, or None."""
         keys = yield from self._keys(place.list_prefix)
         reach = {key: int(n) for key in keys if (n := reach_of(key).partition("-")[0]).isdecimal()}
         digests = chain_digests(messages, reach.values())
-        # the key tells whether a record may fit, so that others that begin alike are never read
+        # The key holds the digest's beginning, so records of other conversations that begin alike are never read.
         fitting = [key for key, n in reach.items() if n in digests and reach_of(key).endswith(digests[n][:24])]
         return (yield from self._first(sorted(fitting, key=reach_of, reverse=True)[:LOOKED_AT], digests))
 
     def _first(self, keys: Sequence[str], digests: dict[int, str]) -> Flow[Known | None]:
-        """The first valid record among these; expired ones go."""
+        """Return the first valid record among these keys, and delete the expired ones."""
         if not keys:
             return None
         values = yield Step(lambda: self._store.mget(keys), lambda: self._store.amget(keys))
@@ -179,7 +186,18 @@ class SummaryStore:
         return None
 
     def add(self, place: Place, record: SummaryRecord, previous: Known | None) -> Flow[Known]:
-        """Stores a record. The one that it was made from stays, for a reader who is on it; older ones go."""
+        """Store a record and delete the one before the previous.
+
+        The previous record, from which this one was made, stays for turns that have read it already.
+
+        Args:
+            place: User and session.
+            record: The new record.
+            previous: The record that it was made from, with its key.
+
+        Returns:
+            The record as stored, with its key.
+        """
         key = key_of(place, record)
         if previous is not None and previous[0] != key:
             record = replace(record, sources={**record.sources, "previous": previous[0]})
@@ -187,12 +205,13 @@ class SummaryStore:
         yield Step(lambda: self._store.mset(pair), lambda: self._store.amset(pair))
         if previous is not None and (old := previous[1].sources.get("previous")) and old != key:
             yield from self.delete([str(old)])
+        # Without a session id, conversations that begin alike share the prefix: a limit would delete others' records.
         if place.session_id:
             yield from self._tidy(place.prefix)
         return key, record
 
     def _tidy(self, prefix: str) -> Flow[None]:
-        """Removes what racing workers and lists that were edited have left behind, the oldest first."""
+        """Delete the oldest records over `MOST`, which concurrent writers and edited lists leave behind."""
         keys = yield from self._keys(prefix)
         if len(keys) <= MOST:
             return
@@ -202,12 +221,12 @@ class SummaryStore:
         yield from self.delete([key for _, key in mine[:-MOST]])
 
     def delete(self, keys: Sequence[str]) -> Flow[None]:
-        """Removes records."""
+        """Delete the records with these keys."""
         if keys:
             yield Step(lambda: self._store.mdelete(keys), lambda: self._store.amdelete(keys))
 
     def delete_all(self, prefix: str) -> Flow[int]:
-        """Removes the records under a prefix; returns how many."""
+        """Delete all records under a key prefix; return how many."""
         keys = yield from self._keys(prefix)
         yield from self.delete(keys)
         return len(keys)
@@ -220,7 +239,7 @@ class SummaryStore:
 
 
 def chain_digests(messages: Sequence[BaseMessage], lengths: Iterable[int]) -> dict[int, str]:
-    """Hashes of the first n messages for each n: role, content and tool calls, each chained to what came before.
+    """Hash the first n messages for each n in `lengths`: role, content and tool calls, chained in order.
 
     Example:
         >>> from langchain_core.messages import AIMessage, HumanMessage
@@ -244,7 +263,7 @@ def _said(message: BaseMessage) -> bytes:
     role = message.type.removesuffix("MessageChunk").lower()
     calls = [[c["name"], c["args"]] for c in getattr(message, "tool_calls", ())]
     if role in ("human", "ai", "system") and not calls and isinstance(message.content, str):
-        return f"{role}:{message.content}".encode("utf-8", "surrogatepass")  # a fifth of the time of what follows
+        return f"{role}:{message.content}".encode("utf-8", "surrogatepass")  # fast path: a fifth of the time of JSON
     said = [role, message.content, calls, getattr(message, "tool_call_id", None)]
     try:
         text = json.dumps(said, ensure_ascii=False, sort_keys=True, default=str)

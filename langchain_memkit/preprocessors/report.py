@@ -1,4 +1,4 @@
-"""What a preprocessor did with the messages that it was given."""
+"""Report of what a preprocessor did with its messages, for the event `memkit_context`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ EVENT = "memkit_context"
 
 @dataclass(slots=True)
 class ContextReport:
-    """One preprocessor's work in one turn.
+    """Outcome of one preprocessor in one turn.
 
     Attributes:
         preprocessor: Its name.
-        max_tokens: Its budget.
-        room: What of that was left for the history.
-        reserved: What of it the answer and the schemas of tools take.
-        given: What it was given.
-        kept: What it returned.
-        summarized: How many messages a summary stands for, those of earlier turns included.
-        counter: What counted.
-        covered: Which of what was given a summary stands for.
-        notes: What did not go as wished.
+        max_tokens: Its budget, in tokens.
+        room: Tokens of the budget that were left for the history.
+        given: The messages that it was given.
+        kept: The messages that it returned.
+        counter: The token counter.
+        reserved: Tokens reserved for the answer and the schemas of tools.
+        summarized: Number of messages that the summary covers, including those of earlier turns.
+        covered: The messages of `given` that the summary covers.
+        notes: Problems, one line each.
     """
 
     preprocessor: str
@@ -48,10 +48,11 @@ class ContextReport:
     notes: list[str] = field(default_factory=list)
 
     def event(self) -> dict[str, Any]:
-        """Plain data without content: what the event `memkit_context` carries."""
+        """Return the payload of the event `memkit_context`: plain data without message content."""
         kept_ids = {id(m) for m in (*self.kept, *self.covered)}
         whole = {id(m) for m in self.given}
-        known = {m.id for m in self.kept if m.id and id(m) not in whole}  # of copies: ids may be there twice
+        # Messages are compared by identity, since ids may occur twice; only shortened copies are recognized by id.
+        known = {m.id for m in self.kept if m.id and id(m) not in whole}
         tokens = {"system": 0, "summary": 0, "history": 0}
         for message, count in zip(self.kept, count_tokens(self.kept, self.counter), strict=True):
             tokens[part_of(message)] = tokens.get(part_of(message), 0) + count
@@ -74,7 +75,7 @@ class ContextReport:
 
 
 def part_of(message: BaseMessage) -> str:
-    """Which part of the budget a message belongs to."""
+    """Return the part of the budget that a message counts for: system, summary, notes or history."""
     if is_summary(message):
         return "summary"
     if is_note(message):
@@ -83,6 +84,6 @@ def part_of(message: BaseMessage) -> str:
 
 
 def has_listeners(config: RunnableConfig) -> bool:
-    """Whether anybody would hear an event: gathering one costs more than trimming."""
+    """Return whether there are callback handlers: building the event costs more than trimming."""
     callbacks = config.get("callbacks")
     return bool(getattr(callbacks, "handlers", callbacks))

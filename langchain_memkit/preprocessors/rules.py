@@ -1,4 +1,4 @@
-"""When to summarize, and how much to keep as it is."""
+"""Rules of summarizing: when to do it, and how much to keep unsummarized."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["Amount", "Rules"]
 Amount: TypeAlias = tuple[Literal["tokens", "messages"], int]
 """`("tokens", 4000)` or `("messages", 50)`."""
 
-TRIGGER_SHARE = 0.75  # of the budget: the rest is room for the summary and for what comes while one is written
-KEEP_SHARE = 0.4  # of the trigger: each call then covers what takes a while to come again
+TRIGGER_SHARE = 0.75  # of the budget; the rest is room for the summary and for messages while one is written
+KEEP_SHARE = 0.4  # of the trigger, so that it takes a while until the next summary is due
 SUMMARY_SHARE = 0.1  # of the budget
-LEAST_SUMMARY = 200  # tokens, where that is not more than a quarter of the budget
+LEAST_SUMMARY = 200  # tokens, but at most a quarter of the budget
 WORDS_PER_TOKEN = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The arguments `trigger` and `keep`, checked against each other."""
+    """Validated `trigger` and `keep`, with the target length of a summary in tokens and words."""
 
     trigger: Amount
     keep: Amount
@@ -35,7 +35,12 @@ class Rules:
 
     @classmethod
     def of(cls, budget: Budget, trigger: Amount | None, keep: Amount | None) -> Rules:
-        """Fills in what is not given, and refuses what would summarize at every turn."""
+        """Fill in defaults and validate the arguments against each other.
+
+        Raises:
+            ConfigurationError: An argument is malformed, or `keep` is not less than `trigger`, which would call the
+                model at every turn.
+        """
         usable = budget.max_tokens - budget.taken
         most = max(1, int(usable * TRIGGER_SHARE))
         trigger = _checked(("tokens", most) if trigger is None else trigger, "trigger", 1)
@@ -48,19 +53,21 @@ class Rules:
         return cls(trigger, keep, summary, 300 if budget.counts_messages else int(summary * WORDS_PER_TOKEN))
 
     def reached(self, sizes: Sequence[int]) -> bool:
-        """Whether there is enough that no summary covers."""
+        """Return whether the uncovered messages, of these token counts, reach the trigger."""
         unit, amount = self.trigger
         return (sum(sizes) if unit == "tokens" else len(sizes)) >= amount
 
     def split(self, body: Sequence[BaseMessage], sizes: Sequence[int], room: int, *, asked: bool) -> int:
-        """How many messages to summarize: what remains is about `keep`, begins well, and fits.
+        """Return how many messages to summarize, so that the rest is about `keep`, begins at a valid cut, and fits.
 
         Args:
-            body: What no summary covers, oldest first, not empty.
-            sizes: Tokens of each.
-            room: Tokens that are left beside the summary.
-            asked: Whether a new question follows; else it is the last message, and stays as it is.
+            body: The messages that no summary covers, oldest first; not empty.
+            sizes: Token count of each.
+            room: Tokens left next to the summary.
+            asked: Whether a new question follows; if not, a human message at the end of `body` is the question and is
+                never summarized.
         """
+        # Cut once for each limit; the cut that keeps least satisfies all of them.
         starts = []
         for unit, amount in self._limits(sizes, room):
             size = sizes.__getitem__ if unit == "tokens" else _one
@@ -73,14 +80,16 @@ class Rules:
         if isinstance(body[-1], HumanMessage) and not asked:
             return min(cut, len(body) - 1)
         if asked and sum(sizes[cut:]) > max(room, 0):
-            return len(body)  # results of tools that nobody waits for any more: trimming would drop them unseen
+            # The rest does not fit even so: tool results of an old turn. Summarize them too, or trimming would drop
+            # them unread.
+            return len(body)
         return cut
 
     def _limits(self, sizes: Sequence[int], room: int) -> list[Amount]:
-        """Everything that bounds what is kept: the next call must be far off."""
+        """Return all upper bounds of what is kept; they are low enough that the next summary is some turns away."""
         limits = [self.keep, ("tokens", max(room, 0))]
         unit, amount = self.trigger
-        if not self.reached(sizes):  # it does not fit, although the trigger is further off
+        if not self.reached(sizes):  # summarized only because the view does not fit
             limits.append(("tokens", max(int(room * KEEP_SHARE), 0)))
         if unit != self.keep[0]:
             limits.append((unit, int(amount * KEEP_SHARE)))
@@ -92,7 +101,7 @@ def _one(_: int) -> int:
 
 
 def _begins(body: Sequence[BaseMessage], i: int) -> bool:
-    """Whether a turn begins here, or at the system lines just before."""
+    """Return whether a turn begins at index `i`: a human message that does not follow another one."""
     if not isinstance(body[i], HumanMessage):
         return False
     return i == 0 or not isinstance(body[i - 1], HumanMessage)

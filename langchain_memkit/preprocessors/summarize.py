@@ -1,4 +1,4 @@
-"""Trimming and summarizing: older messages become a running summary in front of the newest ones."""
+"""Trim and summarize: older messages become a running summary in front of the newest ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ logger = logging.getLogger("langchain_memkit")
 
 
 class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
-    """What `create_history_preprocessor` makes."""
+    """Runnable that trims and summarizes; created by `create_history_preprocessor`."""
 
     def __init__(self, summarizer: Summarizer, trimmer: Trimmer, mode: Literal["inline", "background"]) -> None:
         self.name = "summarize"
@@ -60,26 +60,26 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
 
     @property
     def token_counter(self) -> TokenCounter:
-        """What counts."""
+        """The token counter."""
         return self._budget.counter
 
     @property
     def budget(self) -> Budget:
-        """How much may be shown."""
+        """The token budget."""
         return self._budget
 
     # -- as a runnable
 
     def window(self, config: RunnableConfig | None = None) -> Window:
-        """What of a history is needed: what comes after the summary, or all of it while there is none."""
+        """Return the part of the history to read: what follows the latest summary, or everything if there is none."""
         return drive(self._window(config), run_step)
 
     async def awindow(self, config: RunnableConfig | None = None) -> Window:
-        """Async twin of `window`."""
+        """Run `window` asynchronously."""
         return await adrive(self._window(config), arun_step)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """The view of a list of messages, oldest first, which is not changed."""
+        """Trim and summarize a list of messages, oldest first; the list itself is not changed."""
 
         def run(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> list[BaseMessage]:
             report = drive(self._run(value, config), run_step)
@@ -90,7 +90,7 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
         return self._call_with_config(run, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """Async twin of `invoke`."""
+        """Run `invoke` asynchronously."""
 
         async def run(
             value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
@@ -106,31 +106,32 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
     # -- forgetting and ending
 
     def clear(self, session_id: str, user_id: str | None = None) -> None:
-        """Forgets the summaries of a session; of a cleared history they are never used again anyway."""
+        """Delete the summaries of a session; those of a cleared history are never used again anyway."""
         drive(self._clear(session_id, user_id), run_step)
 
     async def aclear(self, session_id: str, user_id: str | None = None) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await adrive(self._clear(session_id, user_id), arun_step)
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Forgets a user's summaries; returns how many. A part of `purge_user`."""
+        """Delete a user's summaries and return how many, as `{"summaries": n}`. Can be passed to `purge_user`."""
         return drive(self._purge(check_id(user_id, "user_id")), run_step)
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
 
     def close(self) -> None:
-        """Waits for summaries that are being written in the background by threads."""
+        """Wait for summaries that threads are writing in the background."""
         run_step(self._background.wait())
 
     async def aclose(self) -> None:
-        """Waits for summaries that are being written in the background, on this event loop or by threads."""
+        """Wait for summaries that are being written in the background, by tasks of this event loop or by threads."""
         await arun_step(self._background.wait())
 
     def _clear(self, session_id: str, user_id: str | None) -> Flow[None]:
         place = self._place(session_id, user_id)
+        # Wait first: a summary that is being written would be stored after the deletion.
         yield self._background.wait(partial(operator.eq, place))
         yield from self._store.delete_all(place.prefix)
 
@@ -145,7 +146,7 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
 
     def _window(self, config: RunnableConfig | None) -> Flow[Window]:
         place = place_of(config)
-        if not place.session_id:  # positions are of a session
+        if not place.session_id:  # without a session no summary has a position to read from
             return Window()
         try:
             known = yield from self._store.latest(place)
@@ -180,7 +181,10 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
     def _compacted(
         self, talk: Conversation, room: int, asked: bool, notes: list[str], config: RunnableConfig
     ) -> Flow[Conversation]:
-        """The conversation, summarized until there is no more than the trigger and the view fits."""
+        """Summarize the conversation until it is below the trigger and the view fits.
+
+        In background mode a view that fits is returned as it is, and its summary is written in parallel.
+        """
         alone = False
         while True:
             sizes, length, fits = yield self._due(talk, room, asked)
@@ -189,6 +193,8 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
             if fits and self._mode == "background":
                 yield self._background.begin(talk.place, self._beside(talk, room, asked, config))
                 break
+            # Before calling the model inline, wait for a running background job and take over its summary: it may make
+            # this one unnecessary.
             if not alone:
                 alone = True
                 yield self._background.wait(partial(operator.eq, talk.place))
@@ -197,19 +203,19 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
                     continue
             talk, problems = yield from self._summarizer.compact(talk, sizes, length, config)
             notes += problems
-            if any(problem.startswith("no summary") for problem in problems):
+            if any(problem.startswith("no summary") for problem in problems):  # the next turn tries again
                 break
         return talk
 
     def _beside(self, talk: Conversation, room: int, asked: bool, config: RunnableConfig) -> Flow[None]:
-        """What is done in the background: the one before may have ended after this conversation was read."""
+        """Summarize in the background, after applying any summary stored since the conversation was read."""
         talk = yield from catch_up(talk, self._store)
         sizes, length, _ = yield self._due(talk, room, asked)
         if length:
             yield from self._summarizer.compact(talk, sizes, length, config)
 
     def _due(self, talk: Conversation, room: int, asked: bool) -> Step:
-        """Tokens of each message of the body, how many of these are to be summarized, and whether all fits now."""
+        """Measure the body: token count of each message, how many messages to summarize, and whether all fits."""
 
         def measure() -> tuple[list[int], int, bool]:
             if not (talk.complete and talk.body):
@@ -218,6 +224,7 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
             fits = head + sum(sizes) <= room
             if fits and not self._rules.reached(sizes):
                 return sizes, 0, fits
+            # The next summary may be longer than the present head: leave room for its full target length.
             least = self._summarizer.tokens([*talk.lead, summary_message("", "")]) + self._rules.summary_tokens
             return sizes, self._rules.split(talk.body, sizes, room - max(head, least), asked=asked), fits
 
@@ -240,46 +247,48 @@ def create_history_preprocessor(
     timeout: float | None = 120.0,
     now: Now = utc_now,
 ) -> HistoryPreprocessor:
-    """Makes a preprocessor that trims and summarizes, so that a conversation of any length fits and no fact is lost.
+    """Create a preprocessor that trims and summarizes, so that a conversation of any length fits and no fact is lost.
 
-    When there is more than `trigger`, all but the newest (`keep`) is summarized: new summary = f(summary so far,
-    messages that it does not cover), in chunks that fit, so every message passes through the model, once. The summary
-    stands in front of the newest messages, quoted, as a message of the user's. What is stored is never changed.
+    When the messages that no summary covers reach `trigger`, all but the newest (`keep`) are summarized: new summary =
+    f(previous summary, messages that it does not cover), in chunks that fit, so every message passes through the model
+    once. The summary is shown in front of the newest messages, quoted, as a user message. Stored messages never change.
 
-    Given to `create_runnable_with_message_history(preprocessor=...)` over a history of ours it asks for what comes
-    after its summary and no more, so a turn costs the same at any length; over other histories, and piped by hand, it
-    gets the whole list and recognises what it has summarized by a hash. (The first turn over a long conversation that
-    was never summarized reads all of it, once.)
+    Given to `create_runnable_with_message_history(preprocessor=...)` over a memkit history, it reads only what follows
+    its summary, so the cost of a turn does not grow with the conversation. Over other histories, and piped by hand, it
+    receives the whole list and recognizes by a hash what it has summarized. (The first turn over a long conversation
+    that was never summarized reads all of it, once.)
 
-    If the model fails, takes too long or says nothing, the turn is answered from the newest messages that fit, this is
-    logged and stands in the event `memkit_context`, and the next turn tries again.
+    If the model fails, times out or returns nothing, the turn is answered from the newest messages that fit; this is
+    logged and reported in the event `memkit_context`, and the next turn tries again.
 
     Args:
-        llm: A chat or string model; it may be a smaller one than the one that answers.
-        max_tokens: What the answering model may be given, as `token_counter` counts. Chunks for `llm` fit it as well.
-        trigger: `("tokens", n)` or `("messages", n)` that no summary covers; default: 75% of the budget. It is also
-            summarized when the view would not fit.
-        keep: How much stays as it is, cut at a turn; default: 40% of the trigger, in tokens. A newest turn that is
-            longer is kept whole if it fits.
+        llm: A chat or string model; it may be smaller than the answering one.
+        max_tokens: Token budget of the answering model's input, as `token_counter` counts. Chunks for `llm` fit it too.
+        trigger: `("tokens", n)` or `("messages", n)` that no summary covers; default: 75% of the budget. A summary is
+            also written when the view would not fit.
+        keep: How much is kept unsummarized, cut at a turn; default: 40% of the trigger, in tokens. A newest turn that
+            is longer is kept whole if it fits.
         prompt: An instruction instead of the default one, or a prompt template that takes `chat_history` (messages) or
-            `conversation` (the same as text), and perhaps `summary` (so far; else it is put in front) and `words`.
-        store: Where summaries are kept; default: this process's memory. `SQLiteKeyValueStore`, `MongoDBKeyValueStore`
-            or any `BaseStore` of dicts; keys begin with the user's id.
-        mode: `"inline"` writes the summary in the turn that needs it. `"background"` answers from the summary so far
-            and a longer end, and writes beside it; `aclose()` waits for that. Where the end does not fit: inline.
+            `conversation` (the same as text), and optionally `summary` (the previous one; else it is prepended to the
+            messages) and `words`.
+        store: Store of the summaries; default: this process's memory. `SQLiteKeyValueStore`, `MongoDBKeyValueStore` or
+            any `BaseStore` of dicts; keys begin with the user's id.
+        mode: `"inline"` writes the summary in the turn that needs it. `"background"` answers from the previous summary
+            and more of the newest messages, and writes the new one in parallel; `aclose()` waits for it. If those
+            messages do not fit, it works inline.
         token_counter: As in `create_trim_preprocessor`.
         reserve_tokens: Tokens kept free for the answer.
-        tools: Tools whose schemas the model is given.
+        tools: Tools whose schemas the model is given; they count against the budget.
         on_overflow: As in `create_trim_preprocessor`.
-        timeout: Seconds for one call of `llm`; None: its own.
-        now: A clock.
+        timeout: Seconds for one call of `llm`; None leaves it to the model's own timeout.
+        now: Clock; returns an aware datetime.
 
     Returns:
-        A runnable from messages to messages: system lines, the summary, the newest messages. It has `aclear`/`clear`
-        (a session), `purge` (a user; a part of `purge_user`), and `aclose`/`close`.
+        A runnable from messages to messages: system messages, the summary, the newest messages. It has `clear` (a
+        session), `purge` (a user; can be passed to `purge_user`) and `close`, with async twins.
 
     Raises:
-        ConfigurationError: An argument makes no sense, or `keep` is not less than `trigger`.
+        ConfigurationError: An argument is malformed, or `keep` is not less than `trigger`.
 
     Example:
         >>> from langchain_core.messages import AIMessage, HumanMessage

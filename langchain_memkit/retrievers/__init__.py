@@ -1,8 +1,8 @@
-"""Retrieval for follow-up questions: a question is made to stand alone before it is searched for.
+"""Retrieval for follow-up questions: turn a question into a standalone one before searching.
 
-`question` goes through it: `gate` tells whether a question stands alone, `asking` has a model rewrite it, `checking`
-refuses what is no such question, `contextualize` weighs terms without a model. `condense` puts it before any retriever,
-which `searching` and `weighing` then ask; `past` is the conversation as all of them see it.
+`question` runs the steps: `gate` decides whether a question is standalone already, `asking` prompts a model to rewrite
+it, `checking` validates the rewrite, and `contextualize` adds weighted terms without a model. `condense` wraps this
+around any retriever, which `searching` and `weighing` then call. `past` reads the conversation for all of them.
 """
 
 from langchain_memkit.retrievers.checking import refusal

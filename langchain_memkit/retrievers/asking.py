@@ -1,4 +1,4 @@
-"""What a model is asked so that it makes a question stand alone, and what of its answer is the question."""
+"""Prompt for rewriting a question as a standalone one, and parsing of the model's answer."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ SCHEMA: dict[str, Any] = {
 
 
 class QuestionPrompt:
-    """A `prompt=` argument: None, an instruction, or a template with `input` and one of the variables below.
+    """Rewrite prompt, built from a `prompt=` argument: None, an instruction, or a prompt template.
 
-    `chat_history` (earlier questions and answers, as messages), `questions` (earlier questions, as text).
+    A template takes `input` and at least one of `chat_history` (earlier questions and answers, as messages) and
+    `questions` (earlier questions, as text).
     """
 
     def __init__(self, prompt: str | BasePromptTemplate[Any] | None) -> None:
@@ -64,14 +65,17 @@ class QuestionPrompt:
             raise ConfigurationError(msg)
 
     def recent(self, turns: Sequence[Turn], n: int, max_tokens: int) -> tuple[Turn, ...]:
-        """The newest turns that the model is given, oldest first; without answers if it does not see them."""
+        """Return the newest turns for the model, oldest first: at most `n`, within `max_tokens`.
+
+        Answers are left out unless the prompt takes `chat_history`.
+        """
         with_answers = self._template is not None and "chat_history" in self._takes
         kept: list[Turn] = []
         left = max_tokens
         for question, answer in reversed([turn for turn in turns if turn[0].strip()][-n:]):
             turn = (question, answer if with_answers else None)
             used = sum(count_tokens(_spoken([turn])))
-            if used > left and not kept:  # the last question is what it is all about
+            if used > left and not kept:  # never drop the last question: truncate it, at four characters a token
                 turn = (question[: 4 * left], None)
             elif used > left:
                 break
@@ -80,7 +84,7 @@ class QuestionPrompt:
         return tuple(reversed(kept))
 
     def build(self, question: str, turns: Sequence[Turn]) -> Any:
-        """The input of the model. What was said is only ever a value, so braces in it mean nothing."""
+        """Build the model's input. Messages are inserted as values, so braces in them are no template variables."""
         if self._template is None:
             asked = "\n".join(f"{i}.\n{quoted(text)}" for i, (text, _) in enumerate(turns, 1))
             frame = f"{FRAME}\n<messages>\n{asked}\n</messages>"
@@ -108,7 +112,7 @@ _QUOTES = {'"': '"', "'": "'", "`": "`", "\u201c": "\u201d", "\u2018": "\u2019",
 
 
 def question_in(text: str) -> str:
-    r"""Of what a model wrote the question: its first line, without labels and the quotes around it.
+    r"""Extract the question from a model's answer: its first line of text, without reasoning, labels and quotes.
 
     Example:
         >>> question_in('Standalone question: "How old is Emmanuel Macron?"\nI added the name.')
@@ -118,7 +122,7 @@ def question_in(text: str) -> str:
         parsed = json.loads(text)
     except ValueError:
         parsed = None
-    if isinstance(parsed, dict) and isinstance(parsed.get("question"), str):  # the schema, written by hand
+    if isinstance(parsed, dict) and isinstance(parsed.get("question"), str):  # the schema, written as plain text
         text = parsed["question"]
     lines = (line.strip().lstrip("> ") for line in _THOUGHT.sub("", text).splitlines())
     for line in lines:

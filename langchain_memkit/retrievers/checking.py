@@ -1,4 +1,4 @@
-"""Whether what a model returned is the question made to stand alone, and not something else. Pure."""
+"""Validation of a model's rewrite: is it the question made standalone, or something else? Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from langchain_memkit.scoring.words import stems
 __all__ = ["refusal", "same_question"]
 
 STILL = "it still points back"
-LONGEST = (3, 200)  # times as long as the question, and so many characters more
+LONGEST = (3, 200)  # a rewrite may be 3 times as long as the question, and 200 characters more
 ASKING = """what which who whom whose when where why how is are am was were do does did can could will would shall
     should has have had may might must isn't aren't wasn't weren't don't doesn't didn't can't couldn't won't wouldn't
     shouldn't hasn't haven't what's who's where's when's how's why's"""
@@ -40,7 +40,7 @@ _UNABLE = re.compile(
 
 
 def same_question(one: str, other: str) -> bool:
-    """Whether two questions differ in nothing but case, spaces and the signs at their ends.
+    """Return whether two questions are equal but for case, white space, and punctuation at their ends.
 
     Example:
         >>> same_question("How old is Macron?", " how old is  Macron")
@@ -54,12 +54,12 @@ def _plain(text: str) -> str:
 
 
 def refusal(question: str, rewrite: str, earlier: Iterable[str] = ()) -> str | None:
-    """Why a rewrite is not taken; None if it is. What it says never holds a word of either.
+    """Return why a rewrite is rejected; None if it is accepted. The reason never quotes the question or the rewrite.
 
     Args:
-        question: As it was asked.
-        rewrite: What the model returned.
-        earlier: Questions that were asked before.
+        question: The original question.
+        rewrite: The model's rewrite.
+        earlier: Earlier questions of the conversation.
 
     Example:
         >>> refusal("How old is he?", "Emmanuel Macron is 48.")
@@ -98,7 +98,7 @@ def _asks(text: str) -> bool:
 
 
 def _lost(question: str, rewrite: str) -> str | None:
-    """What of the question the rewrite does not say."""
+    """Return which kind of detail the rewrite lost (a number, a quotation, a name); None if none."""
     asked = (without_courtesy(question) or question)[:CHARACTERS]
     kept = set(stems(rewrite))
     if any(stem not in kept for stem in stems(asked) if re.search(r"\d", stem) and not _ORDINAL.fullmatch(stem)):
@@ -113,6 +113,9 @@ def _lost(question: str, rewrite: str) -> str | None:
 
 
 def _still_points(question: str, rewrite: str) -> str | None:
-    """Refuses "he" where the question said it. Weaker words stay in good rewrites: "the first album of Queen"."""
+    """Return `STILL` if the rewrite keeps the question's personal pronoun, else None.
+
+    Weaker pointing words occur in good rewrites too: "the first album of Queen".
+    """
     pointing = pointing_word(rewrite)
     return STILL if pointing in PERSONAL and pointing == pointing_word(question) else None

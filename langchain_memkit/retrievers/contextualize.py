@@ -1,7 +1,7 @@
-"""What a follow-up question leaves unsaid, taken from the conversation without a language model. Pure.
+"""Query expansion from the conversation, without a language model. Pure.
 
-For lexical retrievers weighted terms, for dense ones the weights of a blend of vectors, for all others a longer
-string. Whether the question needs any of it, `gate.stands_alone` says.
+Gives weighted terms to lexical retrievers, weights of a sum of vectors to dense ones, and a longer string to all
+others. `gate.stands_alone` decides whether a question needs it.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ __all__ = [
 
 Turn = tuple[str, str | None]  # a question and its answer, if it has one
 
-# The words of the question weigh 1. Measured on CANARD, CAsT 2019, CAsT 2020 and iKAT 2023: doubling
-# one moves no recall@10 by more than .03, halving costs up to .10 in one column; none knows a data set.
-DECAY = 0.5  # a word of one turn further back weighs half: the topic moves on
+# The words of the question weigh 1. Measured on CANARD, CAsT 2019, CAsT 2020 and iKAT 2023: doubling one of these
+# constants moves no recall@10 by more than .03, halving one costs up to .10 in one column; none is specific to a data
+# set.
+DECAY = 0.5  # weight factor of a word per turn back: the topic moves on
 NAME = 2.0  # a name is what "he" and "it" stand for ...
 NAME_DECAY = 0.8  # ... and stays the topic for longer
-MOST_WEIGHT = 1.0  # however often it was said, nothing weighs more than the question's own words
-LEAST_WEIGHT = 0.02  # below this a word is only work
-TURNS = 10  # further back even names weigh next to nothing
-CHARACTERS = 4000  # of a question or an answer; what follows is not looked at
-MOSTLY = 0.5  # share of capitalised words from which capitals say nothing: SHOUTING, Titles
+MOST_WEIGHT = 1.0  # however often it was said, no added word weighs more than the question's own
+LEAST_WEIGHT = 0.02  # words below this weight are dropped
+TURNS = 10  # turns that are read; further back even names weigh next to nothing
+CHARACTERS = 4000  # characters of a question or an answer that are read
+MOSTLY = 0.5  # share of capitalised words above which capitals do not mark names: SHOUTING, Titles
 
 
 @dataclass(frozen=True)
 class Strength:
-    """How much of the conversation is added.
+    """Parameters of the query expansion: how much of the conversation is added.
 
     Attributes:
         user: Weight of a word of the last question.
         answer: Weight of a word of the last answer.
-        answer_words: Words taken of an answer, besides names: those that were said in the most turns, then long ones.
-        answer_names: Names taken of an answer.
-        terms: Terms added to the question of a lexical retriever.
-        string_terms: Terms added to a string, where they cannot weigh less than the question.
-        question_times: Times that the question is in the string: a retriever that counts words keeps it in front.
-        question_vector: Weight of the question's own vector: what is asked is not drowned.
+        answer_words: Number of words taken from an answer, besides names: those of the most turns, then long ones.
+        answer_names: Number of names taken from an answer.
+        terms: Maximum number of terms added for a lexical retriever.
+        string_terms: Maximum number of terms added to a string, where they cannot weigh less than the question.
+        question_times: How often the question is repeated in the string, so that it dominates where words are counted.
+        question_vector: Weight of the question's own vector, so that it is not drowned out.
         answer_vectors: Weight of the last answer's vector.
     """
 
@@ -67,7 +68,7 @@ class Strength:
     answer_vectors: float
 
 
-# Where documents that answered earlier turns are left out: they cannot be found again in place of the answer.
+# For searches that leave out documents which answered earlier turns: these cannot crowd out the new answer.
 STRONG = Strength(
     user=0.5,
     answer=0.5,
@@ -79,7 +80,7 @@ STRONG = Strength(
     question_vector=0.35,
     answer_vectors=0.35,
 )
-# Where they are not: what an answer says finds the document it came from first.
+# For all others: the words of an answer find, before anything else, the document that it came from.
 CAREFUL = Strength(
     user=0.25,
     answer=0.2,
@@ -92,7 +93,7 @@ CAREFUL = Strength(
     answer_vectors=0.0,
 )
 
-# Words of talking, not of a topic.
+# Conversational words, which say nothing about the topic.
 GENERIC = frozenset(
     stems(
         """advice agree anything best compare describe different else example explain find found get give good great
@@ -105,12 +106,12 @@ GENERIC = frozenset(
 
 @dataclass(frozen=True)
 class Term:
-    """A word of the conversation that the question lacks.
+    """A word of the conversation that the question does not contain.
 
     Attributes:
-        stem: As `stems` gives it.
-        word: As it was written.
-        weight: The question's own words have 1.
+        stem: The stem, as `stems` returns it.
+        word: The word as it was written.
+        weight: Its weight; the question's own words have 1.
     """
 
     stem: str
@@ -120,12 +121,12 @@ class Term:
 
 @dataclass(frozen=True)
 class Blend:
-    """Weights of a sum of vectors, all of length 1, to be brought to length 1 again.
+    """Weights of a sum of unit vectors, which is normalized again.
 
     Attributes:
-        expanded: Of the vector of `expanded(question, history, STRONG)`, whatever the strength.
-        question: Of the question's vector.
-        answers: Of the vectors of the answers, oldest first; 0 where there is none.
+        expanded: Weight of the vector of `expanded(question, history, STRONG)`, whatever the strength.
+        question: Weight of the question's vector.
+        answers: Weights of the answers' vectors, oldest first; 0 for a turn without an answer.
     """
 
     expanded: float
@@ -135,7 +136,7 @@ class Blend:
 
 @dataclass(frozen=True)
 class Word:
-    """A word as it was first written, or first written as a name."""
+    """A word as it was first written, or as it was first written as a name if it ever was."""
 
     text: str
     name: bool
@@ -145,7 +146,9 @@ _PIECE = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*(?:\+\+|#)?|[.?!:\n\"]")
 
 
 def weighted_terms(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> dict[str, float]:
-    """The question's stems, 1 each time they occur, and those that the conversation adds, for a lexical retriever.
+    """Return the terms of an expanded query with their weights, for a lexical retriever.
+
+    The question's own stems weigh 1 per occurrence; the others come from the conversation.
 
     Args:
         question: The new question.
@@ -162,7 +165,7 @@ def weighted_terms(question: str, history: Sequence[Turn], strength: Strength = 
 
 
 def vector_blend(history: Sequence[Turn], strength: Strength = STRONG) -> Blend:
-    """The weights with which a dense retriever adds vectors up; without history the question's alone.
+    """Return the weights of the vectors that a dense retriever sums up; without history, the question's vector alone.
 
     Example:
         >>> vector_blend([("Who is the president of France?", "Emmanuel Macron."), ("Is he married?", None)])
@@ -178,7 +181,7 @@ def vector_blend(history: Sequence[Turn], strength: Strength = STRONG) -> Blend:
 
 
 def expanded(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> str:
-    """The question and then the added terms, heaviest first, for any retriever; without history the question.
+    """Return the question followed by the added terms, heaviest first, as a string; unchanged if there are none.
 
     Example:
         >>> expanded("How old is he?", [("Who is the president of France?", "Emmanuel Macron.")])
@@ -189,7 +192,7 @@ def expanded(question: str, history: Sequence[Turn], strength: Strength = STRONG
 
 
 def added_terms(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> list[Term]:
-    """What the conversation adds to a question, heaviest first.
+    """Select the terms that the conversation adds to a question, heaviest first.
 
     Example:
         >>> added_terms("How old is he?", [("Who is the president of France?", None)])[0]
@@ -202,6 +205,7 @@ def added_terms(question: str, history: Sequence[Turn], strength: Strength = STR
     written: dict[str, str] = {}
     for back, (asked, answer) in enumerate(reversed(turns)):
         near, name_near = DECAY**back, NAME * NAME_DECAY**back
+        # Of a question all words count, of an answer only its names and the words of the most turns: answers are long.
         chosen = [(stem, word, strength.user) for stem, word in asked.items() if stem not in skipped]
         said = [(stem, word) for stem, word in answer.items() if stem not in skipped]
         said.sort(key=lambda one: (-turns_with[one[0]], -len(one[1].text)))
@@ -216,7 +220,7 @@ def added_terms(question: str, history: Sequence[Turn], strength: Strength = STR
 
 
 def words_of(text: str) -> dict[str, Word]:
-    """By stem, in their order. A name has a capital within a sentence.
+    """Map each stem of a text, in order, to the word that was written. A capital within a sentence marks a name.
 
     Example:
         >>> words_of("Who leads France?")

@@ -1,4 +1,4 @@
-"""Whether a question stands alone, told without a language model. Pure."""
+"""Gate: decide by rules, without a language model, whether a question is standalone. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from langchain_memkit.scoring.words import STOP_WORDS, stems
 
 __all__ = ["PERSONAL", "pointing_word", "stands_alone", "without_courtesy"]
 
-ENGLISH = 0.25  # share of stop words from which a question is read as English: less than half of what is usual
-ENOUGH = 3  # words that say something, in a question without names that is taken to stand alone
-MORE = 2  # words more if it begins with "and", or has "the album" and the like
-NOUN_PHRASE = 100  # characters after "the" that are looked at
+ENGLISH = 0.25  # share of stop words from which a question counts as English: less than half of what is usual
+ENOUGH = 3  # topic words that a standalone question without names has at least
+MORE = 2  # further topic words required if it begins with "and", or has "the album" and the like
+NOUN_PHRASE = 100  # characters after "the" that are read
 
 _PERSONAL = """he she they him her them his hers their theirs himself herself themselves"""
 _PRONOUNS = f"{_PERSONAL} it its itself this these those"
@@ -34,12 +34,12 @@ _ORDERS = """show give list compare contrast outline name find suggest recommend
     translate convert please let lets"""
 _HEADS = _ASKING | _AUXILIARIES | _SAYING | _TELLING.union(_ORDERS.split())
 _BESIDE = frozenset(("after", "before", "for", "like", "than", "versus", "vs", "with"))  # "Who was before Ada?"
-# Questions of the neighbouring languages begin otherwise.
+# First words that questions in related languages do not have.
 _ENGLISH_HEADS = frozenset(("are", "can", "could", "did", "does", "should", "would", "explain", "give", "tell"))
 _DATES = """january february march april june july august september october november december monday tuesday wednesday
     thursday friday saturday sunday"""
-_TIMES = frozenset(stems(_DATES))  # they have capitals, and tell no topic
-# Words that go with any topic, so that they tell none.
+_TIMES = frozenset(stems(_DATES))  # capitalized, but not the name of a topic
+# Words that fit any topic and so do not tell the topic.
 _ANY_TOPIC = """across after along among around available basic better between big certain choose common current differ
     during early famous few five four general happen important key large late main major modern new normally number old
     part people person popular possible recent say several similar small special specific start three time top typical
@@ -62,7 +62,7 @@ _ELLIPSIS = re.compile(
     r"|\b(?:convert|translate) (?:in)?to\b|\bwho\b(?=\W+(?:\w+\W+)?(?:after|before)\b)"
 )
 _FRAGMENT = re.compile(r"^\W*(?:any|some|more|yes|no|yeah|because|both|either|neither|not)\b")
-_THE = re.compile(r"\b[Tt]he\s+(?=[a-z])")  # "the album": which one, the conversation knows
+_THE = re.compile(r"\b[Tt]he\s+(?=[a-z])")  # "the album": only the conversation tells which one
 _WORD_OR_SIGN = re.compile(r"[\w'\u2019-]+|[^\w\s]")
 _LINKING = frozenset(("at", "for", "from", "in", "on", "to", "with"))
 _ENDING = STOP_WORDS.union(("between", "with")).difference(("and", "or", "most", "more"))
@@ -84,7 +84,7 @@ _COURTESY = (
 )
 _OPENING = re.compile(rf"^\W*(?:(?:{_COURTESY}|and|but)\b[\s,.!:-]*)+", re.IGNORECASE)
 _CONTINUING = re.compile(rf"^\W*(?:(?:{_COURTESY})\b[\s,.!:-]*)*(and|but|or|then|also|plus)\b", re.IGNORECASE)
-_PAIR = re.compile(r"\bbetween\b.{1,100}\band\b|\bdifferent from\b")  # "how", or "the difference", says enough then
+_PAIR = re.compile(r"\bbetween\b.{1,100}\band\b|\bdifferent from\b")  # counts as a topic word: "the difference between"
 _ALSO = re.compile(r"\balso\b", re.IGNORECASE)
 _THANKS = re.compile(r"\b(?:thanks?|thank you|helpful|(?:good)?bye)\b")
 # "What is X and why does it matter?": the pronoun's noun is in the sentence.
@@ -92,15 +92,18 @@ _OWN_PRONOUN = re.compile(r"\band (?:why|how|what|where|when|who|which|does|do|i
 
 
 def stands_alone(question: str, history: Sequence[Turn]) -> tuple[bool, str]:
-    """Whether a question can be understood without the conversation, and why.
+    """Return whether a question can be understood without the conversation, and why.
 
-    It can if it is a whole sentence, no word points back and a name, or enough words, tell what it is about; in doubt
-    it cannot. A lexical or dense retriever loses least if what stands alone gets `CAREFUL` weights, the question itself
-    untouched.
+    It can if it is a whole sentence, no word points back, and a name or enough topic words tell what it is about. In
+    doubt it counts as not standalone: a lexical or dense retriever loses least if a standalone question gets `CAREFUL`
+    weights, the question itself untouched.
 
     Args:
         question: The new question.
         history: Earlier questions with their answers, oldest first.
+
+    Returns:
+        The decision, and the reason in a few words.
 
     Example:
         >>> stands_alone("How old is he?", [("Who is the president of France?", "Emmanuel Macron.")])
@@ -123,7 +126,7 @@ def stands_alone(question: str, history: Sequence[Turn]) -> tuple[bool, str]:
 
 
 def _tells_its_topic(asked: str, content: list[str], continuing: str, history: Sequence[Turn]) -> tuple[bool, str]:
-    """Whether a whole sentence in which nothing points back has a name, or words enough."""
+    """Return whether a whole sentence without pointing words has a name or enough topic words, and why."""
     bridges, more = _bridges(asked)
     telling = sum(stem not in _VAGUE and not stem.isdigit() for stem in content)
     telling += _PAIR.search(asked) is not None
@@ -142,14 +145,17 @@ def _tells_its_topic(asked: str, content: list[str], continuing: str, history: S
 
 
 def _names(history: Sequence[Turn]) -> set[str]:
-    """Stems that the conversation writes as names, without those an answer writes otherwise: "Food" begins a title."""
+    """Return the stems that the conversation writes as names, except those an answer also writes in lower case.
+
+    "Food" may have a capital only because it begins a title.
+    """
     turns = history[-TURNS:]
     names = {stem for turn in turns for text in turn for stem, word in words_of(text or "").items() if word.name}
     return names.difference(*(stems(" ".join(_LOWER.findall((answer or "")[:CHARACTERS]))) for _, answer in turns))
 
 
 def _english(folded: str) -> bool:
-    """Whether enough words of a text of lower case are English ones, or a sentence begins as only English ones do."""
+    """Return whether a lower-case text is English: by its share of stop words, or by the first word of a sentence."""
     read = _LETTERS.findall(folded)
     if any(sentence.split(" ", 1)[0] in _ENGLISH_HEADS for sentence in _SENTENCE.split(folded.strip())):
         return True
@@ -157,7 +163,7 @@ def _english(folded: str) -> bool:
 
 
 def _whole(folded: str, content: list[str]) -> bool:
-    """Whether a sentence of a text of lower case asks, orders or says something: not "in Germany?", "which city?"."""
+    """Return whether a lower-case text has a sentence that asks, orders or states; not "in Germany?", "which city?"."""
     for sentence in _SENTENCE.split(folded):
         read = _LETTERS.findall(sentence)
         if not read:
@@ -177,7 +183,11 @@ def _whole(folded: str, content: list[str]) -> bool:
 
 
 def _bridges(asked: str) -> tuple[list[str], int]:
-    """The stems after each "the" that leaves open which one, and how many more words the sentence needs to tell."""
+    """Find each "the" that leaves open which one is meant ("the album").
+
+    Returns:
+        The stems of their nouns, and how many more topic words the sentence needs because of them.
+    """
     found: list[str] = []
     more = 0
     for the in _THE.finditer(asked):
@@ -198,7 +208,7 @@ def _bridges(asked: str) -> tuple[list[str], int]:
 
 
 def _noun_phrase(text: str) -> tuple[list[str], str, str]:
-    """The words in front of a name, a stop word or a sign, and the two that follow."""
+    """Return the words of a text up to the first name, stop word or punctuation mark, and the two tokens from there."""
     after = [*_WORD_OR_SIGN.findall(text), "", ""]
     end = 0
     while after[end][:1].isalnum() and not after[end][0].isupper() and after[end] not in _ENDING:
@@ -207,7 +217,10 @@ def _noun_phrase(text: str) -> tuple[list[str], str, str]:
 
 
 def _continuing(question: str) -> str:
-    """The "and", "but" ... with which the first sentence that is more than courtesy goes on from what was said."""
+    """Return the conjunction ("and", "but", "also", ...) that continues the conversation; empty if there is none.
+
+    Sentences of mere courtesy are skipped.
+    """
     for sentence in _SENTENCE.split(question.strip()):
         if sentence.rstrip().endswith("?") or not _POLITE.match(sentence.lower()):
             begins = _CONTINUING.match(sentence)
@@ -217,7 +230,7 @@ def _continuing(question: str) -> str:
 
 
 def pointing_word(question: str) -> str:
-    """The first word or words of a question that point back, in lower case; empty: none.
+    """Return the first word or words of a question that point back to the conversation, in lower case; empty if none.
 
     Example:
         >>> pointing_word("And how old is he?"), pointing_word("How old is Macron?")
@@ -246,7 +259,7 @@ def pointing_word(question: str) -> str:
 
 
 def without_courtesy(question: str) -> str:
-    """Without sentences of thanks and approval, and without the "ok, but" that opens one."""
+    """Remove sentences of thanks and approval, and openings such as "ok, but"."""
     sentences = [s for s in _SENTENCE.split(question.strip()) if s]
     kept = [s for s in sentences if s.rstrip().endswith("?") or not _POLITE.match(s.lower())]
     return " ".join(filter(None, (_OPENING.sub("", s).strip(" ,.!") and _OPENING.sub("", s) for s in kept)))

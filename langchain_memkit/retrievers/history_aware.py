@@ -1,4 +1,4 @@
-"""`create_history_aware_retriever`, as langchain-classic has it, for apps that only change an import."""
+"""Drop-in replacement for `create_history_aware_retriever` of langchain-classic."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ __all__ = ["create_history_aware_retriever"]
 def create_history_aware_retriever(
     llm: LanguageModelLike, retriever: Runnable[str, list[Document]], prompt: BasePromptTemplate[Any], **options: Any
 ) -> Runnable[Any, list[Document]]:
-    """LangChain's function of this name, which outlives a failing model and leaves alone what stands alone.
+    """Create a history-aware retriever like LangChain's, that survives model failures and skips standalone questions.
 
-    For an existing app: its prompt asks for what it likes, so what the model returns is searched for unchecked, and
-    documents come back as the retriever gave them. In new code use `CondenseQuestionRetriever`, which checks a rewrite
-    and tells of it.
+    For existing apps: their prompt may ask for anything, so the model's rewrite is searched for unchecked, and
+    documents come back as the retriever returned them. New code should use `CondenseQuestionRetriever`, which validates
+    a rewrite and reports it.
 
     Args:
         llm: A chat or string model.
         retriever: A LangChain retriever, or a runnable from a string to documents.
         prompt: A template that takes `input` and `chat_history`.
-        **options: Of `CondenseQuestionRetriever`; here `check=None`, `timeout=None`, `cache_size=0` are the defaults.
+        **options: Arguments of `CondenseQuestionRetriever`, here with the defaults `check=None`, `timeout=None` and
+            `cache_size=0`.
 
     Returns:
         A runnable from `{"input": question, "chat_history": messages}` to documents, best first.
@@ -47,7 +48,7 @@ def create_history_aware_retriever(
     """
     unchecked: dict[str, Any] = {"check": None, "timeout": None, "cache_size": 0}
     ours = CondenseQuestionRetriever(retriever=retriever, llm=llm, prompt=prompt, **{**unchecked, **options})
-    # a function around it, since create_retrieval_chain hands a retriever the question without the conversation
+    # Wrap it in a function: create_retrieval_chain passes a BaseRetriever the question without the conversation.
     chain: Runnable[Any, Any] = RunnableLambda(ours.invoke, ours.ainvoke) | _unmarked
     return chain.with_config(run_name="history_aware_retriever")
 

@@ -1,4 +1,4 @@
-"""A conversation as retrieval sees it: questions with their answers, and the documents that answered them."""
+"""Reading a conversation for retrieval: questions with their answers, and the documents that answered them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DOCUMENTS = "memkit_documents"
 """Where `response_metadata` of an answer names the documents that it was given, as `document_key` does."""
 CITED = "memkit_cited"
 """Where it names those of them that the answer cites."""
-CITATIONS = re.compile(r" {0,3}\[\d{1,3}(?: {0,3}, {0,3}\d{1,3})*\]")  # "[1]": marks, not words
-READ = 100  # messages of a bound history, which hold the ten turns that are looked at
-KEYS = 100  # documents that answered: what is asked for beside them does not grow with the conversation
+CITATIONS = re.compile(r" {0,3}\[\d{1,3}(?: {0,3}, {0,3}\d{1,3})*\]")  # citation marks such as "[1]"
+READ = 100  # messages read from a bound history: enough for the ten turns that are used
+KEYS = 100  # documents to leave out: bounds the search, which has to fetch so many more, in long conversations
 
 
 def document_key(document: Document) -> str:
-    """A document's id, or a digest of its text if it has none: what an answer's `DOCUMENTS` are.
+    """Return the key of a document, as listed in an answer's `DOCUMENTS`: its id or, without one, a digest of its text.
 
     Example:
         >>> document_key(Document("Tea is at five.", id="d1")), document_key(Document("Tea is at five."))
@@ -45,14 +45,14 @@ def _digest(document: Document) -> str:
 
 
 def is_among(document: Document, keys: frozenset[str]) -> bool:
-    """Whether one of the keys is the document's."""
+    """Return whether a document's id or text digest is among the keys."""
     return document.id in keys or _digest(document) in keys
 
 
 def answered_by(messages: Sequence[BaseMessage]) -> frozenset[str]:
-    """The documents that answered earlier turns, by their keys: those that were cited, or all if none was.
+    """Collect the keys of documents that answered earlier turns: those an answer cites, or all that it was given.
 
-    Those of the newest answers, about 100 in all.
+    Goes back from the newest answer until there are about 100.
 
     Example:
         >>> answered_by([AIMessage("At five.", response_metadata={"memkit_documents": ["d1"]})])
@@ -70,7 +70,7 @@ def answered_by(messages: Sequence[BaseMessage]) -> frozenset[str]:
 
 
 def turns_of(messages: Sequence[BaseMessage]) -> list[Turn]:
-    """What a user asked, oldest first, each with the last thing that was answered; what nobody said is left out.
+    """Pair each user message with the last answer to it, oldest first; empty turns and citation marks are left out.
 
     Example:
         >>> from langchain_core.messages import HumanMessage
@@ -87,10 +87,10 @@ def turns_of(messages: Sequence[BaseMessage]) -> list[Turn]:
 
 
 def as_messages(given: Any) -> list[BaseMessage]:
-    """A conversation as a caller gives it, in any of the forms that LangChain takes for messages.
+    """Convert a `chat_history`, in any form that LangChain converts to messages; None gives an empty list.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It cannot be converted.
     """
     if given is None:
         return []
@@ -104,11 +104,15 @@ def as_messages(given: Any) -> list[BaseMessage]:
             "chat_history must be a list of messages, or of (role, text), not of (question, answer); langchain-core "
             f"makes no messages of it ({type(error).__name__})"
         )
-    raise ConfigurationError(msg)  # out here, since core's error quotes what it was given
+    raise ConfigurationError(msg)  # outside of `except`: core's error quotes the messages, so do not chain it
 
 
 def question_of(given: Any) -> tuple[str, dict[str, Any]]:
-    """The question, and what else is said of it."""
+    """Split a retriever's input into the question and further arguments (`chat_history`).
+
+    Raises:
+        ConfigurationError: A dict has no `input`, or the question is not text.
+    """
     more: dict[str, Any] = {}
     if isinstance(given, Mapping):
         if "input" not in given:
@@ -125,7 +129,7 @@ def question_of(given: Any) -> tuple[str, dict[str, Any]]:
 
 
 def read_past(history: Any, question: str) -> Step:
-    """Reads the bound conversation: a memory, or a chat history, of ours no more than is needed."""
+    """Read the bound memory or chat history; of a memkit history only the newest messages."""
     if isinstance(history, Memory):
         return Step(partial(history.load, question), partial(history.aload, question))
     if has_native(history, "tail", "atail"):

@@ -1,4 +1,4 @@
-"""A question made to stand alone: the gate, then the model, whose answer is checked, then the weighted terms."""
+"""Pipeline that makes a question standalone: the gate, then the model with validation, then weighted terms."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ Gate: TypeAlias = Callable[[str, Sequence[Turn]], Any]
 Check: TypeAlias = Callable[[str, str, Sequence[str]], str | None]
 """`check(question, rewrite, earlier questions)`: why a rewrite is not taken, in a few words; None if it is."""
 
-EACH_RUN = ("turn_id", "run_id", "checkpoint_id", "checkpoint_ns")  # what is another in every run
-ENDS = ("finish_reason", "stop_reason", "done_reason")  # why an answer ends: OpenAI, Google; Anthropic; Ollama
-UNSUPPORTED = {400, 404, 405, 415, 422, 501}  # what servers say to a request for structured output that they cannot do
+EACH_RUN = ("turn_id", "run_id", "checkpoint_id", "checkpoint_ns")  # config that differs in every run: not a cache key
+ENDS = ("finish_reason", "stop_reason", "done_reason")  # why an answer ended: OpenAI, Google; Anthropic; Ollama
+UNSUPPORTED = {400, 404, 405, 415, 422, 501}  # HTTP status codes of servers that cannot do structured output
 
 
 @dataclass(frozen=True)
 class StandaloneQuestion:
-    """What a question became, and why.
+    """The question that is searched for, and how it came about.
 
     Attributes:
-        question: What is searched for; the original one, byte for byte, unless it was rewritten. By weighted terms: the
-            question with the terms, for retrievers and for nobody to read.
-        original: As it was asked.
+        question: The question to search for; the original, byte for byte, unless it was rewritten. With weighted terms:
+            the question followed by the terms, meant for retrievers, not for people.
+        original: The question as it was asked.
         rewritten: Whether the two differ.
-        by: Who decided: `"original"` (nothing was said before), `"gate"`, `"model"`, `"weighted"`, `"off"`.
-        reason: In a few words.
-        seconds: How long it took.
+        by: The deciding step: `"original"` (there was no history), `"gate"`, `"model"`, `"weighted"`, `"off"`.
+        reason: The reason, in a few words.
+        seconds: How long the decision took.
 
     Example:
         >>> found = StandaloneQuestion("How old is Macron?", "How old is he?", True, "model", "the model rewrote it")
@@ -65,7 +65,10 @@ class StandaloneQuestion:
 
 
 class Rewrites:
-    """The last rewrites that were taken, and how the model is called; of one model and prompt. Safe with threads."""
+    """LRU cache of accepted rewrites for one model and prompt, and of how that model is called. Thread-safe.
+
+    `get` and `put` take `of`, the pair of model and prompt: a change of either empties the cache.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,11 +77,11 @@ class Rewrites:
         self._structured: tuple[Any, Runnable[Any, Any] | None] = (None, None)
 
     def __reduce__(self) -> tuple[type[Rewrites], tuple[()]]:
-        """A copy that is pickled, or goes deep, begins empty."""
+        """Pickle and deep-copy as an empty cache: the lock cannot be copied."""
         return Rewrites, ()
 
     def get(self, key: Hashable, of: tuple[Any, Any]) -> str | None:
-        """What a question was rewritten to; forgets all if it was by another model, or by another prompt."""
+        """Look up a rewrite; empty the cache first if it was filled with another model or prompt."""
         with self._lock:
             if not self._is(of):
                 self._of = of
@@ -88,7 +91,10 @@ class Rewrites:
             return self._kept.get(key)
 
     def put(self, key: Hashable, rewrite: str, size: int, of: tuple[Any, Any]) -> None:
-        """Keeps a rewrite, and of all of them the `size` that were used last."""
+        """Add a rewrite and evict the least recently used beyond `size`.
+
+        Does nothing if model or prompt were changed while the rewrite was made.
+        """
         with self._lock:
             if not self._is(of):
                 return
@@ -101,26 +107,26 @@ class Rewrites:
         return all(mine is theirs for mine, theirs in zip(self._of, of, strict=True))
 
     def structured(self, llm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
-        """The model made to return the schema; None if it cannot."""
+        """Return the model with structured output of the schema (made once); None if it does not support that."""
         known, chain = self._structured
         if known is not llm:
             chain = None
             if isinstance(llm, BaseChatModel):
                 try:
                     chain = llm.with_structured_output(SCHEMA, include_raw=True)
-                except Exception as error:  # noqa: BLE001  # whatever a model says to what it cannot do
+                except Exception as error:  # noqa: BLE001  # models raise anything for what they do not support
                     logger.debug("no structured output: %s", type(error).__name__)
             self._structured = (llm, chain)
         return chain
 
     def only_text(self, llm: Runnable[Any, Any]) -> None:
-        """From now on the model is asked for plain text."""
+        """Call the model for plain text from now on."""
         self._structured = (llm, None)
 
 
 @dataclass(frozen=True)
 class Condenser:
-    """Makes questions stand alone; see `CondenseQuestionRetriever` for what the fields mean."""
+    """Makes questions standalone; `CondenseQuestionRetriever` documents the fields."""
 
     llm: Runnable[Any, Any] | None
     mode: Mode
@@ -136,13 +142,13 @@ class Condenser:
     def condense(
         self, question: str, turns: Sequence[Turn], strength: Strength, config: RunnableConfig
     ) -> Flow[StandaloneQuestion]:
-        """What is to be searched for. Only errors of the caller's set-up are raised.
+        """Make a question standalone. Raises configuration errors only: model failures fall back to weighted terms.
 
         Args:
-            question: As it was asked.
-            turns: What was said before, oldest first.
-            strength: Of the weighted terms.
-            config: Of the run.
+            question: The question as it was asked.
+            turns: The turns before it, oldest first.
+            strength: How strongly the conversation is added if terms are weighted.
+            config: Config of the run.
         """
         begun = time.perf_counter()
         found = yield from self._condense(question, turns, strength, config)
@@ -164,7 +170,7 @@ class Condenser:
         if self.mode != "weighted" and self.llm is not None:
             try:
                 return (yield from self._rewrite(self.llm, question, turns, config))
-            except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the search
+            except Exception as error:  # noqa: BLE001  # whatever a model raises must not fail the search
                 why = _failure(error)
                 told = "it was refused" if isinstance(error, _RefusedError) else why  # a check's words may quote
                 logger.warning("a question was not rewritten, its terms are weighted instead: %s", told)
@@ -178,7 +184,7 @@ class Condenser:
             said = yield user_code(gate, question, turns, name="gate")
         except ConfigurationError:
             raise
-        except Exception as error:  # noqa: BLE001  # a gate is there to save work, not to cost the search
+        except Exception as error:  # noqa: BLE001  # a gate only saves work: it must not fail the search
             logger.warning(
                 "the gate failed, so the question is taken to need the conversation: %s", type(error).__name__
             )
@@ -190,6 +196,8 @@ class Condenser:
     def _rewrite(
         self, llm: Runnable[Any, Any], question: str, turns: Sequence[Turn], config: RunnableConfig
     ) -> Flow[StandaloneQuestion]:
+        # The key holds all that the model's answer depends on: the question, the turns that the prompt shows, and the
+        # run's config, since a configurable model may differ by session.
         recent = self.prompt.recent(turns, self.n, self.max_tokens)
         key = (question, recent, _of_run(config))
         reason = "the model rewrote it before"
@@ -200,7 +208,7 @@ class Condenser:
             reason = "the model rewrote it"
             if problem := self._problem(question, rewrite, [asked for asked, _ in turns]):
                 raise _RefusedError(problem)
-            if same_question(rewrite, question):
+            if same_question(rewrite, question):  # keep the original, byte for byte
                 rewrite = question
             if self.cache_size:
                 self.rewrites.put(key, rewrite, self.cache_size, of)
@@ -214,7 +222,11 @@ class Condenser:
         return None if self.check is None else self.check(question, rewrite, earlier)
 
     def _asked(self, llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig) -> Flow[str]:
-        """The question in the model's answer; plain text where structured output is offered but not done."""
+        """Call the model and return the question in its answer.
+
+        Structured output is tried first, with the default prompt. If the server turns out not to support it, the model
+        is asked again for plain text, within the same timeout, and not asked for structured output any more.
+        """
         call = merge_configs(config, internal_call("condense_question", "question"))
         until = None if self.timeout is None else time.monotonic() + self.timeout
         structured = self.rewrites.structured(llm) if self.prompt.given is None else None
@@ -230,13 +242,13 @@ class Condenser:
 
 
 def _of_run(config: RunnableConfig) -> frozenset[tuple[str, str]]:
-    """What a run is configured with, the session among it: a model may answer by it."""
+    """Return the run's configurable values, such as the session id: a model may answer differently by them."""
     configurable = config.get("configurable", {})
     return frozenset((k, str(v)) for k, v in configurable.items() if k not in EACH_RUN and isinstance(v, (str, int)))
 
 
 class _RefusedError(Exception):
-    """What the model returned is not taken."""
+    """The model's rewrite is rejected."""
 
 
 def _failure(error: Exception) -> str:
@@ -248,13 +260,13 @@ def _failure(error: Exception) -> str:
 
 
 def _unwrapped(result: Any) -> Any:
-    """What a call with `include_raw` says: the question, or what was written instead of one."""
+    """Return the parsed question of a call with `include_raw`, or the raw message if nothing was parsed."""
     if not isinstance(result, dict):
         return result
     raw, parsed = result.get("raw"), result.get("parsed")
     if not (isinstance(parsed, dict) and isinstance(parsed.get("question"), str)):
         return raw
-    _check_end(raw)  # half of the JSON is read as if it were whole
+    _check_end(raw)  # the parser completes JSON that was cut off, so a truncated question would pass
     return parsed["question"]
 
 
@@ -269,7 +281,7 @@ def _question(answer: Any) -> str:
 
 
 def _check_end(answer: Any) -> None:
-    """Refuses what was cut off at the model's limit of tokens."""
+    """Raise if the answer was cut off at the model's token limit."""
     told = getattr(answer, "response_metadata", {})
     if any(str(told.get(key, "")).lower() in ("length", "max_tokens") for key in ENDS):
         raise _RefusedError("it was cut off")

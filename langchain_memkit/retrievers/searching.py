@@ -1,4 +1,4 @@
-"""A search for a question that was made to stand alone, in the way that suits the retriever."""
+"""Search with a standalone question, in the way that suits the retriever."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ __all__ = ["Search", "fused"]
 
 logger = logging.getLogger("langchain_memkit")
 
-UNFIT = (NotImplementedError, AttributeError, TypeError, ValueError)  # from a search by vector that is none
+UNFIT = (NotImplementedError, AttributeError, TypeError, ValueError)  # raised by stores that cannot search by vector
 RANK = 60  # of reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009)
 
 
 def fused(*rankings: Sequence[Document]) -> list[Document]:
-    """Documents of several rankings by the sum of 1 / (60 + place), each once; of equals the earlier ranking's first.
+    """Merge rankings by reciprocal rank fusion: order documents by the sum of 1 / (60 + rank), each once.
+
+    Of documents with equal sums, the one of the earlier ranking comes first.
 
     Example:
         >>> tea, coffee, milk = Document("Tea"), Document("Coffee"), Document("Milk")
@@ -52,16 +54,16 @@ def fused(*rankings: Sequence[Document]) -> list[Document]:
 
 @dataclass(frozen=True)
 class Search:
-    """One search.
+    """One search with an inner retriever.
 
     Attributes:
         retriever: Any runnable from text to documents.
-        k: How many documents; None for as many as the retriever gives.
+        k: How many documents to return; None for as many as the retriever returns.
         options: Further arguments of its `invoke`.
-        config: Of the run.
-        skipped: Keys of documents that are left out.
-        fuse: Whether results for the original question are added.
-        strength: Of the weighted terms.
+        config: Config of the run.
+        skipped: Keys of documents to leave out.
+        fuse: Whether to add results for the original question.
+        strength: How strongly the conversation is added if terms are weighted.
     """
 
     retriever: Runnable[str, Any]
@@ -73,16 +75,20 @@ class Search:
     strength: Strength = STRONG
 
     def run(self, found: StandaloneQuestion, turns: Sequence[Turn]) -> Flow[list[Document]]:
-        """The documents, best first."""
+        """Search, and return the documents, best first."""
         wanted = self.k if self.k is not None else usual_k(self.retriever)
+        # Fetch as many documents more as may be left out, so that enough remain. Without `k` and without documents to
+        # leave out, the retriever decides how many it returns.
         asked = None if wanted is None or not (self.k or self.skipped) else wanted + len(self.skipped)
         weighted = self._weighted(found.original, turns, wanted, asked) if found.by == "weighted" else None
         searches = [weighted or self._plain(found.question, asked)]
-        # a string cannot weigh what was added less than what was asked
+        # In a string, added terms weigh as much as the question. To limit the harm, fuse with the results of the
+        # original question.
         careful = found.by == "weighted" and weighted is None and self.strength is not STRONG
         if (self.fuse or careful) and found.question != found.original:
             searches.append(self._plain(found.original, asked))
         results = yield together(searches)
+        # A store may fail only when it is called: fall back to the search by text.
         if weighted and isinstance(results[0], UNFIT):
             logger.warning("not searched by weight, but by text: %s", type(results[0]).__name__)
             weighted = None
@@ -106,7 +112,7 @@ class Search:
         )
 
     def _weighted(self, question: str, turns: Sequence[Turn], wanted: int | None, k: int | None) -> Step | None:
-        """The search in which what was said before weighs less than the question; None if the retriever takes none."""
+        """Return a search in which the conversation weighs less than the question; None if the retriever has none."""
         inner: Any = unbound(self.retriever)
         k = k or wanted
         options = {**self.options, **sized(inner, k)[1]}
@@ -130,14 +136,14 @@ def _documents(found: Any) -> list[Document]:
 
 
 def unbound(retriever: Runnable[str, Any]) -> Runnable[str, Any]:
-    """The retriever itself, where it is only bound to a config."""
+    """Unwrap a retriever from bindings that only set a config."""
     while isinstance(retriever, RunnableBindingBase) and not retriever.kwargs:
         retriever = retriever.bound
     return retriever
 
 
 def usual_k(retriever: Runnable[str, Any]) -> int | None:
-    """How many documents a retriever returns, if it says."""
+    """Return the number of documents that a retriever returns by default; None if it does not say."""
     inner: Any = unbound(retriever)
     if isinstance(inner, VectorStoreRetriever):
         k = inner.search_kwargs.get("k")
@@ -151,14 +157,14 @@ def usual_k(retriever: Runnable[str, Any]) -> int | None:
 
 
 def _instead(retriever: Runnable[str, Any], other: Runnable[str, Any]) -> Runnable[str, Any]:
-    """Another one in a retriever's place, bound to the same config."""
+    """Return `other`, bound to the same config as the retriever that it replaces."""
     if isinstance(retriever, RunnableBindingBase) and not retriever.kwargs:
         return retriever.model_copy(update={"bound": _instead(retriever.bound, other)})
     return other
 
 
 def sized(retriever: Runnable[str, Any], k: int | None) -> tuple[Runnable[str, Any], dict[str, Any]]:
-    """The retriever and the arguments with which it returns `k` documents, if it can."""
+    """Return the retriever and the arguments that make it return `k` documents, unchanged if it cannot be told."""
     inner: Any = unbound(retriever)
     if k is None or not isinstance(inner, BaseRetriever):
         return retriever, {}

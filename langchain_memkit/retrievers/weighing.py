@@ -1,7 +1,7 @@
-"""Searches in which what was said before weighs less than the question: by terms, or by a blend of vectors.
+"""Weighted searches, in which the conversation weighs less than the question: by terms, or by a sum of vectors.
 
-They take the place of a retriever's own search, so they are used only where that is the library's, as it is: a class
-that does more than that, leave out what a user may not see say, is asked in its own way.
+They bypass a retriever's own search, so they are used only if that is the library's, not overridden: a subclass may do
+more, such as hiding documents that a user must not see, and is called in its own way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from langchain_memkit.retrievers.contextualize import (
 
 __all__ = ["BY_VECTOR", "keeps_own_search", "weighing"]
 
-BY_VECTOR = {  # search_type -> the search by text, and the one by vector
+BY_VECTOR = {  # search_type -> method that searches by text, method that searches by vector
     "similarity": ("similarity_search", "similarity_search_by_vector"),
     "mmr": ("max_marginal_relevance_search", "max_marginal_relevance_search_by_vector"),
 }
@@ -41,7 +41,7 @@ SEARCHES = ("invoke", "ainvoke", "_get_relevant_documents", "_aget_relevant_docu
 
 
 class Weighing(BaseRetriever):
-    """The search in a retriever's place, seen by callback handlers as that retriever."""
+    """Retriever around a weighted search that callback handlers see under the name of the retriever it replaces."""
 
     search: Callable[[str], Any]
     asearch: Callable[[str], Awaitable[Any]]
@@ -58,14 +58,14 @@ class Weighing(BaseRetriever):
 def weighing(
     retriever: Any, turns: Sequence[Turn], strength: Strength, k: int | None, options: Mapping[str, Any]
 ) -> Weighing | None:
-    """The weighted search of a retriever; None if it has none.
+    """Build the weighted search of a retriever; None if it supports none.
 
     Args:
-        retriever: What would search by text.
-        turns: What was said before, oldest first.
-        strength: Of the weights.
+        retriever: The retriever, unwrapped.
+        turns: The turns before the question, oldest first.
+        strength: How strongly the conversation is added.
         k: How many documents are wanted.
-        options: Arguments for this search, beside the retriever's own.
+        options: Arguments for this search, in addition to the retriever's own.
     """
     told: dict[str, Any] = {"name": getattr(retriever, "name", None) or type(retriever).__name__}
     told |= {key: getattr(retriever, key, None) for key in ("tags", "metadata")}
@@ -85,12 +85,12 @@ def weighing(
 
 
 def keeps_own_search(retriever: Any, home: type) -> bool:
-    """Whether a retriever searches as the class `home`, or a parent of it, does."""
+    """Return whether a retriever's search methods come from the class `home` or a parent of it, not overridden."""
     return isinstance(retriever, home) and all(issubclass(home, _origin(type(retriever), name)) for name in SEARCHES)
 
 
 def _origin(kind: type, name: str) -> type:
-    """The class that a method comes from."""
+    """Return the class in the MRO that defines a method."""
     return next((parent for parent in kind.__mro__ if name in vars(parent)), object)
 
 
@@ -98,7 +98,7 @@ def _origin(kind: type, name: str) -> type:
 
 
 def _takes_terms(retriever: Any) -> bool:
-    """Whether it is a `BM25Retriever` of langchain-community's, or like one."""
+    """Return whether a retriever is langchain-community's `BM25Retriever`, or built like it."""
     parts = (getattr(getattr(retriever, "vectorizer", None), "get_scores", None), getattr(retriever, "docs", None))
     homes = (kind for kind in type(retriever).__mro__ if "vectorizer" in inspect.get_annotations(kind))
     home = next(homes, None)
@@ -112,7 +112,7 @@ def _takes_terms(retriever: Any) -> bool:
 
 
 def _by_terms(bm25: Any, question: str, turns: Sequence[Turn], strength: Strength, k: int) -> list[Document]:
-    """The scores of the question and, by weight, those of the terms: the sum is a weighted query's."""
+    """Search by the BM25 score of the question plus the weighted scores of the added terms: BM25 is additive."""
     words: defaultdict[float, list[str]] = defaultdict(list)
     for term in added_terms(question, turns, strength):
         words[term.weight] += bm25.preprocess_func(term.word)
@@ -127,7 +127,7 @@ def _by_terms(bm25: Any, question: str, turns: Sequence[Turn], strength: Strengt
 
 
 def _search_by_vector(retriever: Any, options: Mapping[str, Any]) -> str | None:
-    """The name of the store's search by vector that does what the retriever does by text; None if there is none."""
+    """Return the store method that searches by vector as the retriever does by text, by name; None without one."""
     if not keeps_own_search(retriever, VectorStoreRetriever):
         return None
     names = BY_VECTOR.get(retriever.search_type)
@@ -138,7 +138,7 @@ def _search_by_vector(retriever: Any, options: Mapping[str, Any]) -> str | None:
     texts = [name for search in (by_text, f"{by_text}_with_score") for name in (search, f"a{search}")]
     if origin is VectorStore or not all(issubclass(origin, _origin(kind, name)) for name in texts):
         return None  # it has none, or a subclass does more by text than by vector
-    # what the search by vector does not name it may drop: perhaps a filter
+    # The method must name every argument: it may silently drop others, perhaps a filter.
     named = inspect.signature(getattr(kind, by_vector)).parameters
     return by_vector if {*retriever.search_kwargs, *options} <= {*named} else None
 
@@ -157,7 +157,7 @@ def _by_vector(
     strength: Strength,
     options: Mapping[str, Any],
 ) -> tuple[Callable[[str], Any], Callable[[str], Awaitable[Any]]]:
-    """Sync and async: the question's vector, with what was said before added to it."""
+    """Build the search by vector, sync and async: the query is the weighted sum of question and conversation."""
     store: Any = retriever.vectorstore
     model = store.embeddings
     turns = turns[-TURNS:]
@@ -176,7 +176,7 @@ def _by_vector(
         vectors += model.embed_documents(texts) if texts else []
         return getattr(store, name)(_blended(weights, vectors), **arguments)
 
-    async def asearch(question: str) -> Any:  # one after the other: not every embedding model takes two texts at once
+    async def asearch(question: str) -> Any:  # one by one: not every embedding model takes concurrent calls
         vectors = [await model.aembed_query(text) for text in (question, expanded(question, turns, STRONG))]
         vectors += await model.aembed_documents(texts) if texts else []
         return await getattr(store, f"a{name}")(_blended(weights, vectors), **arguments)
@@ -185,7 +185,7 @@ def _by_vector(
 
 
 def _blended(weights: Sequence[float], vectors: Sequence[Any]) -> list[float]:
-    """The sum of vectors, each brought to length 1 and weighted; as long as the first one was."""
+    """Return the weighted sum of normalized vectors, scaled to the length of the first vector."""
     parts = [[float(x) for x in vector] for vector in vectors]
     lengths = [math.hypot(*part) for part in parts]
     shares = [w / length if length > 0 else 0.0 for w, length in zip(weights, lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""`create_conversational_rag_chain`: from a question to a stored answer that was made from documents."""
+"""`create_conversational_rag_chain`: from a question to a stored answer that is made from retrieved documents."""
 
 from __future__ import annotations
 
@@ -38,40 +38,40 @@ def create_conversational_rag_chain(
     max_tokens: int | None = 4000,
     **options: Any,
 ) -> RunnableWithMessageHistory:
-    """Makes one runnable of the whole way from a question to its stored answer.
+    """Build a chain that condenses the question, retrieves documents, answers from them and stores the turn.
 
-    Every call is one turn of the session that its config names: the past conversation is loaded, the question is made
-    one that stands alone, documents are searched with that, the model answers the question from them, and the question
-    as it was asked is stored with the answer. The stored answer names its documents by id (by a digest of the text
+    Every call is one turn of the session that its config names: the past conversation is loaded, the question is
+    rewritten to stand alone, documents are retrieved with that, the model answers the question from them, and the
+    original question is stored with the answer. The stored answer names its documents by id (by a digest of the text
     where they have none) in `response_metadata["memkit_documents"]`. If retriever or model fails, nothing is stored
     and the error is raised.
 
-    Documents are untrusted. The model is given them as numbered records, quoted line by line, in a message of the
-    user's just before the question; it is told to answer from them alone, to cite them as [1], and to say so if they
-    do not tell.
+    Documents are untrusted. The model receives them as numbered records, quoted line by line, in a user message just
+    before the question; it is instructed to answer from them alone, to cite them as [1], and to say so if they hold no
+    answer.
 
     Args:
         llm: A chat or string model, or a function or runnable that takes messages; it also rewrites questions.
         retriever: A LangChain retriever, or a runnable or function from a string to documents. It is wrapped in a
-            `CondenseQuestionRetriever` with the same model; one that is one already is taken as it is.
-        get_session_history: As in `create_runnable_with_message_history`: best `X.factory(...)` of a history of ours.
+            `CondenseQuestionRetriever` with the same model, unless it is one already.
+        get_session_history: As in `create_runnable_with_message_history`: best `X.factory(...)` of a memkit history.
         prompt: An instruction in place of the default one; or a prompt template that takes `context` and the question,
             and may take `chat_history`, `standalone_question` and other keys of the input. Under a
-            `MessagesPlaceholder` these are messages, else text. If the only places for messages have other names, which
-            are given none of the past, a `UserWarning` says so.
+            `MessagesPlaceholder` these are messages, else text. If its only placeholders for messages have other
+            names, they would not receive the past, and a `UserWarning` says so.
         input_messages_key: The key of the question in the input.
         condense: When the question is rewritten, as `mode` of `CondenseQuestionRetriever`.
-        n_questions: The user's last so many questions are all that is known of the past, to retriever and model, as in
+        n_questions: Number of the user's last questions that retriever and model see as the past, as in
             `last_questions(n)`. None: the conversation, answers included.
-        max_tokens: Of the past conversation with the new question; older turns are left out. None: all of it. Not
-            used with `n_questions` or a `preprocessor`.
-        **options: More of `create_runnable_with_message_history`: `preprocessor`, `memories`, `before_save`,
+        max_tokens: Budget for the past conversation with the new question; older turns are left out. None: no limit.
+            Not used with `n_questions` or a `preprocessor`.
+        **options: Further options of `create_runnable_with_message_history`: `preprocessor`, `memories`, `before_save`,
             `history_factory_config`, and all that begin with `on_`.
 
     Returns:
         A runnable from `{"input": question}` to a dict with `input`, `chat_history`, `context` (the documents),
         `standalone_question` and `answer`, both text. Other keys of the input come back as well. A stream gives dicts
-        that add up: the input, what was found, the answer in pieces.
+        that add up: the input, the question and documents, the answer in pieces.
 
     Raises:
         ConfigurationError: The arguments do not fit together.
@@ -120,14 +120,18 @@ def create_conversational_rag_chain(
 
 
 class ConversationalRag(RunnableWithMessageHistory):
-    """The chain: a turn that stores what its answer was made from."""
+    """A conversational RAG chain, whose turns store the ids of the answer's documents."""
 
     _turn_type = RagTurn
     _policy_type = RagPolicy
 
 
 def _condensing(retriever: Any, llm: Any, mode: Mode, n_questions: int | None) -> Runnable[Any, Any]:
-    """The retriever that takes a conversation."""
+    """Wrap the retriever in a `CondenseQuestionRetriever`, unless it contains one.
+
+    Raises:
+        ConfigurationError: The mode is unknown, or contradicts the given retriever's own.
+    """
     if mode not in MODES:
         msg = f"condense must be one of {', '.join(map(repr, MODES))}, not {mode!r:.50}"
         raise ConfigurationError(msg)
@@ -142,7 +146,7 @@ def _condensing(retriever: Any, llm: Any, mode: Mode, n_questions: int | None) -
 
 
 def _condensing_within(runnable: Any) -> CondenseQuestionRetriever | None:
-    """Ours in what a user made of it: bound, with fallbacks or alternatives, or at the beginning of a pipe."""
+    """Find the `CondenseQuestionRetriever` within a runnable: bound, with fallbacks, or first in a sequence."""
     while not isinstance(runnable, CondenseQuestionRetriever):
         for name in ("bound", "first", "runnable", "default"):
             inner = getattr(runnable, name, None)
@@ -155,7 +159,11 @@ def _condensing_within(runnable: Any) -> CondenseQuestionRetriever | None:
 
 
 def _preprocessor(n_questions: int | None, max_tokens: int | None, given: Any) -> Preprocessor | None:
-    """What of the past is read and shown."""
+    """Return the preprocessor that limits the past.
+
+    Raises:
+        ConfigurationError: Both `n_questions` and a preprocessor are given.
+    """
     if n_questions is None:
         return given if given is not None or max_tokens is None else create_trim_preprocessor(max_tokens)
     if given is not None:

@@ -1,4 +1,4 @@
-"""The user's last questions as the only history: what the article's apps keep in mind."""
+"""The user's last questions as the only history that a RAG chain sees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["LastQuestions"]
 
 
 class LastQuestions(Runnable[Any, list[BaseMessage]]):
-    """A preprocessor that keeps the last questions, oldest first, and reads no more of the history than that takes."""
+    """Preprocessor that keeps the user's last questions, oldest first, and reads no more history than it needs."""
 
     def __init__(self, n: int) -> None:
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:  # type: ignore[redundant-expr]  # callers without types
@@ -29,15 +29,15 @@ class LastQuestions(Runnable[Any, list[BaseMessage]]):
         self._n = n
 
     def window(self, config: RunnableConfig | None = None) -> Window:
-        """As many messages as a question and an answer each."""
+        """Ask for as many messages as the questions and one answer each."""
         return Window(max_messages=2 * self._n)
 
     async def awindow(self, config: RunnableConfig | None = None) -> Window:
-        """Async twin of `window`."""
+        """Run `window` asynchronously."""
         return self.window(config)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """The questions among the messages; more is read where others, of tools say, took up the room."""
+        """Return the questions among the messages; read more history if other messages have filled the window."""
 
         def run(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> list[BaseMessage]:
             return drive(self._questions(value, config), run_step)
@@ -45,7 +45,7 @@ class LastQuestions(Runnable[Any, list[BaseMessage]]):
         return self._call_with_config(run, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """Async twin of `invoke`."""
+        """Run `invoke` asynchronously."""
 
         async def run(
             value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig

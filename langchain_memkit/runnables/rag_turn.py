@@ -1,4 +1,4 @@
-"""Between the loaded conversation and the stored answer: condense, retrieve, answer; and what is stored of it."""
+"""The turn of a RAG chain: condense the question, retrieve, answer, and store the answer with its documents' ids."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ STANDALONE = "standalone_question"
 
 
 class Answering(Runnable[dict[str, Any], dict[str, Any]]):
-    """From a question and a conversation to documents and an answer; stores nothing.
+    """Runnable that retrieves documents for a question in a conversation and answers from them; it stores nothing.
 
-    Written out rather than piped, because a pipe of LangChain's that is closed early runs on to its end.
+    It is written out, not piped, because a LangChain pipe runs on to its end when its stream is closed early.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
         self._input_key = input_key
 
     def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
-        """The input with `context`, `standalone_question` and `answer`."""
+        """Return the input with `context`, `standalone_question` and `answer`."""
         config = ensure_config(config)
         value, messages = drive(self.prepared(input, config), run_step)
         return {**value, ANSWER: _text(self._llm.invoke(messages, config, **kwargs))}
@@ -59,7 +59,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
     async def ainvoke(
         self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Async twin of `invoke`."""
+        """Run `invoke` asynchronously."""
         config = ensure_config(config)
         value, messages = await adrive(self.prepared(input, config), arun_step)
         return {**value, ANSWER: _text(await self._llm.ainvoke(messages, config, **kwargs))}
@@ -67,7 +67,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
     def stream(
         self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any | None
     ) -> Iterator[dict[str, Any]]:
-        """First the input, then what was found, then the answer in pieces: dicts that add up."""
+        """Stream dicts that add up: first the input, then question and documents, then the answer in pieces."""
         config = ensure_config(config)
         begins = _begins(config)
         if begins:
@@ -87,7 +87,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
     async def astream(
         self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any | None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Async twin of `stream`."""
+        """Run `stream` asynchronously."""
         config = ensure_config(config)
         begins = _begins(config)
         if begins:
@@ -105,10 +105,14 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
             yield AddableDict({ANSWER: ""})
 
     def prepared(self, given: dict[str, Any], config: RunnableConfig) -> Flow[tuple[dict[str, Any], Any]]:
-        """The input with what was found, and what the model is asked."""
+        """Retrieve the documents and build the prompt.
+
+        Returns:
+            The input with `context` and `standalone_question`, and the input of the model.
+        """
         asked = Asked.of(input_messages(given, self._input_key))
         query: Any = {"input": asked.question, HISTORY: [*given[HISTORY], *asked.before]}
-        if not asked.question.strip():  # an image alone: there is nothing to search for
+        if not asked.question.strip():  # an image without text: there is nothing to search for
             value = {**given, CONTEXT: [], STANDALONE: asked.question}
             return value, (yield from self._prompt.build(value, asked, config))
         retriever, heard = self._retriever, _Heard()
@@ -119,31 +123,32 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
 
 
 class _Heard(BaseCallbackHandler):
-    """Hears what was searched for: documents tell it as well, but there may be none."""
+    """Callback that records the condensed question; documents carry it too, but there may be none."""
 
-    run_inline = True  # it only keeps a text, no thread is needed for that
+    run_inline = True  # it only stores a string, which needs no thread
 
     def __init__(self) -> None:
         self.question = ""
 
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
-        if name == CONDENSED and not self.question:  # the first is ours; a retriever within may be of the same kind
+        # Only the first event is from this chain's retriever; an inner retriever may be of the same class.
+        if name == CONDENSED and not self.question:
             self.question = data["question"]
 
 
 def _begins(config: RunnableConfig) -> bool:
-    """Whether a stream begins; in a second try, with less of the past, its first chunks have gone out already."""
+    """Return whether the stream's first chunks are due: before a retry after a context overflow they were sent."""
     context: TurnContext | None = config.get("configurable", {}).get(TURN)
     return context is None or context.scale == 1
 
 
 def _given(value: dict[str, Any]) -> AddableDict:
-    """The input without keys that are added to: strings and lists would be joined."""
+    """Return the input without the output's own keys, whose strings and lists a stream would append to."""
     return AddableDict({key: given for key, given in value.items() if key not in (ANSWER, CONTEXT, STANDALONE)})
 
 
 def _closable(chunks: Iterator[Any]) -> Any:
-    """A stream that can be closed: those of LangChain are generators, others need not be."""
+    """Return a stream that has `close`: LangChain's streams are generators, others may not be."""
     return chunks if hasattr(chunks, "close") else (chunk for chunk in chunks)
 
 
@@ -152,7 +157,11 @@ def _aclosable(chunks: AsyncIterator[Any]) -> Any:
 
 
 def _text(output: Any) -> str:
-    """What a model says: chat models give messages, string models text."""
+    """Return the text of a model's output: chat models return messages, string models strings.
+
+    Raises:
+        UnsupportedOutputError: The output is neither.
+    """
     if isinstance(output, str):
         return output
     if isinstance(output, BaseMessage):
@@ -165,11 +174,9 @@ def _text(output: Any) -> str:
 
 
 class RagTurn(HistoryTurn):
-    """A turn that stores what its answer was made from, and is tried with less of the past while nothing was said."""
+    """Turn that stores the ids of its answer's documents; a context overflow is retried until the answer has begun."""
 
-    watched = (
-        False  # of a prompt without `chat_history` that is meant: the past is in the question that was searched for
-    )
+    watched = False  # a prompt without `chat_history` is intended: the past is in the condensed question
 
     def _tried(self, value: Any, config: RunnableConfig) -> Flow[OpenTurn]:
         turn = yield from super()._tried(value, config)
@@ -185,33 +192,34 @@ class RagTurn(HistoryTurn):
         error: ContextOverflowError,
         streamed: StreamedOutput | None = None,
     ) -> Flow[OpenTurn]:
+        # Input and documents may have been streamed already; only a begun answer rules out a second try.
         said = streamed is not None and ANSWER in (streamed.value or ())
         return (yield from super()._smaller(turn, value, config, error, streamed if said else None))
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredTurn(OpenTurn):
-    """A turn whose answer was made from documents."""
+    """Open turn with the ids of the documents that its answer was made from."""
 
     documents: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, turn: OpenTurn, output: Any) -> AnsweredTurn:
-        """The turn with what its output says."""
+        """Return the turn with the ids of the documents in its output."""
         known = {field.name: getattr(turn, field.name) for field in fields(OpenTurn)}
         found = output.get(CONTEXT) if isinstance(output, dict) else None
         return cls(**known, documents=tuple(document_key(document) for document in found or ()))
 
 
 class RagPolicy(Policy):
-    """The same policy, which also notes in the answer what it was made from. The caller's output stays as it is."""
+    """Policy that also names in the stored answer its documents; the caller's output is not changed."""
 
     def save(self, turn: OpenTurn, output: Any) -> Flow[None]:
-        """Stores question and answer."""
+        """Store question and answer."""
         yield from super().save(AnsweredTurn.of(turn, output), output)
 
     def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> Flow[None]:
-        """Stores a part of an answer; a stream that was closed before the first word has none."""
+        """Store a partial answer; nothing if the stream was closed before the first word of it."""
         output = streamed.value
         if isinstance(output, dict) and ANSWER in output:
             yield from super().abort(AnsweredTurn.of(turn, output), streamed)
@@ -224,7 +232,7 @@ class RagPolicy(Policy):
 
 
 def _with_documents(message: BaseMessage, documents: Sequence[str]) -> BaseMessage:
-    """The answer with the keys of the documents that it was given and, if it cites some, of those."""
+    """Return the answer with the ids of its documents and, if it cites some, of the cited ones."""
     if not isinstance(message, AIMessage):
         return message
     known = {**message.response_metadata, DOCUMENTS: list(documents)}

@@ -1,6 +1,6 @@
-"""Which records answer a question: words, dates, an index in process, and the ranking. Pure, on numpy; no I/O.
+"""Ranking of records for a question: tokenizing, an in-process index, and the scores. Pure, on numpy; no I/O.
 
-`index` holds the records of a user (`entries`), `ranking` puts them in order. Both are made of the smaller modules:
-`words`, `postings`, `matches` and `bm25` compare texts, `dates` and `speakers` read the question, `view` and `features`
-are arrays.
+`index` holds the records of a user (`entries`); `ranking` orders them. Both build on smaller modules: `words`
+(tokenizing), `postings`, `matches` and `bm25` (lexical search), `dates` and `speakers` (parsing the question), `view`
+(an array snapshot of the index), `features` (scores as arrays) and `relation` (whether to recall anything at all).
 """

@@ -1,4 +1,4 @@
-"""BM25, the weight of a word in a text. Pure."""
+"""The BM25 formula: the weight of a word in a text. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["idf", "saturated"]
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
-# Between .8 and 2 for k1 and .3 and .75 for b nothing changes; short rounds want a small b.
+# Recall is the same for k1 from .8 to 2 and b from .3 to .75; a small b suits short rounds.
 K1 = 1.2
 B = 0.5
 
 
 def idf(found: npt.ArrayLike, count: int) -> Doubles:
-    """How rare words are: `log(1 + (count - found + 0.5) / (found + 0.5))`.
+    """Return the inverse document frequency of words: `log(1 + (count - found + 0.5) / (found + 0.5))`.
 
-    Robertson's formula with a 1 in the logarithm, as Lucene has it, so that it is never negative: "Which BM25 do you
+    Robertson's formula with a 1 in the logarithm, as in Lucene, so that it is never negative: "Which BM25 do you
     mean?", Kamphuis et al., ECIR 2020.
 
     Args:
@@ -36,15 +36,15 @@ def idf(found: npt.ArrayLike, count: int) -> Doubles:
 
 
 def saturated(times: npt.NDArray[np.int64], lengths: Doubles, mean_length: float) -> Doubles:
-    """How much a word counts in each text: `times / (times + k1 * (1 - b + b * length / mean length))`.
+    """Return BM25's saturated term frequency: `times / (times + k1 * (1 - b + b * length / mean length))`.
 
     BM25 is this times `idf`, summed over the words of a question (Robertson and Zaragoza, "The Probabilistic Relevance
     Framework: BM25 and Beyond", 2009), with k1 = 1.2 and b = 0.5.
 
     Args:
-        times: How often the word stands in each text.
-        lengths: The numbers of words of these texts.
-        mean_length: The mean number of words of all texts.
+        times: Number of occurrences of the word in each text.
+        lengths: Number of words of each of these texts.
+        mean_length: Mean number of words of all texts.
 
     Returns:
         One number from 0 to 1 for each text.

@@ -1,4 +1,4 @@
-"""The days that a question speaks of. Pure."""
+"""Date ranges named in a question. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Window", "closeness", "windows"]
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
-MOST = 8  # windows of a question
-READ = 2000  # characters of a question
+MOST = 8  # windows of a question; further ones are ignored
+READ = 2000  # characters of a question that are read
 EPOCH = date(1970, 1, 1).toordinal()
-YEARS = 50  # before the latest record, in which a day without a year may lie
-LEAP = 2000  # stands for any year; has a 29 February
-FADE = 7.0  # days around a window in which closeness falls to 0: people tell of things some days later
+YEARS = 50  # years before the latest record in which a day without a year is looked for
+LEAP = 2000  # stands for any year; a leap year, so that 29 February is valid
+FADE = 7.0  # days around a window in which closeness falls to 0: people often talk of things some days later
 
 CALENDAR = """
 january february march april may june july august september october november december
@@ -55,13 +55,13 @@ RELATIVE = re.compile(
 )
 
 
-# without one of these words or a year no pattern above finds anything
+# Fast path: no pattern above can match a text without one of these words or a year.
 HINTS = frozenset([*MONTHS, *DAYS, *"today tonight yesterday night morning week weekend month year ago".split()])  # noqa: SIM905  # a text
 HINT = re.compile(r"[A-Za-z]+|(?:19|20)\d\d", re.ASCII)
 
 
 class Window(NamedTuple):
-    """Days, the first and the last among them; yearly ones are those of every year."""
+    """A range of days, `first` and `last` included; if `yearly`, the range in every year."""
 
     first: date
     last: date
@@ -69,14 +69,17 @@ class Window(NamedTuple):
 
 
 def windows(text: str, today: date) -> list[Window]:
-    """The days that a text names: "7 May 2023", "May 7", "2023-05-07", "in May", "in 2023", "yesterday", "last week".
+    """Parse the date ranges that a text names: "7 May 2023", "May 7", "2023-05-07", "in May", "in 2023", "last week".
 
-    A month or a day without its year is that of every year. Where a text names a date, words that count from today
-    ("last week") are passed over: they may count from there. English only.
+    A month or day without a year means that of every year. If a text names an absolute date, relative ones ("last
+    week") are ignored, since they may be relative to that date. English only.
 
     Args:
         text: A question; its first 2,000 characters are read.
         today: The day of asking.
+
+    Returns:
+        At most 8 windows.
 
     Example:
         >>> [(str(first), str(last)) for first, last, _ in windows("Where was I in May 2023?", date(2024, 1, 1))]
@@ -93,16 +96,17 @@ def windows(text: str, today: date) -> list[Window]:
             window = _absolute(match.groupdict())
             if window is not None:
                 found.append(window)
-                text = f"{text[: match.start()]};{text[match.end() :]}"  # what is read is not read as something else
+                # Cut a match out, so that a later pattern does not read "7 May 2023" again as "May 2023".
+                text = f"{text[: match.start()]};{text[match.end() :]}"
     return (found or [_relative(match.groupdict(), today) for match in RELATIVE.finditer(text)])[:MOST]
 
 
 def closeness(found: Sequence[Window], days: Doubles) -> Doubles:
-    """How close days are to the nearest of some windows: 1 within one, 0 a week from it and further.
+    """Score how close days are to the nearest window: 1 inside it, falling to 0 at a distance of a week.
 
     Args:
         found: The windows.
-        days: Days since 1970; `nan` is close to nothing.
+        days: Days since 1970; `nan` (unknown) scores 0.
 
     Returns:
         One number from 0 to 1 for each day.
@@ -121,7 +125,7 @@ def closeness(found: Sequence[Window], days: Doubles) -> Doubles:
 
 
 def _absolute(named: Mapping[str, str | None]) -> Window | None:
-    """`None` for a day that no month has."""
+    """Build the window of a matched date; None for a date that does not exist."""
     month, number, day = named.get("month"), named.get("number"), named.get("day")
     year = int(named.get("year") or LEAP)
     in_year = MONTHS[month.lower()] if month else int(number or 0)

@@ -1,4 +1,4 @@
-"""Records as they are ranked, and how they come of stored documents. Pure."""
+"""Records as the index holds them, built from stored documents. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Begun", "Entry", "Said", "digest_of", "entry_of"]
 
 
 class Said(NamedTuple):
-    """What one message adds to a record.
+    """The tokenized text of one message of a record.
 
     Attributes:
         role: "human", "ai", "tool", or "" for a plain document.
         name: The speaker's name, "" if there is none.
-        stems: The words, as `stems` gives them.
+        stems: Its words, tokenized by `stems`.
     """
 
     role: str
@@ -31,20 +31,20 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record as it is ranked: a round of a conversation, a piece of a long one, or a plain document.
+    """One record of the index: a round of a conversation, one chunk of a long round, or a plain document.
 
     Attributes:
         id: The record's id.
-        session: The session that it is from, "" for plain documents.
-        round_id: Pieces of one round share it.
-        position: The order inside the session; equal ones stand in the order in which they were added.
-        at: When it was said, aware.
+        session: Its session id, "" for plain documents.
+        round_id: The round's id, shared by all its chunks.
+        position: Sort key inside the session; equal positions keep the order in which they were added.
+        at: When it was said, aware; `None` if unknown.
         said: The words of its messages.
         messages: The ids of its messages.
-        epoch: The epoch of the history that it was taken from.
-        importance: From 1 to 10, `None` if nobody rated it.
-        expires_at: From then on it is not found.
-        stamp: The number of the stored row; a changed row gets another one.
+        epoch: Epoch of the history when it was taken; 0 if unknown.
+        importance: From 1 to 10; `None` if unrated.
+        expires_at: The time from which it is not found any more.
+        stamp: Version number of the stored row; every change of a row draws a new one.
     """
 
     id: str
@@ -61,15 +61,16 @@ class Entry:
 
 
 class Begun(NamedTuple):
-    """What a store knows of a session before records are written.
+    """State of a session as a store returns it before a write.
 
     Attributes:
-        generation: Drawn when the session began; a write of another generation is refused.
-        last: The session's record with the highest position; `None` if it has none, or none that matters.
-        vectors: The vectors that are already stored, by the digest of their text.
-        records: The session's records that were asked for, by id.
-        position: Of the session's last record; what follows stands behind it. 0 if there is none.
-        state: What the session was like, where nothing was read for it: a write says that it goes out from this.
+        generation: Random value drawn when the session began; a write with another generation is refused.
+        last: The record with the highest position; `None` if there is none, or none that the write could continue.
+        vectors: Vectors that are stored already, by digest of their text.
+        records: The requested records of the session, by id.
+        position: Position of the last record, behind which new ones go; 0 if there is none.
+        state: Version of the session, set if this was answered from a snapshot instead of a read; the write is a
+            compare-and-set on it.
     """
 
     generation: str
@@ -81,15 +82,15 @@ class Begun(NamedTuple):
 
 
 def entry_of(document: Document, *, stamp: int = 0, stems: Sequence[Sequence[str]] | None = None) -> Entry:
-    """The record that a stored document is.
+    """Build the index entry of a stored document.
 
     Args:
-        document: With an id, and the metadata of a round; all of it may be missing.
-        stamp: The number of the stored row.
-        stems: The words of each message, if they were stored; else they are computed.
+        document: A document with an id. Its metadata is that of a round; every field may be missing.
+        stamp: Version number of the stored row.
+        stems: The words of each message, if they were stored; else the text is tokenized.
 
     Raises:
-        ValueError: The document has no id, or there are not as many lists of stems as messages.
+        ValueError: The document has no id, or the number of lists of stems is not the number of messages.
 
     Example:
         >>> entry = entry_of(Document("Ann: I sing.", id="1", metadata={"said": [["human", "Ann", 5, 12]]}))
@@ -118,7 +119,7 @@ def entry_of(document: Document, *, stamp: int = 0, stems: Sequence[Sequence[str
 
 
 def digest_of(text: str) -> str:
-    """The same for texts that differ in case and white space only: 32 hexadecimal digits of a SHA-256.
+    """Hash a text, ignoring case and white space: 32 hexadecimal digits of a SHA-256.
 
     Example:
         >>> digest_of("Hello  World") == digest_of("hello world ")

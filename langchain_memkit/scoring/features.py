@@ -1,4 +1,4 @@
-"""What is weighed of a record, each as an array over all records. Pure."""
+"""Features of the ranking, each an array with one number per record. Pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 def spread(values: Doubles, most: int | None = None, known: Flags | None = None) -> Doubles:
-    """Brings a feature to 0 (the least) to 1 (the most).
+    """Scale a feature from 0 (lowest value) to 1 (highest value).
 
     Args:
-        values: One for each record.
-        most: The least is the one that is so many places from the top; `None`: of all.
-        known: Which records have a value; the others get 0.
+        values: One value per record.
+        most: Take the value at this rank, counted from the top, as the lowest; smaller values get 0. `None`: the
+            lowest of all values.
+        known: Flags of the records that have a value; the others get 0 and do not count for the scale.
 
     Returns:
-        Numbers from 0 to 1; 0 for all where all are the same.
+        Numbers from 0 to 1; all 0 if all values are equal.
 
     Example:
         >>> spread(np.array([3.0, 1.0, 2.0])).tolist(), spread(np.array([5.0, 5.0])).tolist()
@@ -46,7 +47,7 @@ def spread(values: Doubles, most: int | None = None, known: Flags | None = None)
 
 
 def passed_on(view: View, scores: Doubles, share: float) -> Doubles:
-    """What records get of those beside them in their session: a share of the next, its square of the next but one."""
+    """Compute the neighbour bonus: `share` x score of adjacent records of a session, `share`^2 of those two away."""
     ordered = scores[view.order]
     got = np.zeros(len(ordered))
     for distance, same in enumerate(view.nearby, 1):
@@ -59,7 +60,7 @@ def passed_on(view: View, scores: Doubles, share: float) -> Doubles:
 
 
 def recency(view: View, accessed: Mapping[str, datetime], now: datetime, decay_rate: float) -> Doubles:
-    """`decay_rate` to the power of the hours since the last access, else since it was said; 0 where nobody knows."""
+    """Compute `decay_rate ** hours` since the last access, or since it was said if never accessed; 0 if unknown."""
     last = view.times.copy()
     if accessed:
         for i, entry in enumerate(view.entries):
@@ -71,7 +72,7 @@ def recency(view: View, accessed: Mapping[str, datetime], now: datetime, decay_r
 
 
 def importance(entries: Sequence[Entry]) -> Doubles:
-    """What records were rated; the mean for those that were not."""
+    """Return the importance of each record; unrated ones get the mean of the others, or 0 if none is rated."""
     found = np.array([np.nan if entry.importance is None else entry.importance for entry in entries])
     rated = found[~np.isnan(found)]
     return np.where(np.isnan(found), rated.mean() if len(rated) else 0.0, found)

@@ -1,4 +1,4 @@
-"""The records of one user in process: words and vectors, kept up to date one by one. No I/O."""
+"""In-process index of one user's records: words and vectors, updated incrementally. No I/O."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-FIRST = 64  # vectors that an index has room for; the room doubles
-FAR = 2**62  # positions beyond count as this
-FEW = 16  # records: of fewer nobody can say how alike they usually are
-SAMPLE = 256  # records that are compared with each other to know it
-GROWTH = 1.25  # how much an index grows before that is looked at anew
-ALIKE = 0.75  # a mean cosine of records over that says nothing: of one topic, or vectors that are near anything
-LEAST = 0.01  # nor does a standard deviation below that
-NEARLY = 1e-6  # how far the square of a vector's length may be from 1
+FIRST = 64  # initial capacity, in vectors; it doubles
+FAR = 2**62  # positions are clamped to this, so that they fit 64 bits
+FEW = 16  # records; fewer do not tell how similar records usually are
+SAMPLE = 256  # records compared with each other to estimate that
+GROWTH = 1.25  # factor by which an index grows or shrinks before the estimate is repeated
+ALIKE = 0.75  # mean cosine above which the estimate is useless: one topic, or an embedder that finds all texts similar
+LEAST = 0.01  # standard deviation below which it is useless
+NEARLY = 1e-6  # tolerance for the squared length of a vector that counts as normalized
 
 
 class Usual(NamedTuple):
-    """How alike the records of a user usually are: mean and standard deviation of the cosine of two of them."""
+    """Usual similarity of a user's records: mean and standard deviation of the cosine of two of them."""
 
     mean: float
     deviation: float
 
 
 class Index:
-    """The records of one user, to be ranked by words and by vectors. Whoever reads or changes it holds `lock`.
+    """Lexical and dense index of one user's records. Hold `lock` to read or change it.
 
-    Adding a record costs its own words, never those of the others, and the statistics of words are of this user alone.
+    Adding a record costs time for its own words only, whatever the size of the index. Word statistics (BM25) are per
+    user.
 
     Attributes:
-        lock: Held by whoever reads or changes the index.
-        dims: Dimensions of the vectors, `None` before the first one.
+        lock: Reentrant lock that every reader and writer must hold.
+        dims: Dimensions of the vectors; `None` before the first vector.
         count: Number of records.
 
     Example:
@@ -67,31 +68,31 @@ class Index:
         self._begin()
 
     def __len__(self) -> int:
-        """Number of records."""
+        """Return the number of records."""
         return self.count
 
     def __contains__(self, record_id: object) -> bool:
-        """Whether there is a record with this id."""
+        """Return whether there is a record with this id."""
         return record_id in self._slots
 
     @property
     def entries(self) -> list[Entry]:
-        """The records in the order in which they were added; scores come in this order."""
+        """The records in the order in which they were added, which is the order of all score arrays."""
         return [entry for entry in self._entries if entry is not None]
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory, in bytes, estimated: vectors, words and records."""
+        """Estimated memory use in bytes: vectors, words and records."""
         return self._vectors.nbytes + 75 * self._postings.words + 200 * len(self._postings) + 1200 * len(self._entries)
 
     @property
     def embedded(self) -> Flags:
-        """Which records have a vector, in the order of `entries`."""
+        """Flags of the records that have a vector, in the order of `entries`."""
         return self.view.embedded
 
     @property
     def view(self) -> View:
-        """The index as arrays, as long as it does not change."""
+        """Snapshot of the index as arrays; cached until a record is added or removed."""
         if self._view is None:
             alive, embedded = np.array(self._alive, bool), np.array(self._embedded, bool)
             sessions, positions, times = np.array(self._sessions), np.array(self._positions), np.array(self._times)
@@ -99,19 +100,21 @@ class Index:
         return self._view
 
     def stamps(self) -> set[int]:
-        """The stamps of the records in it."""
+        """Return the stamps of all records."""
         return {entry.stamp for entry in self._entries if entry is not None}
 
     def add(self, entry: Entry, vector: npt.ArrayLike | None) -> None:
-        """Adds a record, in place of the one with the same id.
+        """Add a record, replacing the one with the same id.
 
         Args:
             entry: The record.
-            vector: Its vector, of any length; the index keeps the direction. `None`: not embedded.
+            vector: Its vector, which is normalized to length 1; `None` for a record that is not embedded.
 
         Raises:
-            ConfigurationError: The vector has not as many dimensions as those in the index, or is not finite.
+            ConfigurationError: The vector has another number of dimensions than the index, or is not finite.
         """
+        # A replaced record gets a new slot instead of the old one's: postings are append-only. `_compact` reclaims the
+        # old slots once they are more than half.
         unit = None if vector is None else self._unit(vector)
         if entry.id in self._slots:
             self.remove([entry.id])
@@ -126,6 +129,8 @@ class Index:
         if unit is not None:
             self._room(slot, len(unit))[slot] = unit
         self._postings.add(slot, entry.said)
+        # `_last` caches only sessions that were asked for: update the cached record, never insert one here, since a
+        # session without a cached one may hold higher positions.
         last = self._last.get(entry.session)
         if last is not None and _near(entry.position) >= _near(last.position):
             self._last[entry.session] = entry
@@ -133,7 +138,7 @@ class Index:
         self._view = None
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Removes records; ids that are not there are passed over."""
+        """Remove records; missing ids are ignored."""
         for record_id in ids:
             slot = self._slots.pop(record_id, None)
             entry = None if slot is None else self._entries[slot]
@@ -148,17 +153,17 @@ class Index:
             self._compact()
 
     def get(self, record_id: str) -> Entry | None:
-        """The record with this id."""
+        """Return the record with this id, or `None`."""
         slot = self._slots.get(record_id)
         return None if slot is None else self._entries[slot]
 
     def vector_of(self, record_id: str) -> Floats | None:
-        """The vector of a record, of length 1; `None` if it has none."""
+        """Return a record's vector, normalized to length 1; `None` if it has none."""
         slot = self._slots.get(record_id)
         return None if slot is None or not self._embedded[slot] else self._vectors[slot]
 
     def last(self, session: str) -> Entry | None:
-        """The record of a session with the highest position."""
+        """Return the record of a session with the highest position (of equals the latest added); `None` without one."""
         known, number = self._last.get(session), self._numbers.get(session)
         if known is not None or number is None:
             return known
@@ -172,29 +177,30 @@ class Index:
         return last
 
     def lexical(self, stems: Sequence[str]) -> Doubles:
-        """BM25 of each record for the words of a question, in the order of `entries`."""
+        """Return the BM25 score of each record for the words of a question, in the order of `entries`."""
         return match(self.view, self._postings, stems).whole
 
     def dense(self, vector: npt.ArrayLike) -> Floats:
-        """Cosine of each record to a vector, in the order of `entries`; 0 for what is not embedded.
+        """Return the cosine of each record to a vector, in the order of `entries`; 0 for records without a vector.
 
         Raises:
-            ConfigurationError: The vector has not as many dimensions as those in the index, or is not finite.
+            ConfigurationError: The vector has another number of dimensions than the index, or is not finite.
         """
         unit, slots = self._unit(vector, learn=False), self.view.slots
         if self.dims is None:
             return np.zeros(self.count, np.float32)
         vectors = self._room(len(self._entries) - 1, self.dims)[: len(self._entries)]
-        # not `@`, which from some hundred vectors on spreads over threads, and waits for them where others compute
+        # Not `@`: BLAS spreads it over threads from some hundred vectors on, and waits for them if the cores are busy.
         scores: Floats = np.einsum("ij,j->i", vectors, unit)
         return scores if self.count == len(scores) else scores[slots]
 
     @property
     def usual(self) -> Usual | None:
-        """How alike two records of different sessions usually are; of one session, if there is no other.
+        """Usual cosine of two records of different sessions, or of any two if there are too few such pairs.
 
-        None for fewer than 16 records with vectors, and where all are much alike. Looked at for up to 256 records
-        from first to last, and again when the index has grown by a quarter, shrunk by a fifth or been built anew.
+        None for fewer than 16 records with vectors, or if all records are very similar. Estimated from up to 256
+        records, evenly spaced from first to last; cached until the index has grown by a quarter, shrunk by a fifth or
+        been rebuilt.
         """
         seen = self._seen
         if seen is None or not seen[0] / GROWTH <= self.count <= seen[0] * GROWTH:
@@ -218,7 +224,7 @@ class Index:
 
     @property
     def postings(self) -> Postings:
-        """The words of the records, by slot; for `match`."""
+        """The inverted index of words, by slot; for `match`."""
         return self._postings
 
     def _begin(self) -> None:
@@ -230,15 +236,15 @@ class Index:
         self._times = array("d")
         self._positions = array("q")
         self._sessions = array("q")
-        self._numbers: dict[str, int] = {}  # of the sessions
-        self._last: dict[str, Entry] = {}  # of sessions, where it was asked for
+        self._numbers: dict[str, int] = {}  # session id -> number
+        self._last: dict[str, Entry] = {}  # session id -> last record; a cache, filled by `last`
         self._vectors: Floats = np.zeros((0, self.dims or 0), np.float32)
         self._postings = Postings()
         self._view = None
         self._seen = None
 
     def _compact(self) -> None:
-        """Builds the index anew, so that nothing of what was removed stays behind."""
+        """Rebuild the index without the slots and postings of removed records."""
         vectors, slots = self._vectors, self._slots
         kept = [
             (entry, vectors[slots[entry.id]] if self._embedded[slots[entry.id]] else None) for entry in self.entries
@@ -257,7 +263,7 @@ class Index:
                 "use one embedding model for all, or embed the records anew"
             )
             raise ConfigurationError(msg)
-        square = float(np.vdot(found, found))  # unlike `@` it does not warn of what is too large
+        square = float(np.vdot(found, found))  # unlike `@`, `vdot` does not warn about overflow
         if not math.isfinite(square):
             msg = (
                 "the vector holds values that are no numbers or far too large; the embedding model must return numbers"
@@ -268,7 +274,7 @@ class Index:
         return found if abs(square - 1) < NEARLY or not square else found / np.float32(math.sqrt(square))
 
     def _room(self, slot: int, dims: int) -> Floats:
-        """The vectors, with room for this slot."""
+        """Return the matrix of vectors, grown so that it has room for this slot."""
         if slot >= len(self._vectors) or self._vectors.shape[1] != dims:
             grown = np.zeros((max(FIRST, 2 * slot), dims), np.float32)
             if self._vectors.shape[1] == dims:

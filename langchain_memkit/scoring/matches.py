@@ -1,4 +1,4 @@
-"""Which records hold the words of a question, and how much these weigh. Pure."""
+"""Lexical match of a question with all records: BM25 and coverage. Pure."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ __all__ = ["Matches", "match"]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-WORDS = 64  # of a question: of more, the rarest
+WORDS = 64  # words of a question that are used; of more, the rarest
 CELLS = 2**18  # pairs of a word and a record that are counted at once: 2 MB
-FEWEST = 50  # records: among fewer, what is rare is told as among so many
+FEWEST = 50  # records; in a smaller index, `held` rates the rarity of words as if there were so many
 
 
 class Matches(NamedTuple):
-    """What the words of a question find.
+    """Lexical scores of all records for one question.
 
     Attributes:
         whole: BM25 of each record.
-        share: For each record, how much of the question it holds, from 0 to 1; rare words are more of it.
-        told: BM25 of each record, counting what the asked speakers say in it.
-        session: BM25 of each record's session as one text.
-        worth: For each message, whether it holds a word of the question or is by an asked speaker.
-        held: How much of the question each record holds: the sum of its words, by how rare they are; 1 is a word that
-            no other record holds.
+        share: Share of the question's words that each record contains, weighted by `idf`, from 0 to 1.
+        told: BM25 of each record, counting only the messages of the speakers that the question asks about.
+        session: BM25 of each record's session, taken as one text.
+        worth: For each message, whether it contains a word of the question or is by an asked speaker.
+        held: Sum of the `idf` of the question's words that each record contains; the unit is a word that no other
+            record contains.
     """
 
     whole: Doubles
@@ -45,16 +45,16 @@ class Matches(NamedTuple):
 
 
 def match(view: View, postings: Postings, stems: Sequence[str], asked: Collection[int] = ()) -> Matches:
-    """Compares the words of a question with every record that holds any of them.
+    """Score every record by the words that it shares with a question.
 
     Args:
-        view: The records.
-        postings: Their words.
-        stems: The words of the question; a word that is there twice counts twice.
-        asked: The numbers of the speakers whom it asks about.
+        view: Snapshot of the index.
+        postings: Its inverted index of words.
+        stems: The words of the question; a repeated word counts repeatedly.
+        asked: Numbers of the speakers that the question asks about.
 
     Returns:
-        Arrays in the order of the records; `worth` in that of the postings.
+        Arrays in the order of the records; `worth` in the order of the messages in `postings`.
     """
     count, groups = len(view.entries), len(view.session_lengths)
     whole, share, told, held = np.zeros((4, count))
@@ -62,13 +62,15 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
     theirs = _of(asked, view.spoken)
     mean_session = float(view.session_lengths.sum()) / max(view.session_count, 1) or 1.0
     found, most = _found(postings, stems), max(count, FEWEST)
+    # All words are counted at once with `bincount` over a table of words x records, in chunks of words so that the
+    # table stays small whatever the size of the index.
     size = max(1, CELLS // max(count, groups, 1))
     for some in (found[i : i + size] for i in range(0, len(found), size)):
         asked_for = np.array([times for _, times in some])
         messages, sizes = postings.of([word for word, _ in some])
         words = np.repeat(np.arange(len(some)), sizes)
         rows = view.row[messages]
-        if view.removed:
+        if view.removed:  # postings keep the messages of removed records until the index is compacted
             live = rows >= 0
             messages, words, rows = messages[live], words[live], rows[live]
         hit[messages] = True
@@ -96,7 +98,17 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
 
 
 def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Of so many words the number of records that hold each; these records, word by word; and how often they do."""
+    """Count the occurrences of words in records.
+
+    Args:
+        words: The word of each occurrence, as a number below `many`.
+        rows: The record of each occurrence, as a number below `count`.
+        many: Number of words.
+        count: Number of records.
+
+    Returns:
+        The number of records with each word; these records, word by word; and the number of occurrences in each.
+    """
     table = np.bincount(words * count + rows, minlength=many * count)
     cells = table.nonzero()[0]
     starts = np.arange(many + 1) * count
@@ -107,20 +119,20 @@ def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[Numb
 def _summed(
     weights: Doubles, number: Numbers, rows: Numbers, times: Numbers, lengths: Doubles, mean_length: float
 ) -> npt.NDArray[Any]:
-    """BM25 of each text, from what `_counted` returns of its words."""
+    """Sum the BM25 of each text from the counts that `_counted` returns, with a weight for each word."""
     found = np.repeat(weights, number) * saturated(times, lengths[rows], mean_length)
     return np.bincount(rows, found, len(lengths))
 
 
 def _of(asked: Collection[int], spoken: Numbers) -> Flags:
-    """Which messages are by the asked speakers."""
+    """Return flags of the messages by the asked speakers."""
     table = np.zeros(int(spoken.max(initial=0)) + 1, bool)
     table[list(asked)] = True
     return table[spoken]
 
 
 def _found(postings: Postings, stems: Sequence[str]) -> list[tuple[str, int]]:
-    """The words with how often they are asked for, once each; of many words the rarest that are there at all."""
+    """Return each distinct word with its count in the question; only the rarest known ones of too many words."""
     counted = [*Counter(stems).items()]
     if len(counted) > WORDS:
         _, number = postings.of([word for word, _ in counted])

@@ -1,4 +1,4 @@
-"""Which words stand in which messages of which records; kept up to date one record at a time."""
+"""Inverted index from words to messages and records, updated one record at a time."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ EMPTY = array("q")
 
 
 class Postings:
-    """For each word the messages in which it stands, a message as often as the word does.
+    """Inverted index: for each word the messages that contain it, once per occurrence.
 
-    Adding a record costs its own words only; what is removed stays until the index is built anew, and is passed over.
+    Append-only: adding a record costs its own words, and messages of removed records stay, to be skipped by readers,
+    until the index is rebuilt.
 
     Attributes:
-        slots: For each message the slot of its record.
-        lengths: For each message its number of words.
-        spoken: For each message the number of its speaker.
-        speakers: The numbers of the speakers.
-        words: The number of words of all messages.
+        slots: For each message, the slot of its record.
+        lengths: For each message, its number of words.
+        spoken: For each message, the number of its speaker.
+        speakers: Number of each speaker.
+        words: Total number of words.
     """
 
     __slots__ = ("_messages", "lengths", "slots", "speakers", "spoken", "words")
@@ -47,11 +48,11 @@ class Postings:
         self._messages: defaultdict[str, array[int]] = defaultdict(partial(array, "q"))
 
     def __len__(self) -> int:
-        """Number of different words."""
+        """Return the number of distinct words."""
         return len(self._messages)
 
     def add(self, slot: int, said: Sequence[Said]) -> None:
-        """Adds the messages of a record."""
+        """Add the messages of a record."""
         known = self._messages
         for role, name, stems in said:
             message = len(self.slots)
@@ -63,12 +64,12 @@ class Postings:
                 known[stem].append(message)
 
     def messages(self, stem: str) -> Numbers:
-        """The messages with a word, in the order in which they were added."""
+        """Return the messages with a word, in the order in which they were added, repeated for repeated occurrences."""
         found = self._messages.get(stem)
         return NONE if found is None else np.array(found)
 
     def of(self, stems: Sequence[str]) -> tuple[Numbers, list[int]]:
-        """The messages with each of some words, one word after the other, and how many there are of each."""
+        """Return the messages with each of some words, one word after the other, and how many there are of each."""
         found = [self._messages.get(stem, EMPTY) for stem in stems]
         number = [len(messages) for messages in found]
         return (np.frombuffer(b"".join(found), np.int64) if any(number) else NONE), number

@@ -1,4 +1,4 @@
-"""The order in which records answer a question. Pure."""
+"""Ranking: score records for a question and order them. Pure."""
 
 from __future__ import annotations
 
@@ -25,35 +25,36 @@ __all__ = ["PARTS", "Question", "Ranked", "Ranking", "best_first", "rank"]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-COMPARED = 50  # records, at least: of fewer the last one would count as no match
+COMPARED = 50  # least rank that scales to 0: with fewer candidates, the last one would score as no match
 DAY = 86_400  # seconds
 PARTS = ("relevance", "lexical", "speaker", "neighbours", "session", "date", "recency", "importance")
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What makes a record answer a question, as weights. The defaults are the measured recipe.
+    """Weights of the ranking. The defaults are the measured recipe.
 
-    Every feature is brought to 0 (the least) to 1 (the most) over the candidates of the question before it is weighed;
-    one that is the same for all adds nothing. The constants are round and lie on plateaus: a third more or
-    less of any of them moves recall by about a hundredth at most.
+    Every feature is scaled from 0 (lowest) to 1 (highest) over the candidates of the question before it is weighted; a
+    feature that is equal for all adds nothing. The constants are round and lie on plateaus: changing any of them by a
+    third moves recall by about a hundredth at most.
 
     Args:
-        relevance: Of the cosine between the vectors of question and record.
-        lexical: Of BM25, times the share of the question's words that the record holds.
-        speaker: Of BM25 of what the person says whom the question asks about ("Ann", "I", "you said").
-        neighbours: The share of the three weights above that a record passes on to the one before and the one after it
-            in its session; its square goes to those two further.
-        session: Of BM25 of the whole session.
-        date: Of how close it was said to the days that the question names.
-        recency: Of `decay_rate ** hours` since the last access; over months of conversation any of it costs recall.
-        importance: Of the rated importance, 1 to 10; what nobody rated counts as the mean.
-        decay_rate: Per hour, over 0 and at most 1.
-        candidates: How many of the best, by words and by vectors, are compared; at most so many records are returned.
-        over_all: Whether features are brought to 0 to 1 over all records in place of the candidates.
+        relevance: Weight of the cosine similarity of question and record.
+        lexical: Weight of BM25, multiplied by the share of the question's words that the record contains.
+        speaker: Weight of BM25 over the messages of the person that the question asks about ("Ann", "I", "you said").
+        neighbours: Share of the three scores above that a record passes on to the records before and after it in its
+            session; the share's square goes to the next ones.
+        session: Weight of BM25 of the whole session.
+        date: Weight of the closeness to the days that the question names.
+        recency: Weight of `decay_rate ** hours` since the last access; over months of conversation, any of it costs
+            recall.
+        importance: Weight of the rated importance, 1 to 10; unrated records count as the mean.
+        decay_rate: Decay per hour, above 0 and at most 1.
+        candidates: How many of the best, by words and by vectors, are compared; also the most records returned.
+        over_all: Scale features over all records instead of the candidates.
 
     Raises:
-        ConfigurationError: A weight is negative or no number, or the decay rate or the candidates are out of range.
+        ConfigurationError: A weight is negative or not a number, or the decay rate or candidates are out of range.
 
     Example:
         >>> Ranking.generative_agents().recency, Ranking().recency
@@ -84,10 +85,12 @@ class Ranking:
 
     @classmethod
     def generative_agents(cls) -> Ranking:
-        """Recency, importance and relevance, each from 0 to 1 over all records, with weight 1, and nothing else.
+        """Return the ranking of Generative Agents: recency, importance and relevance, weighted equally.
+
+        Each is scaled from 0 to 1 over all records and has weight 1; all other weights are 0.
 
         Recency is 0.995 to the power of the hours since the last access. Source: Park et al., "Generative Agents:
-        Interactive Simulacra of Human Behavior", UIST 2023. For agents that live in one scene for some days: over
+        Interactive Simulacra of Human Behavior", UIST 2023. Made for agents that live in one scene for some days: over
         months of conversation, recency hides most of what is asked for.
 
         Example:
@@ -99,14 +102,14 @@ class Ranking:
 
 @dataclass(slots=True)
 class Question:
-    """What is asked, and when.
+    """A question with its vector and context.
 
     Attributes:
         text: The question.
-        vector: Its vector, `None` without one.
+        vector: Its vector; `None` without one.
         now: The time of asking, aware.
-        similar: Similarities by record id that a foreign store found, in place of the vector.
-        accessed: Last access by record id; else the time when it was said counts.
+        similar: Similarities by record id from a third-party store, instead of the vector.
+        accessed: Last access by record id; records without one count from when they were said.
     """
 
     text: str
@@ -117,15 +120,15 @@ class Question:
 
 
 class Ranked(NamedTuple):
-    """A record that was found.
+    """A ranked record.
 
     Attributes:
         entry: The record.
-        score: The higher, the better; to be compared within one question only.
-        parts: What it is the sum of, by the names of the weights.
-        shown: Which of the record's messages are worth their tokens: where the question asks about somebody, what
-            others say without any word of the question is not. Numbers of `entry.said`, in order, at least one.
-        relation: How much the question has to do with it, see `relation`; comparable between questions.
+        score: Higher is better; comparable within one question only.
+        parts: The summands of the score, by name of the weight.
+        shown: The messages of the record to show, as ascending indices of `entry.said`, at least one. If the question
+            asks about somebody, messages of others that share no word with it are left out.
+        relation: How related the question is to the record, see `relation`; comparable between questions.
     """
 
     entry: Entry
@@ -136,11 +139,11 @@ class Ranked(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The records that answer a question best.
+    """Result of `best_first`.
 
     Attributes:
-        records: Best first; each is made when it is looked at.
-        total: How many records were compared; at most `Ranking.candidates` of them come.
+        records: The records, best first, created lazily; at most `Ranking.candidates`.
+        total: Number of records that were compared.
         relation: The highest `relation` of any record that may be returned.
     """
 
@@ -155,44 +158,50 @@ def rank(
     ranking: Ranking = Ranking(),  # frozen
     keep: Callable[[Entry], bool] | None = None,
 ) -> list[Ranked]:
-    """The records that answer a question best.
+    """Rank the records of a user for a question.
 
-    Words and vectors are fused by weights after each was brought to 0 to 1 for this question, and a record takes part
-    of the scores of those beside it, since what answers a question often stands next to what resembles it.
+    Lexical and dense scores are fused by weights, after each was scaled from 0 to 1 for this question. A record also
+    takes part of its neighbours' scores, since the answer to a question often stands next to what resembles it.
 
     Args:
         index: The records of one user; its lock is held meanwhile.
-        question: What is asked.
-        ranking: Weights.
-        keep: Whether a record may be returned. Statistics of words and neighbours are those of all records.
+        question: The question.
+        ranking: The weights.
+        keep: Predicate: whether a record may be returned. Word statistics and neighbours include all records.
 
     Returns:
-        At most `ranking.candidates` records, best first; none of them has expired. Equal ones come in index order.
-        Records that are not embedded (small talk, a round without its answer) are there only if they hold a word of the
-        question; without vectors all are there.
+        At most `ranking.candidates` records, best first, in index order if equal; expired ones are left out. Records
+        without a vector (small talk, a round without its answer) are included only if they contain a word of the
+        question; if the question has no vector, all are included.
 
     Raises:
-        ConfigurationError: The question's vector has other dimensions than those in the index.
+        ConfigurationError: The question's vector has another number of dimensions than the index.
     """
     return list(best_first(index, question, ranking, keep).records)
 
 
 def best_first(index: Index, question: Question, ranking: Ranking, keep: Callable[[Entry], bool] | None = None) -> Best:
-    """As `rank`, one by one: most who ask look at the first few only. The index may change meanwhile."""
+    """Rank like `rank`, but lazily, since most callers read the first few records only.
+
+    The index may change while the result is read: the scores are those of the call.
+    """
     with index.lock:
         view = index.view
         if not view.entries:
             return Best(iter(()), 0, 0.0)
         words = stems(question.text)
         asked, names = asked_of(question.text, words, view.speakers)
-        content = [word for word in words if word not in names]  # people call the others by name, not themselves
+        # A speaker's name selects whose messages count. It is no search word: people say others' names, not their own.
+        content = [word for word in words if word not in names]
         found = match(view, index.postings, content or words, asked)
         near, known = _similarity(index, view, question)
         parts = _parts(view, question, ranking, found, near, known)
         scores = parts.sum(axis=0)
+        # With similarities, candidates are the records that have one or share a word; without, all records.
         likely = known | (found.share > 0) if question.vector is not None or question.similar is not None else ~known
         cosines = near if question.vector is not None and ranking.relevance else None
         related = relation(index, question.text, question.now, Asked(asked, names), found, cosines)
+    # Messages of others are hidden only if the question names a speaker, not if it just says "I" or "you".
     worth = found.worth.tobytes() if asked and names else b"\1" * len(found.worth)
 
     def ranked(i: int) -> Ranked:
@@ -213,7 +222,7 @@ def best_first(index: Index, question: Question, ranking: Ranking, keep: Callabl
 
 
 def _similarity(index: Index, view: View, question: Question) -> tuple[Doubles, Flags]:
-    """How near the records are to the question, and of which that is known."""
+    """Return the similarity of each record to the question, and flags of the records whose similarity is known."""
     similar = question.similar
     if similar is not None:
         found = np.array([similar.get(entry.id, np.nan) for entry in view.entries])
@@ -224,7 +233,7 @@ def _similarity(index: Index, view: View, question: Question) -> tuple[Doubles, 
 
 
 def _parts(view: View, question: Question, ranking: Ranking, found: Matches, near: Doubles, known: Flags) -> Doubles:
-    """A line for each of `PARTS`, a column for each record."""
+    """Compute the weighted features: one row for each of `PARTS`, one column for each record."""
     most = None if ranking.over_all else max(ranking.candidates, COMPARED)
     parts = np.zeros((len(PARTS), len(view.entries)))
     dense, lexical, speaker, neighbours, session, date, recent, important = parts
@@ -246,9 +255,13 @@ def _parts(view: View, question: Question, ranking: Ranking, found: Matches, nea
 
 
 def _best(view: View, scores: Doubles, now: datetime, most: int, keep: Callable[[Entry], bool] | None) -> Iterator[int]:
-    """The records with the highest scores of those that may be returned."""
+    """Yield the `most` records with the highest scores among those that are not expired and pass `keep`.
+
+    A score of -inf excludes a record.
+    """
     kept = 0
     order: Sequence[int] = ()
+    # Sort only the top first, which is usually enough; sort all only if `keep` and expiry reject too many of those.
     for tried in (2 * most, len(scores)):
         done, order = len(order), _top(scores, tried)
         for i in order[done:]:
@@ -263,7 +276,7 @@ def _best(view: View, scores: Doubles, now: datetime, most: int, keep: Callable[
 
 
 def _top(scores: Doubles, most: int) -> list[int]:
-    """The numbers of the highest scores, best first; of equal ones the first."""
+    """Return the indices of the `most` highest scores, best first; ties in index order."""
     if most >= len(scores):
         return [*np.argsort(-scores, kind="stable").tolist()]
     least = np.partition(scores, len(scores) - most)[len(scores) - most]
@@ -272,6 +285,6 @@ def _top(scores: Doubles, most: int) -> list[int]:
 
 
 def _shown(first: int, size: int, worth: bytes) -> tuple[int, ...]:
-    """What is worth showing of a record whose messages begin at `first`; all if nothing is."""
+    """Return the messages to show of a record whose `size` messages begin at `first`; all if none is flagged."""
     flags = worth[first : first + size]
     return tuple(j for j in range(size) if flags[j]) if 1 in flags and 0 in flags else tuple(range(size))

@@ -1,4 +1,4 @@
-"""Whom a question asks about. Pure."""
+"""Detection of the speakers that a question asks about. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from langchain_memkit.scoring.words import stems
 
 __all__ = ["Asked", "asked_of"]
 
-READ = 2000  # characters of a question
+READ = 2000  # characters of a question that are read
 SAY = "say|tell|write|give|mention|suggest|recommend|advise|explain|propose|promise"
 SAID = "said|told|wrote|gave|(?:mention|suggest|recommend|explain)ed|(?:advise|propose|promise)d"
 YOU = re.compile(
@@ -21,15 +21,15 @@ YOU = re.compile(
     re.IGNORECASE,
 )
 ME = re.compile(r"\b(?:i|my|mine|myself|i'm|i've|i'd)\b", re.IGNORECASE)
-ROLES = frozenset(stems("user human person customer assistant agent ai bot chatbot model"))  # names that name nobody
+ROLES = frozenset(stems("user human person customer assistant agent ai bot chatbot model"))  # not names of anybody
 
 
 class Asked(NamedTuple):
-    """Whom a question asks about.
+    """The speakers that a question asks about.
 
     Attributes:
-        speakers: The numbers of those whose words it is about; empty if it is about nobody, or about all.
-        names: The words of the question that are names of speakers.
+        speakers: Numbers of the speakers; empty if the question asks about none, or about all.
+        names: Stems of the question that are names of speakers.
     """
 
     speakers: frozenset[int]
@@ -37,15 +37,15 @@ class Asked(NamedTuple):
 
 
 def asked_of(text: str, words: Collection[str], speakers: Mapping[int, Speaker]) -> Asked:
-    """Finds the people and models whom a question asks about.
+    """Find the people and models that a question asks about.
 
-    By any part of a name, or all of it where it is written like a handle, in lower case; "I" and "my" mean the user,
-    "you said" and "your advice" the model (English only).
+    A speaker matches by any part of the name or, if the name is a lower-case handle, by all parts. "I" and "my" mean
+    the user, "you said" and "your advice" the model (English only).
 
     Args:
         text: The question; its first 2,000 characters are read.
-        words: Its stems.
-        speakers: Role and name of each speaker, by number. Tools are not asked about.
+        words: The stems of the question.
+        speakers: Role and name of each speaker, by number. Tools never match.
 
     Example:
         >>> known = {0: ("human", "Ann Lee"), 1: ("ai", "")}
@@ -69,11 +69,12 @@ def asked_of(text: str, words: Collection[str], speakers: Mapping[int, Speaker])
             found.add(number)
         elif role == meant:
             found.add(number)
+    # A question about all speakers is about nobody in particular: no message is preferred then.
     return Asked(frozenset(found) if len(found) < len(voices) else frozenset(), frozenset(names))
 
 
 @lru_cache(maxsize=1024)
 def _parts(name: str) -> frozenset[str]:
-    """The words of a name as they stand in the stems of a question."""
+    """Return the stems of a name; none if all its words are role names such as "user"."""
     parts = frozenset(stems(name))
     return frozenset() if parts <= ROLES else parts

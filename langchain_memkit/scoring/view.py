@@ -1,4 +1,4 @@
-"""An index as arrays, one number for each record; made again when the index has changed. Pure."""
+"""Array snapshot of an index, rebuilt after the index has changed. Pure."""
 
 from __future__ import annotations
 
@@ -22,34 +22,36 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 class View:
-    """What ranking asks of an index, in the order of its entries.
+    """Snapshot of an index as arrays for the ranking, in the order of its entries.
+
+    A slot is a row of the index that holds a record, or held one before it was removed.
 
     Args:
         entries: The records.
-        alive: For each slot whether it holds a record.
-        embedded: For each slot whether its record has a vector.
-        sessions: For each slot the number of its session, -1 for none.
-        positions: For each slot the record's position.
-        times: For each slot when it was said, in seconds since 1970, `nan` if nobody knows.
-        postings: The words, by slot.
+        alive: For each slot, whether it holds a record.
+        embedded: For each slot, whether its record has a vector.
+        sessions: For each slot, the number of its session, -1 for none.
+        positions: For each slot, the record's position.
+        times: For each slot, when it was said, in seconds since 1970; `nan` if unknown.
+        postings: The inverted index of words, by slot.
 
     Attributes:
-        entries: As given.
+        entries: The records, as given.
         slots: The slot of each record.
-        embedded: Which records have a vector.
-        row: For each message the record that it is in, -1 if that was removed.
-        removed: Whether there is such a message.
-        spoken: For each message the number of its speaker.
-        speakers: Those who say something, by number.
-        first: For each record its first message; the others follow.
-        lengths: The number of words of each record.
-        mean_length: Their mean.
-        times: When each record was said.
+        embedded: Flags of the records that have a vector.
+        row: For each message, the index of its record; -1 if that was removed.
+        removed: Whether there is any message of a removed record.
+        spoken: For each message, the number of its speaker.
+        speakers: The speakers of the remaining messages, by number.
+        first: For each record, the index of its first message; the others follow.
+        lengths: Number of words of each record.
+        mean_length: Mean of `lengths`.
+        times: When each record was said, in seconds since 1970.
         session: The number of each record's session, -1 for none.
-        session_lengths: The number of words of each session.
-        session_count: The number of sessions.
-        order: The records by session and position.
-        nearby: For each distance, 1 and 2, whether the record so much further in `order` is of the same session.
+        session_lengths: Number of words of each session.
+        session_count: Number of sessions.
+        order: Indices of the records, sorted by session and position.
+        nearby: For the distances 1 and 2, whether the record that much further in `order` is of the same session.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class View:
         self.removed = not live.all()
         told = set(np.bincount(self.spoken[live]).nonzero()[0].tolist())
         self.speakers: dict[int, Speaker] = {n: speaker for speaker, n in postings.speakers.items() if n in told}
+        # Messages are appended in the order of slots, so `message_slots` is sorted and a binary search finds the first.
         self.first = np.searchsorted(message_slots, self.slots)
         self.lengths: Doubles = np.bincount(self.row[live], lengths[live], minlength=len(entries)).astype(np.float64)
         self.mean_length = float(self.lengths.sum()) / max(len(entries), 1) or 1.0

@@ -1,4 +1,4 @@
-"""The words of a text as they are compared: folded, without stop words, as stems. Pure."""
+"""Tokenizing: case and accent folding, stop words, stemming. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from langchain_memkit._unicode import few_marks
 __all__ = ["STEMS_VERSION", "STOP_WORDS", "stems"]
 
 STEMS_VERSION = 1
-MAX_CHARACTERS = 100_000  # of a text; what follows is not looked at
-MAX_WORD = 64  # characters of a word: longer ones are keys or data, their beginning tells them apart
+MAX_CHARACTERS = 100_000  # characters of a text; the rest is ignored
+MAX_WORD = 64  # characters of a word; longer ones are keys or data, which their beginning tells apart
 
 ENGLISH = """
     a about again all also am an and any are as at be because been before being but by can could did do does doing
@@ -28,15 +28,15 @@ ENGLISH = """
 """
 STOP_WORDS = frozenset(ENGLISH.split())
 
-# Scripts that are written without spaces, and Korean, whose endings cling to the word: taken two characters at a time.
+# Scripts written without spaces, and Korean, whose endings are attached to the word: tokenized as character bigrams.
 DENSE = "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff"
 DENSE += "\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
-# Marks that stand within words and that `\w` does not take: the scripts of India, Tibetan.
+# Marks within words that `\w` does not match: the scripts of India, Tibetan.
 MARKS = "\u0900-\u0963\u0966-\u0dff\u0f71-\u0f87"
 IS_DENSE = re.compile(f"[{DENSE}]")
 LETTER = rf"(?:[^\W_{DENSE}]|[{MARKS}])"
 TOKEN = re.compile(rf"[{DENSE}]+|\d+(?:[.,:]\d+)+|{LETTER}+(?:['\u2019]{LETTER}+)*(?:\+\+|#)?")
-ASCII_TOKEN = re.compile(r"\d+(?:[.,:]\d+)+|[a-z0-9]+(?:'[a-z0-9]+)*(?:\+\+|#)?")  # the same, faster
+ASCII_TOKEN = re.compile(r"\d+(?:[.,:]\d+)+|[a-z0-9]+(?:'[a-z0-9]+)*(?:\+\+|#)?")  # TOKEN for ASCII, but faster
 # Accents, and the vowel signs of Hebrew and Arabic, which few people write.
 ACCENTS = re.compile(
     "[\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u064b-\u065f\u0670]+"
@@ -44,21 +44,22 @@ ACCENTS = re.compile(
 
 THOUSANDS = re.compile(r",(?=\d{3}\b)")
 ELIDED = "cdjlmnoqst"  # "l'eau", "d'accord", "O'Neill"; not "I'm"
-_own = local()  # a stemmer has inner state: each thread has its own
+_own = local()  # a stemmer is not thread-safe: each thread has its own
 
 
 def stems(text: str) -> list[str]:
-    """The words that lexical ranking compares, in their order, repeated words repeated.
+    """Tokenize a text for lexical ranking: return its stems in order, with repetitions.
 
-    Lower case, accents folded ("café" as "cafe"), without English stop words and possessives, stemmed by Snowball's
-    English stemmer, which leaves most words of other languages as they are. Scripts without spaces between words
-    (Chinese, Japanese, Thai ...) give pairs of characters. Only the first 100,000 characters count.
+    Words are lower-cased, accents are folded ("café" becomes "cafe"), English stop words and possessives are removed,
+    and Snowball's English stemmer is applied, which leaves most words of other languages unchanged. Scripts without
+    spaces between words (Chinese, Japanese, Thai, ...) become character bigrams. Only the first 100,000 characters
+    count.
 
     Args:
         text: Any text.
 
     Returns:
-        The stems; none for a text of stop words and signs.
+        The stems; an empty list for a text of stop words and punctuation.
 
     Example:
         >>> stems("Where did Zoë's sisters go skiing for $1,500?")
@@ -85,11 +86,11 @@ def _stemmed(words: list[str]) -> list[str]:
 
 def _folded(text: str) -> str:
     plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", few_marks(text)).casefold())
-    return unicodedata.normalize("NFC", ACCENTS.sub("", plain[:MAX_CHARACTERS]))  # one sign may fold to 18
+    return unicodedata.normalize("NFC", ACCENTS.sub("", plain[:MAX_CHARACTERS]))  # one character may expand to 18
 
 
 def _bare(token: str) -> str:
-    """A word without apostrophes, possessive and elided article ("l'eau"), a number without thousands separators."""
+    """Strip apostrophes, possessive and elided article ("l'eau") from a word, thousands separators from a number."""
     if token.isalpha():
         return token
     word = token.replace("\u2019", "'").removesuffix("'s")

@@ -1,4 +1,4 @@
-"""Random conversations, broken ones included, and what a provider would refuse in them."""
+"""Hypothesis strategies for random conversations, broken ones included, and a check for what providers refuse."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _chunk(content: Any, calls: Sequence[Any], message_id: str | None) -> AIMess
 
 @st.composite
 def tool_groups(draw: st.DrawFn) -> list[BaseMessage]:
-    """An AI message that calls tools, and results: in any order, too few, too many, double, or none at all."""
+    """Draw an AI message with tool calls, and results in any order: too few, too many, duplicated, or none."""
     asked = draw(st.lists(call_ids, min_size=1, max_size=3))
     invalid = draw(st.lists(call_ids, max_size=1))
     text = draw(texts)
@@ -70,7 +70,7 @@ def tool_groups(draw: st.DrawFn) -> list[BaseMessage]:
             ]
         )
     )
-    # mostly whole groups, so that there is something to keep
+    # Mostly complete groups, so that there is something to keep.
     answered = draw(st.just([i for i in asked if i is not None]) | st.permutations(asked) | st.lists(call_ids))
     kind = draw(st.sampled_from([ToolMessage, ToolMessage, ToolMessageChunk]))
     results = [kind(draw(texts), tool_call_id=i or "none", id=draw(message_ids)) for i in answered]
@@ -79,7 +79,7 @@ def tool_groups(draw: st.DrawFn) -> list[BaseMessage]:
 
 @st.composite
 def legacy_groups(draw: st.DrawFn) -> list[BaseMessage]:
-    """A function call as of 2023, with or without its result."""
+    """Draw a legacy function call, as of 2023, with or without its result."""
     kwargs = {"function_call": {"name": "f", "arguments": "{}"}}
     head = AIMessage(draw(texts), additional_kwargs=kwargs)
     return [head, *[FunctionMessage(content=draw(texts), name="f")] * draw(st.integers(0, 2))]
@@ -118,7 +118,7 @@ plain_conversations: st.SearchStrategy[list[BaseMessage]] = st.builds(
 
 
 def refused(messages: Sequence[BaseMessage]) -> list[str]:
-    """What a provider would not take: calls without a result, results without a call, a line each."""
+    """List what a provider would refuse, one line each: calls without a result, results without a call."""
     faults: list[str] = []
     waiting: set[Any] = set()
     function = False
@@ -145,7 +145,7 @@ def _doubled(message: BaseMessage) -> bool:
 
 
 def called(message: BaseMessage) -> set[Any]:
-    """The ids of all calls in a message, wherever they stand."""
+    """Return the ids of all calls in a message, content blocks included."""
     if not isinstance(message, AIMessage):
         return set()
     ids = {c["id"] for c in (*message.tool_calls, *message.invalid_tool_calls)}

@@ -1,4 +1,4 @@
-"""A model that summarizes as told and remembers what it was shown, and conversations that it can tell apart."""
+"""A fake summarizer that records its prompts, and conversations whose messages carry numbers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["Scribe", "marked", "marks", "talk"]
 
 
 class Scribe(BaseChatModel):
-    """A chat model that answers with the facts (`FACT` and a word) it was shown, and so many words.
+    """Chat model that answers with the facts (`FACT` and a word) in its prompt, and a number of filler words.
 
     Attributes:
-        words: Length of each summary.
+        words: Number of filler words in each summary.
         fail_on: Numbers of the calls that raise, from 1.
-        say: What is said instead, if set.
+        say: A fixed answer, if set.
         delay: Seconds for one call.
         gate: Called in each call, before it answers.
-        prompts: What it was shown.
+        prompts: The prompts of all calls.
         styles: `"sync"` or `"async"` for each call.
     """
 
@@ -44,7 +44,7 @@ class Scribe(BaseChatModel):
 
     @property
     def seen(self) -> list[int]:
-        """The marks of all messages that it was to summarize, call by call."""
+        """Numbers of all messages that it was to summarize, call by call."""
         return [mark for prompt in self.prompts for mark in marks(prompt.split("<messages>")[-1])]
 
     def _answer(self, messages: list[BaseMessage], style: str) -> ChatResult:
@@ -81,17 +81,17 @@ class Scribe(BaseChatModel):
 
 
 def marked(i: int, text: str = "") -> str:
-    """Text that carries a mark."""
+    """Return text that carries a number."""
     return f"[#{i}] {text}".strip()
 
 
 def marks(text: str) -> list[int]:
-    """The marks in a text."""
+    """Return the numbers in a text."""
     return [int(mark) for mark in re.findall(r"\[#(\d+)\]", text)]
 
 
 def talk(n: int, words: int = 10, first: int = 0) -> list[BaseMessage]:
-    """`n` messages, questions and answers in turn, each with its mark; the very first one holds `FACT Nemo`."""
+    """Make `n` messages, questions and answers in turn, each with its number; the very first one holds `FACT Nemo`."""
     kinds = (HumanMessage, AIMessage)
     fact = ["FACT Nemo "] + [""] * (first + n)
     return [kinds[i % 2](marked(i, fact[i] + "word " * words)) for i in range(first, first + n)]

@@ -1,4 +1,4 @@
-"""What is stored of a turn that is stopped, as tests: a stream that is left, Ctrl-C, a task that is cancelled."""
+"""Contract cases for turns that are stopped: a closed stream, Ctrl-C, a cancelled task."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ S1: RunnableConfig = {"configurable": {"session_id": "s1"}}
 
 
 class StoppedTurnCases:
-    """Part of `HistoryTurnContract`, which has the fixture `get_session_history`."""
+    """Part of `HistoryTurnContract`, which provides the fixture `get_session_history`."""
 
     @pytest.fixture(params=["stream", "astream"])
     def stream(self, request: pytest.FixtureRequest) -> Styles:
-        """`stream(chain, value, config, stop_after=n)` in both styles."""
+        """Return `stream(chain, value, config, stop_after=n)` in both styles."""
         return Styles(request.param)
 
     def test_stream_abandoned(self, get_session_history: Any, stream: Styles) -> None:
-        """What was yielded before the stream was closed is stored when close() returns, marked."""
+        """The chunks yielded before the stream was closed are stored when close() returns, marked as aborted."""
         chat = create_runnable_with_message_history(FakeChatModel(), get_session_history)
         stream(chat, "My name is Captain Nemo.", S1)
         chunks = stream(chat, "What is my name?", S1, stop_after=2)
@@ -72,7 +72,7 @@ class StoppedTurnCases:
         assert get_session_history("s1").messages == []
 
     def test_interrupted_by_the_keyboard(self, get_session_history: Any) -> None:
-        """Ctrl-C in the middle of a stream keeps what was said."""
+        """Ctrl-C in the middle of a stream stores the partial answer."""
 
         def speak(_: Any) -> Iterator[AIMessageChunk]:
             yield AIMessageChunk(content="so far ")

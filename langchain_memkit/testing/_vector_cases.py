@@ -1,4 +1,4 @@
-"""What the cases for vector stores share: records, an embedding model, and stores in both call styles."""
+"""Shared parts of the cases for vector stores: records, embedding models, and fixtures for stores."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ EMBEDDING = DeterministicFakeEmbedding(size=16)
 
 
 class Wrong(Embeddings):
-    """Returns what it is told to."""
+    """Embedding model that returns given vectors, right or wrong."""
 
     def __init__(self, *vectors: Any) -> None:
         self.vectors = vectors
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """The same for any text."""
+        """Return the given vectors in order, then the last one again."""
         return [*self.vectors[: len(texts)], *[self.vectors[-1]] * (len(texts) - len(self.vectors))]
 
     def embed_query(self, text: str) -> list[float]:
-        """The first."""
+        """Return the first vector."""
         return self.vectors[0]  # type: ignore[no-any-return]  # wrong on purpose
 
 
 def record(n: int, text: str = "", user_id: str = "u1", session_id: str = "s1", **more: Any) -> Document:
-    """A round of two messages, as `VectorMemory` makes it; `n` is its position."""
+    """Make the record of a round of two messages, as `VectorMemory` does; `n` is its position."""
     asked = text or f"what about number {n}"
     page = f"human: {asked}\nai: it is fine"
     name = str(uuid5(NAMESPACE_URL, f"{user_id}/{session_id}/{n}"))
@@ -53,39 +53,39 @@ def record(n: int, text: str = "", user_id: str = "u1", session_id: str = "s1", 
 
 
 def facts(index: Any) -> list[Any]:
-    """What stands in an index, without the numbers of rows."""
+    """Return the contents of an index in comparable form, without row numbers."""
     with index.lock:
         assert index.count == len(index) == len(index.entries)
         return sorted((e.id, e.session, e.position, e.at, e.said, e.messages) for e in index.entries)
 
 
 def expected(documents: Sequence[Document]) -> list[Any]:
-    """The same for documents."""
+    """Return the contents that an index of these documents should have, in the form of `facts`."""
     entries = [entry_of(document) for document in documents]
     return sorted((e.id, e.session, e.position, e.at, e.said, e.messages) for e in entries)
 
 
 class Stores(BothStyles):
-    """Fixtures."""
+    """Fixtures for the cases."""
 
     @pytest.fixture
     def make_store(self) -> MakeStore:
-        """Override: a function of an embedding model."""
+        """Return a function that opens a store for an embedding model; override it."""
         raise RuntimeError("give the contract a `make_store` fixture")
 
     @pytest.fixture
     def store(self, make_store: MakeStore) -> Any:
-        """A store."""
+        """Return a store."""
         return make_store(EMBEDDING)
 
     @pytest.fixture
     def other(self, make_store: MakeStore) -> Any:
-        """Another one on the same place, as another process has."""
+        """Return a second store object over the same data, as another process would have."""
         return make_store(EMBEDDING)
 
     @pytest.fixture
     def save(self, call: Call) -> Call:
-        """`save(store, documents)` as `VectorMemory` saves; None is stored without a vector."""
+        """Return `save(store, documents)`, which saves like `VectorMemory`; `embedded=False` stores no vectors."""
 
         def save(store: Any, documents: Sequence[Document], embedded: bool = True, **options: Any) -> bool:
             user, session = (documents[0].metadata[name] for name in ("user_id", "session_id"))

@@ -1,4 +1,4 @@
-"""What a vector store refuses, and what it takes although it is odd."""
+"""Contract cases for vector stores with invalid, hostile and unusual input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ODD_TEXTS = ["", "\x00", "a\x00b", "lone \ud83d half", "🐠 naïve " * 10, "wor
 
 
 class HostileCases(Stores):
-    """Ids, texts, metadata."""
+    """Cases for ids, texts and metadata."""
 
     @pytest.mark.parametrize("bad", HOSTILE_IDS, ids=repr)
     def test_ids_must_be_strings(self, store: Any, call: Call, bad: Any) -> None:
@@ -96,14 +96,14 @@ class HostileCases(Stores):
             assert call(each, "get_by_ids", plain, user_id="u1")[0].page_content == text
 
     def test_other_metadata_than_records_have(self, store: Any, call: Call) -> None:
-        """Words that mean something in a record mean nothing in a plain document."""
+        """Keys that have a meaning in a record have none in a plain document."""
         known = {"position": "CEO", "created_at": "then", "expires_at": "2000-01-01", "messages": 5, "said": "so"}
         document = Document("a", id="a", metadata={**known, "importance": "high", "epoch": None, "open": "9am"})
         call(store, "add_documents", [document])
         assert call(store, "similarity_search", "a") == [document]
 
     def test_refusals(self, store: Any, call: Call) -> None:
-        """What cannot be stored as it is, is refused with nothing stored."""
+        """A document that cannot be stored exactly is refused with nothing stored."""
         begun = call(store, "begin", "u1", "s1")
 
         def write(document: Document, vectors: Any = (None,)) -> None:
@@ -125,7 +125,7 @@ class HostileCases(Stores):
         assert len(call(store, "index", "u1")) == 0
 
     def test_an_id_is_its_users(self, store: Any, other: Any, save: Call, call: Call) -> None:
-        """One id of two users and of nobody is three documents: nobody sees, replaces, deletes or blocks another's."""
+        """One id of two users and without an owner is three documents: no user sees, replaces or deletes another's."""
         owners: dict[str | None, dict[str, str]] = {who: {"user_id": who} if who else {} for who in (None, "u1", "u2")}
         for who, known in owners.items():
             call(store, "add_documents", [Document(f"of {who}", id="a", metadata=known)])
@@ -156,7 +156,7 @@ class HostileCases(Stores):
         assert [texts(who) for who in ("u1", "u2")] == [["mine"], []]
 
     def test_who_is_meant_must_be_said(self, store: Any, call: Call) -> None:
-        """An id of a user's document without the user finds and deletes nothing, and says what to do."""
+        """The id of a user's document, given without the user, finds and deletes nothing; the error says what to do."""
         call(store, "add_documents", [Document("mine", id="a", metadata={"user_id": "u1"}), Document("free", id="b")])
         for verb in ("get_by_ids", "delete"):
             with pytest.raises(ConfigurationError, match="user_id="):
@@ -164,7 +164,7 @@ class HostileCases(Stores):
         assert len(call(store, "get_by_ids", ["a"], user_id="u1")) == len(call(store, "get_by_ids", ["b", "c"])) == 1
 
     def test_an_id_stays_in_its_session(self, store: Any, call: Call) -> None:
-        """Nobody writes over a document of another session by using its id."""
+        """A document of another session cannot be overwritten by using its id."""
         call(store, "add_documents", [Document("a", id="a", metadata={"user_id": "u1"})])
         with pytest.raises(HistoryConflictError, match="another session"):
             call(store, "add_documents", [Document("b", id="a", metadata={"user_id": "u1", "session_id": "s9"})])

@@ -1,4 +1,4 @@
-"""What a vector store promises to `VectorMemory`."""
+"""Contract cases for what `VectorMemory` needs from a vector store."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ USERS = ("u1", "u2")
 
 
 class RecordCases(Stores):
-    """The index, sessions, recalls."""
+    """Cases for the index, sessions, recalls and eviction."""
 
     def test_starts_empty(self, store: Any, call: Call) -> None:
-        """Nothing is there, and nothing to do is no error."""
+        """A new store is empty, and calls without work are no errors."""
         assert len(call(store, "index", "u1")) == 0
         assert call(store, "sessions", "u1") == []
         assert call(store, "accesses", "u1") == {}
@@ -37,7 +37,7 @@ class RecordCases(Stores):
         call(store, "setup")
 
     def test_records_come_back(self, store: Any, other: Any, save: Call, call: Call) -> None:
-        """A record is in the index with all that ranks it, in the process that wrote it and in others."""
+        """A record is in the index with everything that ranks it, in the process that wrote it and in others."""
         rare: dict[str, Any] = {"epoch": 2**62, "importance": 7.5, "chunk": 1}
         documents = [record(1), record(2, "Zoë likes café au lait", **rare), record(3, open=True)]
         assert save(store, documents)
@@ -52,7 +52,7 @@ class RecordCases(Stores):
             assert scores[2] == pytest.approx(1, abs=1e-5) == max(scores.values())
 
     def test_a_cold_index_is_the_warm_one(self, store: Any, other: Any, save: Call, call: Call) -> None:
-        """After writes, replacements and deletions of its own, a process holds what another one reads anew."""
+        """After its own writes and deletions, a process has cached the index that another one reads from the store."""
         save(store, [record(n) for n in range(5)])
         first = call(store, "index", "u1")
         save(store, [record(2, "another text"), record(9)], delete=[record(0).id])
@@ -61,7 +61,7 @@ class RecordCases(Stores):
         assert facts(first) == expected_facts([record(1), record(2, "another text"), record(3), record(4), record(9)])
 
     def test_foreign_changes_are_seen(self, store: Any, other: Any, save: Call, call: Call) -> None:
-        """The next look sees what others added, replaced, deleted, evicted and forgot."""
+        """The next read of the index sees what others added, replaced, deleted, evicted and purged."""
         save(store, [record(n) for n in range(4)])
         save(store, [record(1, session_id="s2")])
         assert len(call(other, "index", "u1")) == 5
@@ -84,7 +84,7 @@ class RecordCases(Stores):
         assert len(call(other, "index", "u1")) == len(call(store, "index", "u1")) == 0
 
     def test_little_is_held(self, make_store: MakeStore, save: Call, call: Call) -> None:
-        """Where the cache is too small for two users, the last one stays, however large, until another is read."""
+        """A cache too small for two users keeps the last one, however large, until another one is read."""
         store = make_store(EMBEDDING, cache_bytes=0)
         save(store, [record(n) for n in range(3)])
         save(store, [record(1, user_id="u2")])
@@ -101,7 +101,7 @@ class RecordCases(Stores):
     def test_words_of_another_version(
         self, store: Any, other: Any, save: Call, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Words that another version stored are computed anew, in process."""
+        """Stems that another version stored are recomputed in memory."""
         documents = [record(1, "running dogs"), record(2, importance=3.0)]
         save(store, documents)
         call(store, "add_documents", [Document("a plain text", id="p", metadata={"user_id": "u1", "said": "so"})])
@@ -111,7 +111,7 @@ class RecordCases(Stores):
         assert call(other, "index", "u1") is call(other, "index", "u1")
 
     def test_expiry(self, make_store: MakeStore, save: Call, call: Call) -> None:
-        """What has expired is gone from every answer at that moment, and from the index that is held."""
+        """An expired record is gone from every answer at that moment, cached indexes included."""
         now = [AT]
         store = make_store(EMBEDDING, now=lambda: now[0])
         save(store, [record(1), record(2, expires_at=(AT + timedelta(minutes=5)).isoformat())])
@@ -143,13 +143,13 @@ class RecordCases(Stores):
         assert begun.last == record(11, open=True)
         (vector,) = begun.vectors.values()
         assert vector == pytest.approx(call(store, "embed", [text])[0])
-        # a vector from the store is stored as it is
+        # A vector that the store returned is stored unchanged.
         again = record(12, session_id="s3")
         began = call(store, "begin", "u1", "s3")
         assert call(other, "write", "u1", "s3", began.generation, [again], [vector])
 
     def test_begin_tells_of_records(self, make_store: MakeStore, save: Call, call: Call) -> None:
-        """It shows those records of this session that are asked for; not others', and none that has expired."""
+        """`begin` returns the requested records of this session; none of others, and none that has expired."""
         now = [AT]
         store = make_store(EMBEDDING, now=lambda: now[0])
         ends = (AT + timedelta(minutes=5)).isoformat()
@@ -168,7 +168,7 @@ class RecordCases(Stores):
         assert call(store, "begin", "u1", "s1", [], ids).records == {documents[1].id: documents[1]}
 
     def test_two_go_on_from_one_record(self, store: Any, other: Any, save: Call, call: Call) -> None:
-        """Of two that change the same record, the second is refused with nothing stored, and begins again."""
+        """Of two writers that change one record, the second is refused with nothing stored, and must begin again."""
         save(store, [record(1, open=True), record(2)])
         begun = call(store, "begin", "u1", "s1")
         known = {str(record(n).id): digest_of(record(n).page_content) for n in (1, 2)}
@@ -197,13 +197,13 @@ class RecordCases(Stores):
         call(other, "delete", [record(1).id], user_id="u1")
         with pytest.raises(HistoryConflictError, match="begin again"):
             write(store, record(1, "gone"), expected={str(record(1).id): digest_of(record(1, "both").page_content)})
-        # a session that was forgotten is no conflict
+        # A deleted session is not a conflict.
         call(other, "forget", "u1", "s1")
         assert write(store, record(1)) is write(store, record(1), expected=known) is False
         assert call(store, "get_by_ids", [record(1).id], user_id="u1") == []
 
     def test_a_forgotten_session_takes_no_save(self, store: Any, other: Any, save: Call, call: Call) -> None:
-        """A save that began before its session, or its user, was forgotten stores nothing; a new session does."""
+        """A save that began before its session or user was deleted stores nothing; one of a new session does."""
         for arguments in (("u1", "s1"), ("u1",)):
             save(store, [record(1)])
             begun = call(store, "begin", "u1", "s1")
@@ -219,13 +219,13 @@ class RecordCases(Stores):
             assert new.generation != begun.generation
             assert new.last is None
             assert call(other, "write", "u1", "s1", new.generation, [record(1, "anew")], [None])
-            # not even over what the new session wrote under the same id
+            # Not even over the new session's record with the same id.
             assert not call(store, "write", "u1", "s1", begun.generation, [record(1, "old")], [None])
             assert call(store, "get_by_ids", [record(1).id], user_id="u1") == [record(1, "anew")]
             assert call(store, "forget", "u1") == 1
 
     def test_sessions(self, store: Any, save: Call, call: Call) -> None:
-        """The most recently used first, with the number of rounds."""
+        """Sessions are listed with their numbers of rounds, the most recently used first."""
         save(store, [record(n) for n in range(3)])
         long = record(9, session_id="s2")
         piece = Document("a piece", id="piece", metadata={**long.metadata, "position": 10})
@@ -237,7 +237,7 @@ class RecordCases(Stores):
         assert (found[1].created_at, found[1].updated_at) == (AT, AT + timedelta(minutes=2))
 
     def test_forget(self, store: Any, save: Call, call: Call) -> None:
-        """Forgetting takes the session or the user, and nothing else."""
+        """`forget` deletes the session's or the user's records, and nothing else."""
         for user in USERS:
             for session in ("s1", "s2"):
                 save(store, [record(n, user_id=user, session_id=session) for n in range(2)])
@@ -256,7 +256,7 @@ class RecordCases(Stores):
         assert asyncio.run(apurge_user("u2", store)) == [{"records": 1}]
 
     def test_recalls_and_eviction(self, store: Any, other: Any, save: Call, call: Call) -> None:
-        """What is too much goes: the oldest that was never recalled, then what was not for longest."""
+        """Eviction deletes the oldest record that was never recalled first, then the one recalled longest ago."""
         documents = [record(n) for n in range(6)]
         save(store, documents)
         names = [document.id for document in documents]
@@ -280,7 +280,7 @@ class RecordCases(Stores):
         assert call(store, "accesses", "u1") == {names[1]: AT + timedelta(hours=2)}
         save(store, [record(7), record(8)])
         kept = [str(record(n).id) for n in (7, 8)]
-        assert call(store, "evict", "u1", 1, kept) == 1  # what was just written outlives even what was recalled
+        assert call(store, "evict", "u1", 1, kept) == 1  # new records outlive even recalled ones
         assert call(store, "evict", "u1", 0, kept) == 0
         assert [entry.position for entry in call(other, "index", "u1").entries] == [7, 8]
         assert call(store, "evict", "u1", 1) == 1

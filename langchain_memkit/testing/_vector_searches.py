@@ -1,4 +1,4 @@
-"""What a vector store promises to LangChain, and to whoever sends it nonsense."""
+"""Contract cases for LangChain's interface of vector stores, invalid input included."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 class SearchCases(Stores):
-    """Embedding models, LangChain's verbs."""
+    """Cases for embedding models and LangChain's methods."""
 
     @pytest.mark.parametrize("foreign", [DeterministicFakeEmbedding(size=8), Wrong([1.0] * 16)], ids=["size", "model"])
     def test_two_embedders(self, make_store: MakeStore, foreign: Any, call: Call) -> None:
-        """A store that one model filled takes neither texts nor questions of another one."""
+        """A store that one model filled accepts neither texts nor queries of another one."""
         call(make_store(EMBEDDING), "add_documents", [Document("a", id="a")])
         for name, argument in (("add_documents", [Document("b")]), ("similarity_search", "b"), ("embed", ["b"])):
             with pytest.raises(ConfigurationError, match="another embedding model"):
@@ -97,7 +97,7 @@ class SearchCases(Stores):
         ids=lambda bad: repr(bad)[:20],
     )
     def test_bad_vectors(self, make_store: MakeStore, bad: Any, call: Call) -> None:
-        """What is no vector is refused, and nothing is stored."""
+        """Invalid vectors are refused, and nothing is stored."""
         store = make_store(Wrong(bad, [1.0, 0.0, 0.0]))
         with pytest.raises(ConfigurationError, match="Nothing was stored"):
             call(store, "add_documents", [Document("a", id="a"), Document("b", id="b")])
@@ -116,7 +116,7 @@ class SearchCases(Stores):
         ids=lambda bad: repr(bad)[:20],
     )
     def test_a_question_without_a_vector(self, make_store: MakeStore, bad: Any, call: Call) -> None:
-        """A vector that is of no use for one question is an error of that question, not of the store."""
+        """An invalid vector of one query is an error of that query, not of the store."""
         model = Wrong([1.0, 0.0, 0.0])
         store = make_store(model)
         call(store, "add_documents", [Document("a", id="a")])
@@ -130,7 +130,7 @@ class SearchCases(Stores):
             call(store, "similarity_search_by_vector", bad)
 
     def test_words_that_the_model_does_not_know(self, make_store: MakeStore, call: Call) -> None:
-        """A text whose vector is all zeros is stored without one; but a model must know a plain sentence."""
+        """A text with an all-zero vector is stored without one; a model that has none for plain English is refused."""
         store = make_store(Wrong([0.0] * 3, [1.0, 0.0, 0.0]))
         call(store, "add_documents", [Document("qwxz", id="a"), Document("b", id="b")])
         assert [d.id for d in call(store, "get_by_ids", ["a", "b"])] == ["a", "b"]
@@ -145,7 +145,7 @@ class SearchCases(Stores):
             call(make_store(Wrong([0.0] * 3)), "embed", ["a"])
 
     def test_sizes_and_scales(self, make_store: MakeStore, call: Call) -> None:
-        """Vectors of another length than the first are refused; huge and tiny ones are directions like others."""
+        """Vectors of another length than the first are refused; huge and tiny ones count by their direction."""
         with pytest.raises(ConfigurationError, match="dimensions"):
             call(make_store(Wrong([1.0, 2.0], [1.0])), "add_documents", [Document("a"), Document("b")])
         with pytest.raises(ConfigurationError, match="vectors for"):
@@ -156,7 +156,7 @@ class SearchCases(Stores):
         assert [(document.id, round(score, 6)) for document, score in found] == [("a", 1.0), ("b", 0.0)]
 
     def test_whose_a_document_is(self, store: Any, call: Call) -> None:
-        """A search finds the documents of one user, or of nobody; never all of them."""
+        """A search finds the documents of one user, or those without an owner; never all of them."""
         metadatas = [{"user_id": "u1", "session_id": "s1"}, {"user_id": "u1", "n": 1}, {"user_id": "u2", "n": 1}, {}]
         call(store, "add_texts", ["same text"] * 4, metadatas, ids=["a", "b", "c", "d"])
 
@@ -172,7 +172,7 @@ class SearchCases(Stores):
 
     @pytest.mark.parametrize("bad", [{"$ne": 1}, {"$in": ["u1"]}, None, 1, ["u1"], b"u1"], ids=repr)
     def test_filters_know_no_operators(self, store: Any, call: Call, bad: Any) -> None:
-        """Nothing but a string names a user or a session, and values are compared, never run."""
+        """Only a string names a user or a session, and values are compared, never executed."""
         call(store, "add_texts", ["a"], [{"user_id": "u1", "n": 1}])
         wrong: list[Any] = [{"user_id": bad}, {"user_id": "u1", "session_id": bad}, {"n": {"$gt": 0}}]
         for filter_ in [*wrong, {"$or": [{"user_id": "u1"}]}, [("user_id", "u1")], lambda document: True]:
@@ -184,7 +184,7 @@ class SearchCases(Stores):
             call(store, "add_documents", [Document("a", metadata={"user_id": bad})])
 
     def test_pre_filters(self, store: Any, call: Call) -> None:
-        """Conditions in MongoDB's language mean what they mean there, by place and by name, in every search."""
+        """Conditions in MongoDB's query language keep their meaning in every search, passed by position or by name."""
         call(store, "add_texts", ["same text"] * 4, METADATAS, ids=list("0123"))
         vector = EMBEDDING.embed_query("a")
         for pre_filter, wanted in PRE_FILTERS:
@@ -201,12 +201,12 @@ class SearchCases(Stores):
 
     @pytest.mark.parametrize(("bad", "said"), REFUSED, ids=[said for _, said in REFUSED])
     def test_pre_filters_that_are_refused(self, make_store: MakeStore, call: Call, bad: Any, said: str) -> None:
-        """Other operators, several users, and what no metadata holds: never a search that silently finds too much."""
+        """Other operators, several users and impossible values are refused; no search silently finds too much."""
         with pytest.raises(ConfigurationError, match=said):
             call(make_store(EMBEDDING), "similarity_search", "a", pre_filter=bad)
 
     def test_arguments_of_langchain_mongodb(self, store: Any, call: Call) -> None:
-        """Scores and vectors go into the metadata when asked; what only Atlas can do is refused."""
+        """Scores and vectors are added to the metadata on request; options that only Atlas supports are refused."""
         call(store, "add_texts", ["one", "two"], [{"n": 1}, {"n": 2}], ids=["1", "2"])
         options: dict[str, Any] = {"include_scores": True, "include_embeddings": True, "oversampling_factor": 10}
         (found,) = call(store, "similarity_search", "one", 1, post_filter_pipeline=None, **options)
@@ -222,7 +222,7 @@ class SearchCases(Stores):
             call(store, "similarity_search", "one", filter={"n": 1}, pre_filter={"n": 1})
 
     def test_batches(self, store: Any, call: Call) -> None:
-        """Documents are embedded and stored so many at a time; a size that is none is refused before."""
+        """Documents are embedded and stored in batches; an invalid batch size is refused first."""
         texts = [f"text {n}" for n in range(7)]
         metadatas = [{"user_id": f"u{n % 2}", "n": n} for n in range(7)]
         names = call(store, "add_texts", texts, metadatas, ids=list("abcdefg"), batch_size=3)
@@ -242,8 +242,8 @@ class SearchCases(Stores):
     @pytest.mark.parametrize("style", ["sync", "async"])
     @pytest.mark.parametrize("owner", [{}, {"user_id": "u1"}], ids=["of nobody", "of a user"])
     def test_index(self, store: Any, cleanup: Any, style: str, owner: dict[str, str]) -> None:
-        """LangChain's `index` and `aindex` add what is new, skip what is there, and delete what is gone."""
-        if owner:  # which they cannot say when they delete
+        """LangChain's `index` and `aindex` add new documents, skip known ones, and delete obsolete ones."""
+        if owner:  # LangChain's indexing passes no owner when it deletes
             store.delete, store.adelete = partial(store.delete, **owner), partial(store.adelete, **owner)
         records = InMemoryRecordManager(namespace="documents")
         records.create_schema()
@@ -266,7 +266,7 @@ class SearchCases(Stores):
         assert stored() == {"one", "four"}
 
     def test_searches(self, store: Any, call: Call) -> None:
-        """Nearest first, by text and by vector, with scores, diverse, thresholds, and through a retriever."""
+        """Searches by text and by vector give the nearest first: with scores, diversity, thresholds, as a retriever."""
         names = call(store, "add_texts", ["one", "two", "three", "one"], [{"n": n} for n in range(4)])
         assert len(set(names)) == 4
         found = call(store, "similarity_search_with_score", "one", k=3)
@@ -297,7 +297,7 @@ class SearchCases(Stores):
         assert len(call(store, "similarity_search", "text 7", k=300)) == 300
 
     def test_records_without_vectors(self, store: Any, save: Call, call: Call) -> None:
-        """They are in the index, and no similarity finds them."""
+        """Records without vectors are in the index, but similarity searches do not find them."""
         save(store, [record(1)], embedded=False)
         assert len(call(store, "index", "u1")) == 1
         assert call(store, "similarity_search", "number", filter={"user_id": "u1"}) == []

@@ -1,4 +1,4 @@
-"""What `view(window=...)` of a history promises to preprocessors, as tests."""
+"""Contract cases for `view(window=...)` of a history, which preprocessors use."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["WindowCases", "position_of"]
 
 
 def position_of(messages: Any, text: str) -> Position:
-    """Where the message with this text stands."""
+    """Return the position of the message with this text."""
     return messages.position(texts(messages).index(text))  # type: ignore[no-any-return]  # any history
 
 
 def _filled(history: Any, call: Call, said: str = "abcd") -> Any:
-    """Turns of two messages, read back."""
+    """Append turns of two messages, and return them as read back."""
     for text in said:
         call(history, "append_turn", exchange(text))
     return call(history, "view").messages
 
 
 class WindowCases(LangChainHistoryContract):
-    """For histories whose `view` takes a window."""
+    """Cases for histories whose `view` takes a window."""
 
     def test_window_after_a_position(self, make_history: MakeHistory, call: Call) -> None:
-        """Everything behind a message, whether it ends its turn or stands inside it; limits do not count."""
+        """Everything after a message is returned, whether it ends its turn or is inside it; limits are ignored."""
         history = make_history("s1")
         everything = _filled(history, call)
         for i, message in enumerate(everything):
@@ -44,7 +44,7 @@ class WindowCases(LangChainHistoryContract):
         assert texts(call(history, "view", window=after).messages) == ["e", "re: e"]
 
     def test_window_after_a_message_that_is_not_there(self, make_history: MakeHistory, call: Call) -> None:
-        """A position whose message is unknown begins with its whole turn: rather too much than too little."""
+        """A position whose message is unknown starts at its whole turn: rather too much than too little."""
         history = make_history("s1")
         inside = position_of(_filled(history, call), "b")
         for unknown in ("nobody", None):
@@ -67,7 +67,7 @@ class WindowCases(LangChainHistoryContract):
         assert texts(call(history, "view", window=again).messages) == ["z", "re: z"]
 
     def test_window_after_a_deleted_turn(self, make_history: MakeHistory, call: Call) -> None:
-        """A turn deleted at the position, or behind it, changes nothing else."""
+        """A turn deleted at the position, or after it, changes nothing else."""
         history = make_history("s1")
         everything = _filled(history, call)
         first, middle, last = (Window(after=position_of(everything, f"re: {text}")) for text in "abd")
@@ -84,7 +84,7 @@ class WindowCases(LangChainHistoryContract):
         assert texts(call(history, "view", window=first).messages) == ["b", "re: b", "c", "re: c"]
 
     def test_window_in_an_import(self, make_history: MakeHistory, call: Call) -> None:
-        """A position inside a row of a hundred messages, and at its end, is found to the message."""
+        """A position inside a row of a hundred messages, or at its end, is resolved to the message."""
         history = make_history("s1")
         given = [m.model_copy(update={"id": f"{i}-{m.type}"}) for i in range(150) for m in exchange(str(i))]
         call(history, "add_messages", given)
@@ -98,7 +98,7 @@ class WindowCases(LangChainHistoryContract):
 
     @pytest.mark.parametrize("rows", ["turns", "import"])
     def test_window_by_budget(self, make_history: MakeHistory, call: Call, rows: str) -> None:
-        """Budgets return the newest whole rows with at least so much, if there is so much, however long they are."""
+        """Budgets return the newest whole rows that reach them, or everything if there is less."""
         history = make_history("s1")
         given = [m for i in range(150) for m in exchange(str(i))]
         batches = [given] if rows == "import" else [given[i : i + 2] for i in range(0, 300, 2)]
@@ -115,7 +115,7 @@ class WindowCases(LangChainHistoryContract):
         assert call(history, "view", window=Window()).messages == everything
 
     def test_messages_know_what_was_stored(self, make_history: MakeHistory, call: Call) -> None:
-        """Tokens, turn and position of each message, for a plain view and for one from inside a turn."""
+        """A view, from the beginning or from inside a turn, knows tokens, turn and position of each message."""
         history = make_history("s1")
         stored = call(history, "iter_turns") if _filled(history, call) else []
         whole = call(history, "view").messages
@@ -131,7 +131,7 @@ class WindowCases(LangChainHistoryContract):
                 assert messages.position(i) == (whole.epoch, seq, stored[seq - 1].op, message.id)
 
     def test_changed_list_knows_what_still_holds(self, make_history: MakeHistory, call: Call) -> None:
-        """After a change, nothing is said about a message that is not the one that was read at its place."""
+        """After a change, metadata is given only for messages that are the ones read at their positions."""
         history = make_history("s1")
         messages = _filled(history, call, "ab")
         where = messages.position(3)
@@ -147,7 +147,7 @@ class WindowCases(LangChainHistoryContract):
 
 
 def _check_newest(got: Any, everything: Any, least: int, sizes: list[int]) -> None:
-    """Whole rows, the newest, with at least so much in sum."""
+    """Assert that these are the newest whole rows, with at least `least` in sum."""
     begin = len(everything) - len(got)
     assert list(got) == list(everything[begin:])
     assert sum(sizes[begin:]) >= least

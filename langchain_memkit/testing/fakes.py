@@ -1,4 +1,4 @@
-"""Fakes for tests and demos: a chat model that knows only what it is given, and a clock that stands still."""
+"""Fakes for tests and demos: a chat model that knows only its prompt, and a clock that stands still."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STOP_WORDS = frozenset(
         """,
     )
 )
-# "I'm Nemo." and "hi! I'm bob" tell a name, "I'm tired." does not
+# "I'm Nemo." and "hi! I'm bob" state a name, "I'm tired." does not.
 NAMED = re.compile(
     r"\b(?i:i['\u2019]m|i am|call me)\s+[A-Z]|(?i:^\W*(?:hi|hey|hello)\b.*\bi(?:['\u2019]m| am)\s+\w+\W*$)"
 )
@@ -45,20 +45,20 @@ WHO = re.compile(r"\bwho am i\b", re.IGNORECASE)
 
 
 class FakeChatModel(BaseChatModel):
-    """A chat model without a model: it answers from the messages that it is given, and from nothing else.
+    """Chat model without a model: it answers from the messages in its prompt, and from nothing else.
 
-    A question is answered with the earlier human message that shares most words with it, so a conversation that was
-    not remembered shows at once. Anything else is answered with "Noted.". It calls tools as `responses` say.
+    A question is answered with the earlier human message that shares most words with it, which shows at once if a
+    conversation was not remembered. Anything else is answered with "Noted.". It calls tools as `responses` say.
 
     Args:
         responses: The answers to its first calls, in order: texts, or AI messages, which may call tools. Afterwards it
             answers as above.
         delay: Seconds to wait before every word of a stream.
-        error: Raised instead of answering, if set.
-        error_after: Words to stream before `error` is raised.
+        error: Error to raise instead of answering, if set.
+        error_after: Number of words to stream before `error` is raised.
 
     Attributes:
-        calls: What it was given, call by call.
+        calls: The prompts of all calls.
 
     Example:
         >>> model = FakeChatModel()
@@ -91,17 +91,17 @@ class FakeChatModel(BaseChatModel):
         tool_choice: str | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Take tools, as an agent binds them; they are called where `responses` say so."""
+        """Bind tools as an agent does; they are called only where `responses` say so."""
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
 
     def get_num_tokens(self, text: str) -> int:
-        """Return about how many tokens a text has, counted without a tokenizer."""
-        if self.custom_get_token_ids is not None:  # as core's models count with it
+        """Estimate the tokens of a text without a tokenizer."""
+        if self.custom_get_token_ids is not None:  # like core's models
             return super().get_num_tokens(text)
         return approximate_tokens([HumanMessage(text)])
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """Return about how many tokens messages have, or by `custom_get_token_ids`; tools are not counted."""
+        """Estimate the tokens of messages, or count with `custom_get_token_ids`; tools are not counted."""
         if self.custom_get_token_ids is not None:
             return super().get_num_tokens_from_messages(messages)
         return approximate_tokens(messages)
@@ -120,7 +120,7 @@ class FakeChatModel(BaseChatModel):
             return "Noted."
         question = _words(said[-1]) | ({"name"} if WHO.search(said[-1]) else set())
         facts = [text for text in said[:-1] if not text.rstrip().endswith("?")]
-        # the newest of the best: a correction counts more than what it corrects
+        # Of equal matches the newest wins, since it may be a correction.
         best = max(enumerate(facts), key=lambda f: (len(question & _told(f[1])), f[0]), default=(0, ""))[1]
         return f"You told me: {best}" if question & _told(best) else "You have not told me that."
 
@@ -184,15 +184,15 @@ def _words(text: str) -> set[str]:
 
 
 def _told(text: str) -> set[str]:
-    """What a fact is about: who introduces himself tells his name."""
+    """Return the words that a fact is about, "name" included if its speaker introduces himself."""
     return _words(text) | ({"name"} if NAMED.search(text) else set())
 
 
 class FrozenClock:
-    """A clock that moves only when told to: pass it as `now=`.
+    """Clock that moves only when told to: pass it as `now=`.
 
     Args:
-        start: Where it stands, aware; default the first of January 2026, UTC.
+        start: Initial time, aware; the default is 1 January 2026, UTC.
 
     Example:
         >>> clock = FrozenClock()
@@ -207,9 +207,9 @@ class FrozenClock:
         self._time = start or datetime(2026, 1, 1, tzinfo=UTC)
 
     def __call__(self) -> datetime:
-        """The present."""
+        """Return the current time of the clock."""
         return self._time
 
     def tick(self, seconds: float) -> None:
-        """Moves the clock."""
+        """Move the clock by a number of seconds."""
         self._time += timedelta(seconds=seconds)

@@ -1,4 +1,4 @@
-"""What memkit's own chat histories promise beyond LangChain's verbs, as tests."""
+"""Contract for memkit's own chat histories, beyond LangChain's methods."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BAD_IDS = ["", "a\x00b", "\ud800", "x" * 513, "é" * 257]
 
 
 class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
-    """For histories with memkit's verbs: atomic turns, positions, epochs, retries, strict ids, users apart."""
+    """Contract for memkit's history methods: atomic turns, positions, epochs, retries, strict ids, separate users."""
 
     @pytest.mark.parametrize("bad", HOSTILE_IDS, ids=repr)
     @pytest.mark.parametrize("name", ["session_id", "user_id"])
@@ -51,7 +51,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
             make_history(**{"session_id": "s1", name: bad})
 
     def test_users_are_apart(self, make_history: MakeHistory, call: Call) -> None:
-        """The same session id of two users, and of nobody, are three conversations."""
+        """The same session id of two users, and without an owner, names three conversations."""
         users = ["u1", "u2", None]
         for user in users:
             call(make_history("s1", user), "add_messages", [HumanMessage(str(user))])
@@ -62,7 +62,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
     def test_a_conversation_of_nobody(
         self, make_history: MakeHistory, call: Call, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Who begins to pass a user_id is told once that the old conversation is there, and how to move it."""
+        """The first use of a user_id logs once that the conversation exists without an owner, and how to migrate it."""
 
         def said() -> list[str]:
             return [r.getMessage() for r in caplog.records if r.name == "langchain_memkit" and "user_id" in r.msg]
@@ -101,7 +101,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert texts(call(history, "messages")) == ["a", "re: a", "b", "c"]
 
     def test_same_turn_id_with_other_content(self, make_history: MakeHistory, call: Call) -> None:
-        """A reused turn_id is an error that shows what is stored, and changes nothing."""
+        """A reused turn_id with other content raises an error that holds the stored messages, and changes nothing."""
         history = make_history("s1")
         call(history, "append_turn", exchange("a"), turn_id="t1")
         with pytest.raises(IdempotencyConflictError) as raised:
@@ -111,7 +111,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert len(call(history, "messages")) == 2
 
     def test_expected_position(self, make_history: MakeHistory, call: Call) -> None:
-        """An expected position stores only if nobody was faster."""
+        """A turn with an expected position is stored only if no other turn was stored first (compare-and-set)."""
         history = make_history("s1")
         assert call(history, "append_turn", exchange("a"), expected_seq=0) == 1
         with pytest.raises(HistoryConflictError):
@@ -119,7 +119,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert call(history, "append_turn", exchange("b"), expected_seq=1) == 2
 
     def test_turn_that_began_before_a_clear(self, make_history: MakeHistory, call: Call) -> None:
-        """Erased text does not come back through a turn that was under way; a new turn is stored."""
+        """Erased text does not come back through a turn that was in progress; a new turn is stored."""
         history = make_history("s1")
         call(history, "add_messages", exchange("a"))
         before = call(history, "view")
@@ -132,7 +132,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert texts(call(history, "messages")) == ["b", "re: b"]
 
     def test_first_turn_of_a_session_and_clear(self, make_history: MakeHistory, call: Call) -> None:
-        """A turn that began on an empty session is stored beside another one, but not after a clear."""
+        """A turn that began on an empty session is stored after another one, but not after a clear."""
         history = make_history("s1")
         empty = call(history, "view").epoch
         call(make_history("s1"), "add_messages", exchange("other"))
@@ -172,7 +172,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
             call(make_history("s1"), "add_messages", [Mine(content="a")])
 
     def test_tail_is_cut_at_turns(self, make_history: MakeHistory, call: Call) -> None:
-        """A tail is at most what was asked for and begins at a human message."""
+        """A tail is within its limits and begins at a human message."""
         history = make_history("s1")
         for text in "abcd":
             call(history, "add_messages", exchange(text))
@@ -215,7 +215,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert len(turns) > 1
 
     def test_iterating_between_positions(self, make_history: MakeHistory, call: Call) -> None:
-        """Iteration takes exclusive bounds."""
+        """Iteration takes exclusive bounds of positions."""
         history = make_history("s1")
         for text in "abcd":
             call(history, "add_messages", [HumanMessage(text)])
@@ -244,13 +244,13 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert call(make_history("s1"), "stored_ids", []) == set()
 
     def test_limits_are_checked(self, make_history: MakeHistory, call: Call) -> None:
-        """A limit that is no whole number is refused instead of ignored."""
+        """A limit that is not a whole number is refused, not ignored."""
         for bad in (-1, 1.5, "3", True):
             with pytest.raises(ValueError, match="max_messages"):
                 call(make_history("s1"), "tail", max_messages=bad)
 
     def test_clear_against_writers(self, make_history: MakeHistory) -> None:
-        """While others write, a clear leaves no half turn and positions without a gap."""
+        """While others write, a clear leaves no partial turn and no gap between positions."""
         stop = threading.Event()
 
         def write(writer: int) -> None:

@@ -1,4 +1,4 @@
-"""Properties of a chat history on random input: exact round trips, and behaving like a list. Needs hypothesis."""
+"""Contract for a chat history with random input: exact round trips, and the behaviour of a list. Needs hypothesis."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], derandomize=True
 )
 
-# surrogates and NUL included: models do produce them
+# Surrogates and NUL included, since models do produce them.
 texts = st.text(st.characters(codec=None), max_size=20)
 keys = texts | st.integers() | st.sampled_from(["$ne", "a.b", "_memkit", "", "\x00", "role", "id"])
 scalars = (
@@ -104,11 +104,11 @@ messages: st.SearchStrategy[BaseMessage] = st.one_of(
 
 
 class HistoryPropertiesContract:
-    """Give it the `make_history` fixture of the other contracts."""
+    """Contract with random input; give it the `make_history` fixture of the other contracts."""
 
     @pytest.fixture
     def make_history(self) -> MakeHistory:
-        """Override: a function of (session_id, user_id=None)."""
+        """Return a function of (session_id, user_id=None) that opens the history; override it."""
         raise RuntimeError("give the contract a `make_history` fixture")
 
     def test_what_is_accepted_comes_back_equal(self, make_history: MakeHistory) -> None:
@@ -136,7 +136,7 @@ class HistoryPropertiesContract:
         assert accepted > 250, "most of what was tried should be storable"
 
     def test_behaves_like_a_list(self, make_history: MakeHistory) -> None:
-        """Random operations of several writers, in both call styles, leave what a list would hold."""
+        """After random operations of several writers, in both call styles, the session holds the same as a list."""
         run_state_machine_as_test(
             lambda: _ListMachine(make_history),  # type: ignore[arg-type]  # any callable will do
             settings=settings(SETTINGS, max_examples=40, stateful_step_count=25),
@@ -144,7 +144,7 @@ class HistoryPropertiesContract:
 
 
 class _ListMachine(RuleBasedStateMachine):
-    """Compares a session with a plain list of turns."""
+    """State machine that compares a session with a plain list of turns."""
 
     def __init__(self, make_history: MakeHistory) -> None:
         super().__init__()
@@ -155,12 +155,12 @@ class _ListMachine(RuleBasedStateMachine):
 
     @initialize()
     def open_session(self) -> None:
-        """A session of its own for every run, with several writers on it."""
+        """Open a new session for each run, with several writers."""
         session = str(uuid4())
         self.writers = [self.make_history(session, "u1") for _ in range(WRITERS)]
 
     def call(self, writer: int, asynchronous: bool, name: str, *args: Any, **kwargs: Any) -> Any:
-        """One verb, by one writer, in one style."""
+        """Call a method as one writer, in one style."""
         history = self.writers[writer]
         if not asynchronous:
             return getattr(history, name)(*args, **kwargs)
@@ -170,7 +170,7 @@ class _ListMachine(RuleBasedStateMachine):
 
     @rule(writer=writer, asynchronous=style, said=st.lists(texts, min_size=1, max_size=3))
     def append(self, writer: int, asynchronous: bool, said: list[str]) -> None:
-        """A new turn gets the next position."""
+        """Append a turn and check that it gets the next position."""
         batch: list[BaseMessage] = [m for text in said for m in (HumanMessage(text), AIMessage(text))]
         turn_id = str(uuid4())
         seq = self.call(writer, asynchronous, "append_turn", batch, turn_id=turn_id)
@@ -181,20 +181,20 @@ class _ListMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.turns)
     @rule(writer=writer, asynchronous=style, data=st.data())
     def retry(self, writer: int, asynchronous: bool, data: st.DataObject) -> None:
-        """A retried turn changes nothing."""
+        """Append a stored turn again, which changes nothing."""
         turn_id, batch = data.draw(st.sampled_from(self.turns))
         self.call(writer, asynchronous, "append_turn", batch, turn_id=turn_id)
 
     @rule(writer=writer, asynchronous=style)
     def look(self, writer: int, asynchronous: bool) -> None:
-        """A view knows the position."""
+        """Read a view and check messages and position."""
         view = self.call(writer, asynchronous, "view")
         self.check(view.messages)
         assert view.seq == self.last_seq
 
     @rule(writer=writer, asynchronous=style)
     def clear(self, writer: int, asynchronous: bool) -> None:
-        """Everything goes, and turns that began before are refused."""
+        """Clear the session, and check that a turn which began before is refused."""
         before = self.call(writer, asynchronous, "view").epoch
         self.call(writer, asynchronous, "clear")
         self.turns.clear()
@@ -207,7 +207,7 @@ class _ListMachine(RuleBasedStateMachine):
 
     @rule(writer=writer, asynchronous=style, wrong=st.integers(1, 3))
     def conflict(self, writer: int, asynchronous: bool, wrong: int) -> None:
-        """A wrong expected position stores nothing."""
+        """Append with a wrong expected position, which stores nothing."""
         try:
             self.call(writer, asynchronous, "append_turn", [HumanMessage("x")], expected_seq=self.last_seq + wrong)
         except HistoryConflictError:
@@ -216,7 +216,7 @@ class _ListMachine(RuleBasedStateMachine):
 
     @rule(writer=writer, asynchronous=style, limit=st.integers(0, 12))
     def tail(self, writer: int, asynchronous: bool, limit: int) -> None:
-        """The tail is the cut of the list."""
+        """Compare the tail with the cut of the list."""
         everything = [m for _, batch in self.turns for m in batch]
         expected = cut_tail(everything, [0] * len(everything), max_messages=limit)
         got = self.call(writer, asynchronous, "tail", max_messages=limit)
@@ -224,13 +224,13 @@ class _ListMachine(RuleBasedStateMachine):
 
     @rule(writer=writer)
     def iterate(self, writer: int) -> None:
-        """Iterating gives the same messages as reading at once."""
+        """Check that iterating gives the same messages as reading at once."""
         self.check(list(self.writers[writer].iter_messages()))
 
     def check(self, got: list[BaseMessage]) -> None:
-        """The session holds what the list holds."""
+        """Check that the session holds what the list holds."""
         assert [(m.type, m.content) for m in got] == [(m.type, m.content) for _, batch in self.turns for m in batch]
 
     def teardown(self) -> None:
-        """Ends the event loop."""
+        """Close the event loop."""
         self.runner.close()

@@ -1,4 +1,4 @@
-"""What `create_runnable_with_message_history` promises over a history, as tests; of saves and models that fail, too."""
+"""Contract for turns over a history under `create_runnable_with_message_history`, failing saves and models included."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ BROKEN = ToolMessage("r", tool_call_id="1", artifact=object())
 
 
 class HistoryTurnContract(StoppedTurnCases):
-    """A turn over your history; give it a `get_session_history(session_id, user_id=None)` fixture."""
+    """Contract for turns over a history; give it a `get_session_history(session_id, user_id=None)` fixture."""
 
     @pytest.fixture
     def get_session_history(self) -> Any:
-        """Override: what the factory is given, over one store per test."""
+        """Return the `get_session_history` callable over one store per test; override it."""
         raise RuntimeError("give the contract a `get_session_history` fixture")
 
     @pytest.fixture(params=["invoke", "ainvoke", "stream", "astream"])
     def run(self, request: pytest.FixtureRequest) -> Styles:
-        """`run(chain, value, config)` in each style."""
+        """Return `run(chain, value, config)` in each style."""
         return Styles(request.param)
 
     def test_remembers(self, get_session_history: Any, run: Styles) -> None:
-        """The second turn knows the first; question and answer are stored as whole messages, one row a turn."""
+        """The second turn sees the first; question and answer are stored as whole messages, one row a turn."""
         chat = create_runnable_with_message_history(FakeChatModel(), get_session_history)
         run(chat, "My name is Nemo.", S1)
         run(chat, "What is my name?", S1)
@@ -119,7 +119,7 @@ class HistoryTurnContract(StoppedTurnCases):
         assert "about what" in str(raised.value.output)
 
     def test_retried_turn(self, get_session_history: Any, run: Styles) -> None:
-        """The same turn_id around the chain stores once, also if the model words its answer anew."""
+        """A retry with the same turn_id stores once, even if the model words its answer differently."""
         answers = iter(["first", "second", "third"])
         dropped: list[HistoryWriteError] = []
         chat = create_runnable_with_message_history(
@@ -166,7 +166,7 @@ class HistoryTurnContract(StoppedTurnCases):
         assert [m.type for m in turn.messages] == ["human", "ai", "tool", "ai"]
 
     def test_before_save_redacts(self, get_session_history: Any, run: Styles) -> None:
-        """What before_save returns is stored, the caller gets the answer unredacted, the input is not changed."""
+        """The result of before_save is stored; the caller gets the answer unredacted, and the input is not changed."""
 
         def redact(messages: list[BaseMessage]) -> list[BaseMessage]:
             return [m.model_copy(update={"content": m.text.replace("4711", "[pin]")}) for m in messages]

@@ -1,4 +1,4 @@
-"""What memkit's vector stores promise, as tests. The list of cases is the specification. Needs hypothesis.
+"""Contract for memkit's vector stores. The list of cases is the specification. Needs hypothesis.
 
 Example:
     ```python
@@ -41,14 +41,14 @@ operations = st.lists(
 
 
 class VectorStoreContract(RecordCases, SearchCases, HostileCases):
-    """For a store that `VectorMemory` may use; give it a `make_store` fixture.
+    """Contract for a store that `VectorMemory` may use; give it a `make_store` fixture.
 
     `make_store(embedding, **options)` returns a new store object over one place per test; options are `cache_bytes` and
     `now`.
     """
 
     def test_threads(self, store: Any) -> None:
-        """Writers and readers in parallel lose nothing, and what is held is what is stored."""
+        """Parallel writers and readers lose nothing, and the cached index equals the stored records."""
 
         def work(worker: int) -> None:
             session = f"s{worker}"
@@ -66,7 +66,7 @@ class VectorStoreContract(RecordCases, SearchCases, HostileCases):
         assert facts(store.index("u1")) == wanted
 
     def test_threads_add_to_one_record(self, store: Any) -> None:
-        """Writers who go on from the same record at once lose nothing: who comes second begins again."""
+        """Concurrent writers that extend the same record lose nothing: the second one begins again."""
         began = store.begin("u1", "s1")
         assert store.write("u1", "s1", began.generation, [record(1, "start")], [None])
         name = str(record(1).id)
@@ -91,7 +91,7 @@ class VectorStoreContract(RecordCases, SearchCases, HostileCases):
         assert sorted(said[2:]) == sorted(f"{word}{n}" for word in "abc" for n in range(5))
 
     def test_two_users_never_meet(self, make_store: MakeStore) -> None:
-        """Random work of two users with the same words, on two store objects: each sees its own, all of it, only."""
+        """Random operations of two users with equal words, on two store objects: each sees exactly its own."""
         stores = [make_store(EMBEDDING), make_store(EMBEDDING)]
 
         @settings(SETTINGS, max_examples=20)
@@ -114,7 +114,7 @@ class VectorStoreContract(RecordCases, SearchCases, HostileCases):
 
 
 def run(store: Any, mine: dict[str, tuple[str, int]], verb: str, user: str, session: str, n: int) -> None:
-    """One operation, on a store and on what it should hold of a user."""
+    """Perform one operation on a store, and on the model of what it should hold of a user."""
     document = record(n, user_id=user, session_id=session)
     name = str(document.id)
     if verb == "write":

@@ -1,4 +1,4 @@
-"""What our chat histories share: `verbs` over `reading` over `rows`; `factory`. Not an interface to build on.
+"""The shared half of our chat histories: `verbs` over `reading` over `rows`, and `factory`. Not a public interface.
 
 A backend of your own implements LangChain's chat history and runs the contract in `langchain_memkit.testing`.
 """

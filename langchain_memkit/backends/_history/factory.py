@@ -1,4 +1,4 @@
-"""`get_session_history` as an object: one store, many histories."""
+"""`HistoryFactory`: a `get_session_history` callable that shares one store among many histories."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FUNCTION = "Give a function in place of the factory: lambda session_id, user_id=
 
 
 def check_options(kind: type[TurnHistory], options: Mapping[str, Any]) -> None:
-    """Check the names of what a `factory` hands on to the constructor.
+    """Check the names of the options that a `factory` passes on to the constructor.
 
     Raises:
-        ConfigurationError: There is no such argument, or it is one of the ids, which each history has its own of.
+        ConfigurationError: An option does not exist, or is an id, which differs from history to history.
     """
     for name in ("session_id", "user_id"):
         if name in options:
@@ -31,15 +31,15 @@ def check_options(kind: type[TurnHistory], options: Mapping[str, Any]) -> None:
             )
             raise ConfigurationError(msg)
     parameters = inspect.signature(kind).parameters.values()
-    # the constructor of a subclass may take more before the `*`
+    # arguments that a subclass's constructor takes before the `*` are accepted as well
     check_arguments(options.keys() - {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}, kind)
 
 
 class HistoryFactory(Closing, Generic[H]):
-    """A `get_session_history` that shares one connection: give it to `create_runnable_with_message_history`.
+    """A `get_session_history` that shares one connection: pass it to `create_runnable_with_message_history`.
 
-    Made by `SQLiteChatMessageHistory.factory(...)` and `MongoDBChatMessageHistory.factory(...)`. A context manager,
-    sync and async; `close` ends what this factory opened.
+    Created by `SQLiteChatMessageHistory.factory(...)` and `MongoDBChatMessageHistory.factory(...)`. A context manager,
+    sync and async; `close` closes the connections that this factory opened.
 
     Example:
         >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -58,25 +58,25 @@ class HistoryFactory(Closing, Generic[H]):
         self._store = first._store
 
     def __repr__(self) -> str:
-        """Names the file, or hosts and collection; no credentials."""
+        """Show the file, or hosts and collection; no credentials."""
         return f"{type(self).__name__}({self._store!r})"
 
     @property
     def does_no_io(self) -> bool:
-        """Whether its call need not be made in a thread: it runs no constructor of somebody else's."""
+        """Whether a call may be made on the event loop: true unless it runs a subclass's constructor."""
         return self._make is None
 
     def __call__(self, session_id: str, user_id: str | None = None) -> H:
-        """The history of one session; no I/O.
+        """Return the history of one session; no I/O.
 
         Args:
             session_id: The conversation.
-            user_id: Whose it is; None for apps that do not tell users apart.
+            user_id: The owner; None for apps that do not tell users apart.
 
         Raises:
-            TypeError: An id is no string.
+            TypeError: An id is not a string.
             ValueError: An id is empty or malformed.
-            ConfigurationError: The constructor of your subclass does not take these ids.
+            ConfigurationError: The constructor of your subclass does not accept these ids, or ignores them.
         """
         if self._make is None:
             return self._first._for_session(session_id, user_id)
@@ -89,41 +89,43 @@ class HistoryFactory(Closing, Generic[H]):
         if (history.session_id, history.user_id) != (session_id, user_id):
             msg = f"the constructor of {name} made a history of another session or user. {FUNCTION}"
             raise ConfigurationError(msg)
-        if getattr(self._store, "in_memory", False):  # each constructor call opens a database of its own
+        # The subclass's constructor has opened an in-memory database of its own, in which no other history would find
+        # the session: use the factory's.
+        if getattr(self._store, "in_memory", False):
             history._store = self._store
         return history
 
     def setup(self) -> None:
-        """Creates tables or indexes now, whatever the size of the collection. Safe to repeat."""
+        """Create tables or indexes now, however large the collection is. Safe to repeat."""
         self._store.run(self._store.setup())
 
     async def asetup(self) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         await self._store.arun(self._store.setup())
 
     def list_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """The user's sessions that hold turns, most recently used first.
+        """Return the user's sessions that hold turns, most recently used first.
 
         Args:
-            user_id: Whose; None lists the sessions that belong to nobody.
+            user_id: The user; None lists the unowned sessions.
         """
         return self._store.run(self._store.sessions(_owner(user_id)))
 
     async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
+        """Run `list_sessions` asynchronously. It returns a list: `for s in await histories.alist_sessions(user)`."""
         return await self._store.arun(self._store.sessions(_owner(user_id)))
 
     def purge(self, user_id: str) -> dict[str, int]:
-        """Deletes everything of a user for good, and refuses turns that are still under way.
+        """Delete everything of a user for good, and make the store refuse turns that are still under way.
 
-        A subclass's `clear` is called for each session that the store lists; what it keeps elsewhere beside those is
-        its own to delete.
+        If a subclass overrides `clear`, it is called first for each session that the store lists. Data that the
+        subclass keeps elsewhere, for sessions not in that list, it has to delete itself.
 
         Args:
-            user_id: Whose; required.
+            user_id: The user; required.
 
         Returns:
-            `{"sessions": n, "turns": m}`: how many were deleted.
+            `{"sessions": n, "turns": m}`: the numbers deleted.
 
         Raises:
             HistoryWriteError: The store failed; calling again finishes the work.
@@ -135,7 +137,7 @@ class HistoryFactory(Closing, Generic[H]):
         return _with(sessions, self._store.run(self._store.purge(owner)))
 
     async def apurge(self, user_id: str) -> dict[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         owner = check_id(user_id, "user_id")
         sessions = await self.alist_sessions(owner) if self._clears_more else []
         for session in sessions:
@@ -144,20 +146,20 @@ class HistoryFactory(Closing, Generic[H]):
 
     @property
     def _clears_more(self) -> bool:
-        """Whether a subclass has a `clear` of its own."""
+        """Whether a subclass overrides `clear` or `aclear`."""
         return overrides(self._first, "clear") or overrides(self._first, "aclear")
 
     def close(self) -> None:
-        """Closes the connections that this factory opened; a client you passed in stays open."""
+        """Close the connections that this factory opened; a client you passed in stays open."""
         self._store.close()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         await self._store.aclose()
 
 
 def _with(sessions: list[SessionInfo], counts: dict[str, int]) -> dict[str, int]:
-    """What was deleted, with what a subclass's `clear` had deleted before."""
+    """Return the counts of a purge, including what a subclass's `clear` deleted before it."""
     cleared = {"sessions": len(sessions), "turns": sum(session.turns for session in sessions)}
     return {name: max(count, cleared.get(name, 0)) for name, count in counts.items()}
 

@@ -1,4 +1,4 @@
-"""What the reading verbs of a history do, as flows."""
+"""The flows behind the reading verbs of a history."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MAX_PAGE = 2000
 MAX_SEQ = 2**63 - 1
 MOST_SAID = 10_000
 
-_said: set[tuple[str, str]] = set()  # conversations without a user that were met, by one of their turns
+_said: set[tuple[str, str]] = set()  # unowned sessions that were reported, as (session id, one of its turns)
 
 
 class ReadingFlows:
-    """The flows of `TurnHistory` that read; what it knows of its session is declared here."""
+    """The reading flows of `TurnHistory`; the attributes they need are declared here."""
 
     token_counter: TokenCounter | None
     _store: TurnStore
@@ -48,7 +48,7 @@ class ReadingFlows:
         return self._as_view(head, turns, len(messages) - len(kept), None, counter)
 
     def _window(self, window: Window) -> Flow[HistoryView]:
-        """The rows that a preprocessor asked for. It cuts them itself, so none is cut here, but at `after`."""
+        """Read the turns that a preprocessor asked for. It trims them itself, so they are cut at `after` only."""
         after, counter = window.after, self.token_counter
         if after is None:
             counter = window.counter
@@ -57,7 +57,9 @@ class ReadingFlows:
         else:
             head, turns = yield from self._newest(None, None, after=after)
             begin = _place_after(turns, after) if after.seq == 0 or after.epoch == head.epoch else None
-        if begin is None:  # cleared or expired since: what was known of it is void
+        # The position is gone: the session was cleared or has expired since the summary was made. A summary of erased
+        # turns must not be shown, so the window is read as if there were none.
+        if begin is None:
             return (yield from self._window(replace(window, after=None)))
         return self._as_view(head, turns, begin, window, counter)
 
@@ -70,8 +72,20 @@ class ReadingFlows:
         after: Position | None = None,
         counter: TokenCounter | None = None,
     ) -> Flow[tuple[Page, list[Turn]]]:
-        """The newest turns that hold at least so much, or all that come after a position; oldest first."""
-        # a turn is rarely less than two messages, so half the limit is usually one page and all of it
+        """Read the newest turns that hold at least these amounts, or all turns after a position; oldest first.
+
+        Args:
+            max_messages: Messages that the turns must hold at least; None for no limit.
+            max_tokens: Tokens that the turns must hold at least; None for no limit.
+            sliced: Whether pages may end as soon as they hold more messages than needed.
+            after: Read back to this position.
+            counter: Counts the tokens; stored counts are used if it is the one they were counted with.
+
+        Returns:
+            The first page, which has the state of the session, and the turns.
+        """
+        # A turn rarely has fewer than two messages, so a page of half as many rows is usually enough. Pages double in
+        # size, so a long read takes few queries.
         limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2
         recount = max_tokens is not None and not same_counter(counter, self.token_counter)
         turns: list[Turn] = []
@@ -103,7 +117,10 @@ class ReadingFlows:
         return head, turns
 
     def _say_whose_rows_are_there(self) -> Flow[None]:
-        """An app that has begun to pass a `user_id` finds its old conversations empty: said where one is met."""
+        """Warn once per session if it is empty, but holds turns that were stored without a `user_id`.
+
+        This happens when an app begins to pass a `user_id`: its old conversations seem lost.
+        """
         if self._store.layout != "turns":
             return
         name = yield from self._store.unowned(self._scope.session_id)
@@ -125,7 +142,7 @@ class ReadingFlows:
     def _as_view(
         self, head: Page, turns: list[Turn], begin: int, window: Window | None, counter: TokenCounter | None
     ) -> HistoryView:
-        """What was read, without the first `begin` messages of it."""
+        """Build a view of the turns, without their first `begin` messages."""
         problems = self._report(turns)
         known = HistoryMessages(
             [m for t in turns for m in t.messages][begin:],
@@ -155,6 +172,7 @@ class ReadingFlows:
     ) -> Flow[tuple[list[Turn], Any | None]]:
         turns, after = yield from self._store.page_forward(self._scope, after, FORWARD_PAGE, hidden=hidden)
         if before_seq is not None:
+            # a turn past the end on this page: there is no next page
             within = [turn for turn in turns if turn.seq < before_seq]
             turns, after = within, after if len(within) == len(turns) else None
         self._report(turns)
@@ -172,8 +190,9 @@ class ReadingFlows:
 
 
 def same_counter(one: TokenCounter | None, other: TokenCounter | None) -> bool:
-    """Whether counts of one are counts of the other."""
+    """Return whether two counters give the same counts, so that stored counts may be used."""
     name = counter_name(one)
+    # A "<" in a name (`<lambda>`) does not identify a function.
     return one is other or (name == counter_name(other) and "<" not in name)
 
 
@@ -184,7 +203,7 @@ def _is_at(turn: Turn, position: Position) -> bool:
 
 
 def _place_after(turns: list[Turn], position: Position) -> int | None:
-    """How many messages of these turns, oldest first, are up to the position; None if it is not among them."""
+    """Return how many messages of these turns, oldest first, lie up to a position; None if it is not among them."""
     begin = found = 0
     is_known = position.seq > 0
     for turn in turns:
@@ -192,7 +211,8 @@ def _place_after(turns: list[Turn], position: Position) -> int | None:
         if turn.op == position.op and turn.seq == position.seq:
             if position.message_id in ids:
                 found = begin + ids.index(position.message_id) + 1
-            elif not is_known:  # rows of langchain-mongodb that we wrote: a message each, and one op for the turn
+            # Rows that memkit wrote in langchain-mongodb's layout: one message each, with one op for the whole turn.
+            elif not is_known:
                 found = begin
             is_known = True
         elif turn.seq < position.seq:
@@ -202,16 +222,21 @@ def _place_after(turns: list[Turn], position: Position) -> int | None:
 
 
 def _is_full(turns: list[Turn], max_messages: int) -> bool:
-    """Whether these turns, newest first, settle what the newest messages are, cut at a turn."""
+    """Return whether these turns, newest first, are enough to cut the newest messages at the start of a turn."""
     count = sum(len(turn.messages) for turn in turns)
     if count != max_messages:
         return count > max_messages
-    # full to the message: nothing older is needed if the oldest row begins a turn, as rows of chains do
+    # Exactly full: the cut falls between rows. No older row is needed if the oldest one begins a turn, as a chain's
+    # do.
     return max_messages > 0 and isinstance(turns[-1].messages[0] if turns[-1].messages else None, HumanMessage)
 
 
 def check_limit(value: Any, name: str) -> int | None:
-    """A limit or position that makes sense, or an error that names the argument."""
+    """Validate a limit or position, and return it. None means no limit.
+
+    Raises:
+        ConfigurationError: It is not a whole number from 0 to 2**63 - 1.
+    """
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SEQ:
@@ -221,7 +246,7 @@ def check_limit(value: Any, name: str) -> int | None:
 
 
 def check_texts(ids: Iterable[Any]) -> None:
-    """Message ids are texts: anything else could be an operator by the time it reaches a filter."""
+    """Raise unless all message ids are text: another type could become an operator in a filter."""
     for value in ids:
         if not isinstance(value, str):
             msg = f"message ids must be str, not {type(value).__name__}"

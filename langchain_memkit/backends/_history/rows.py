@@ -1,4 +1,4 @@
-"""What a history hands to a store and gets back. Pure."""
+"""The data that passes between a history and its store, and the rules on it that every store shares. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Scope(NamedTuple):
-    """Whose conversation: `user_id` is an empty string for the unowned space, which no caller can name."""
+    """The address of a conversation. `user_id` is empty for unowned sessions; no caller can pass that as an id."""
 
     user_id: str
     session_id: str
@@ -29,19 +29,26 @@ class Scope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One document to be stored: encoded messages with their tokens."""
+    """One document or row to store: encoded messages with their token counts."""
 
     op: str
     messages: list[dict[str, Any]]
     tokens: list[int]
-    created_at: datetime | None = None  # None: now
-    expires_at: datetime | None = None  # None: as the store's own ttl says
+    created_at: datetime | None = None  # None: the present
+    expires_at: datetime | None = None  # None: according to the store's `ttl`
     is_deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one call stores: usually one row, several for a long import."""
+    """The messages of one call, ready to store: usually one row, several for a long import.
+
+    Attributes:
+        given: The caller's messages.
+        identified: Copies of them, each with an id.
+        rows: The rows to store.
+        turn_id: The caller's id of the turn, if there is one.
+    """
 
     given: list[BaseMessage]
     identified: list[BaseMessage]
@@ -49,7 +56,7 @@ class Batch:
     turn_id: str | None
 
     def parts(self) -> Iterator[tuple[Row, list[BaseMessage]]]:
-        """Each row with its messages."""
+        """Yield each row with its messages."""
         begin = 0
         for row in self.rows:
             yield row, self.identified[begin : begin + len(row.messages)]
@@ -57,7 +64,7 @@ class Batch:
 
     @property
     def error_context(self) -> dict[str, Any]:
-        """What a `HistoryWriteError` about this batch carries."""
+        """The attributes of a `HistoryWriteError` about this batch."""
         return {"messages": self.identified, "turn_id": self.turn_id}
 
 
@@ -69,9 +76,12 @@ MOST = 2**53
 
 
 class Origin(NamedTuple):
-    """What a turn saw when it began: the epoch (for an empty session `purged` of that moment), and when that was.
+    """The state of the session that a turn saw when it began; all None if the caller did not load first.
 
-    `epoch` None: the caller did not load first. `head`: where the session stood then, if that is known.
+    Attributes:
+        epoch: The session's epoch; for an empty session, that of the user's last purge (0 if there was none).
+        since: The time at which the turn began.
+        head: The end of the session at that time, if known.
     """
 
     epoch: int | None = None
@@ -88,13 +98,13 @@ SEEN: dict[str, tuple[str, type]] = {
 
 
 def check_seen(**seen: object) -> None:
-    """Refuse arguments of `append_turn` that are not what a view of the history gives.
+    """Raise unless arguments of `append_turn` have the types of the matching fields of a history view.
 
     Args:
-        seen: The arguments; None is one that was not given.
+        seen: The arguments by name; None for one that was not given.
 
     Raises:
-        TypeError: One is of another type.
+        TypeError: One has another type.
     """
     for name, value in seen.items():
         field, kind = SEEN[name]
@@ -104,34 +114,43 @@ def check_seen(**seen: object) -> None:
 
 
 def admits(head: Head | None, turn: Origin, purged: int, now: datetime) -> bool:
-    """Whether a turn may still be stored, or belongs to what was cleared or purged since it began.
+    """Return whether a turn may be stored: not if the session was cleared, or the user purged, since the turn began.
 
     Args:
-        head: The session now; None if it holds nothing.
-        turn: What the turn saw when it began.
-        purged: Changes whenever the user is purged; 0 if that did not happen in the last two hours.
+        head: The end of the session now; None if it holds nothing.
+        turn: The state that the turn saw when it began.
+        purged: The epoch of the user's last purge; 0 if there was none in the last two hours.
         now: The present.
     """
+    # The caller loaded nothing that could be outdated, or nothing was cleared since: epochs are compared for equality
+    # only.
     if turn.epoch is None or (head is not None and head.epoch == turn.epoch):
         return True
     if head is not None:
+        # The epochs differ. That is harmless in one case: the session was empty when the turn began (the turn was
+        # then given the purge's epoch instead of one of the session's), and another turn has begun it since. A clear
+        # since then would show as a base above 0, a purge as another value of `purged`.
         return head.base == 0 and turn.epoch == purged
+    # The session was empty when the turn began, still is, and the user was not purged since.
     if turn.epoch == purged:
         return True
-    # what the turn saw is gone, and no marker says that it was cleared: it expired. Markers stay for two hours,
-    # so a turn that began less than that ago cannot have missed one
+    # What the turn saw is gone, and no tombstone says that it was cleared: it expired. Tombstones stay for two hours,
+    # so a turn that began less than one hour ago cannot have missed one.
     return turn.since is not None and not purged and now - turn.since < MARKER_TTL / 2
 
 
 def new_epoch() -> int:
-    """A random 63-bit value, never 0."""
+    """Draw a random 63-bit epoch, never 0."""
     return secrets.randbits(63) or 1
 
 
 def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int | None = None) -> Turn:
-    """A stored row as a `Turn`; what is damaged or newer than this version becomes a line in `problems`.
+    """Decode a stored row into a `Turn`. Damaged messages, or a newer format, become a line in `problems`.
 
-    With `newest`, decoding ends after one more message than this, counted from the end.
+    Args:
+        row: The stored row.
+        counter: Counts the tokens where the stored counts are of another counter.
+        newest: Stop after decoding one message more than this number, counted from the end; None decodes all.
     """
     seq = row.get("seq")
     where = f"turn {seq if isinstance(seq, int) else '?'}"
@@ -156,7 +175,10 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int 
     else:
         tokens = row.get("tokens")
         named = counter_name(counter)
+        # Stored counts are trusted only if they are well-formed and were counted by the same counter; a name with "<"
+        # (`<lambda>`) does not identify one.
         trusted = row.get("token_counter") == named and "<" not in named and _are_counts(tokens, len(stored))
+        # from the end: a caller that needs only the newest messages of a long row decodes no others
         for i in reversed(range(len(stored))):
             if newest is not None and len(turn.messages) > newest:
                 break
@@ -177,10 +199,10 @@ def _are_counts(tokens: Any, size: int) -> bool:
 
 
 def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
-    """The position of a row that a retry found stored already, if it says the same.
+    """Return the position of a row that a retry found stored already, if its messages are the same.
 
     Raises:
-        IdempotencyConflictError: It says something else.
+        IdempotencyConflictError: The stored messages differ.
     """
     begin = sum(len(row.messages) for row in batch.rows[:index])
     given = batch.given[begin : begin + len(batch.rows[index].messages)]
@@ -194,7 +216,7 @@ def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
 
 
 class Enough(NamedTuple):
-    """When a page may end early: when it holds more than so many messages or tokens.
+    """The amounts at which a page may end early: as soon as it holds more messages or more tokens than these.
 
     Rows of an import hold up to 100 messages: decoding a page of them for the newest twenty would be most of the cost.
     """
@@ -204,7 +226,7 @@ class Enough(NamedTuple):
 
 
 def until_enough(turns: Iterable[Turn], enough: Enough) -> tuple[list[Turn], bool]:
-    """Turns until they hold enough, and whether that was before the end."""
+    """Return the turns up to the one with which they hold enough, and whether turns were left over."""
     taken: list[Turn] = []
     messages = tokens = 0
     for turn in turns:
@@ -219,10 +241,16 @@ def until_enough(turns: Iterable[Turn], enough: Enough) -> tuple[list[Turn], boo
 
 
 class Page(NamedTuple):
-    """Turns newest first, the session's `seq` and `epoch` as seen by this read, and where to go on.
+    """A page of turns, newest first, with the state of the session as of this read.
 
-    For a session that holds nothing, `epoch` is what `admits` calls `purged`. `head`: where an append may begin without
-    a look of its own; None where it has to look anyway.
+    Attributes:
+        turns: The turns.
+        seq: The last position of the session; 0 if it holds nothing.
+        epoch: The session's epoch; if it holds nothing, that of the user's last purge, which `admits` takes as
+            `purged`.
+        read_at: The time of the read, by the store's clock.
+        older: Where to continue reading; None at the end.
+        head: The end of the session, from which an append may start without another read; None if it has to read.
     """
 
     turns: list[Turn]
@@ -234,7 +262,28 @@ class Page(NamedTuple):
 
 
 class TurnStore(Protocol):
-    """What a backend implements for `TurnHistory` and `HistoryFactory`; all but the runners return flows."""
+    """The interface that a backend implements for `TurnHistory` and `HistoryFactory`; `run` and `arun` run its flows.
+
+    All methods but the runners and closers return flows:
+
+    * `append` stores a batch after the last position and returns the position of its last row. Rows whose `op` is
+      stored already are not stored again (see `stored_or_conflict`); a turn that `admits` refuses raises
+      `StaleTurnError`.
+    * `page_back` returns turns newest first, down to position `floor`; `page_forward` returns turns oldest first, and
+      where to continue.
+    * `stored_ids` returns which of some message ids the session holds; `sessions` a user's sessions; `owners` every
+      user with turns; `unowned` something that identifies a turn of this session id that was stored without a user, or
+      None.
+    * `flag` sets or removes the soft delete of a turn, and returns whether there is such a turn.
+    * `clear` inserts a tombstone with a new epoch and deletes what is older; `purge` does so in every session of a
+      user, and returns counts.
+    * `setup` creates tables or indexes.
+
+    Attributes:
+        layout: The name of the storage format, `"turns"` for memkit's own.
+        place: Equal for stores on the same file or collection.
+        ttl: Seconds after which a turn expires; None if it stays.
+    """
 
     layout: str
 
@@ -263,14 +312,14 @@ class TurnStore(Protocol):
 
 
 def check_list(messages: object) -> None:
-    """Refuses one message, or a text, where a list belongs: it would be taken apart."""
+    """Raise if a single message or a text is passed where a list belongs: iterating it would take it apart."""
     if isinstance(messages, (BaseMessage, str)):
         msg = f"messages must be a list of messages, not one {type(messages).__qualname__}: pass a list, [message]"
         raise TypeError(msg)
 
 
 def prepare(messages: Iterable[BaseMessage], turn_id: str | None, counter: TokenCounter | None) -> Batch:
-    """Checks, identifies, encodes, counts and, if it is a long import, splits a batch. No I/O."""
+    """Validate, identify, encode and count a batch of messages, and split it if it is a long import. No I/O."""
     check_list(messages)
     given = list(messages)
     for i, message in enumerate(given):
@@ -280,9 +329,12 @@ def prepare(messages: Iterable[BaseMessage], turn_id: str | None, counter: Token
     identified = with_ids(given)
     encoded = encode_messages(identified)
     tokens = count_tokens(identified, counter)
+    # Ids, and with them the op, are fixed before the first attempt: every retry of this batch carries the same op, so
+    # the store can tell it from a second turn with the same words.
     op = batch_op(identified, None if turn_id is None else check_id(turn_id, "turn_id"))
     sizes = [len(str(data).encode("utf-8", "replace")) for data in encoded]
     ranges = split_batch(identified, sizes)
+    # Each part of an import has an op of its own, so a repeated import finds the parts that are stored.
     names = [op] if len(ranges) == 1 else [f"part:{i:06d}:{op}" for i in range(len(ranges))]
     rows = [Row(name, encoded[a:b], tokens[a:b]) for name, (a, b) in zip(names, ranges, strict=True)]
     return Batch(given, identified, rows, turn_id)

@@ -21,14 +21,14 @@ from langchain_memkit.base import Head, HistoryView, TokenCounter, Turn, Window,
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import approximate_tokens
 
-INLINE = 50  # messages that an event loop encodes itself
-MAX_NESTED = 8  # calls of `add_messages` inside one another: an `add_message` that prunes needs two
+INLINE = 50  # messages that are encoded on the event loop, without a thread
+MAX_NESTED = 8  # depth of `add_messages` calls inside one another: an overridden `add_message` that prunes needs two
 
 _nested: ContextVar[int] = ContextVar("nested add_messages", default=0)
 
 
 class TurnHistory(ReadingFlows, BaseChatMessageHistory):
-    """Verbs shared by `SQLiteChatMessageHistory` and `MongoDBChatMessageHistory`; see there."""
+    """Base of `SQLiteChatMessageHistory` and `MongoDBChatMessageHistory`, which document its use."""
 
     _fixed: ClassVar[Mapping[str, str]] = {
         "session_id": "make a history of that session, with the constructor or the factory: histories('session')",
@@ -60,37 +60,38 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         self._scope = Scope(owner, check_id(session_id, "session_id"))
 
     def _for_session(self, session_id: str, user_id: str | None) -> Self:
-        """The same history for another session: what a factory hands out."""
+        """Return a copy of this history bound to another session, for a factory to hand out."""
         other = copy.copy(self)
         other._bind(session_id, user_id)
         return other
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses what would be shown and not used: a history is bound to its session."""
+        """Refuse to change an id: the new value would be shown, but the history stays bound to its session."""
         way_out = self._fixed.get(name)
         if way_out is None:
             super().__setattr__(name, value)
-        elif "_store" in vars(self) and value != getattr(self, name):  # before, our constructor is still to come
+        # Before our own constructor has run, a subclass may set what it likes: `_bind` decides then.
+        elif "_store" in vars(self) and value != getattr(self, name):
             msg = f"{name} of a {type(self).__name__} cannot be changed: {way_out}"
             raise AttributeError(msg)
 
     @property
     def session_id(self) -> str:
-        """The conversation."""
+        """The id of the conversation."""
         return self._scope.session_id
 
     @property
     def user_id(self) -> str | None:
-        """Whose it is; None for nobody's."""
+        """The id of the owner; None for an unowned session."""
         return self._scope.user_id or None
 
     @property
     def ttl(self) -> float | None:
-        """Seconds after which a stored turn goes; None if it stays."""
+        """Seconds after which a stored turn expires; None if it stays."""
         return self._store.ttl
 
     def __repr__(self) -> str:
-        """Names the session, never the server."""
+        """Show the session, never the server."""
         return f"{type(self).__name__}(session_id={self.session_id!r}, user_id={self.user_id!r})"
 
     # -- reading
@@ -101,22 +102,23 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         return self.view(max_messages=self.history_size).messages
 
     async def aget_messages(self) -> list[BaseMessage]:
-        """Async twin of `messages`, which it calls in a thread where a subclass overrides that alone."""
+        """Read `messages` asynchronously; in a thread if a subclass overrides that property alone."""
         if overrides(self, "messages", without=["aget_messages"]):
             return await run_in_executor(None, lambda: self.messages)
         return (await self.aview(max_messages=self.history_size)).messages
 
     def tail(self, *, max_messages: int | None = None, max_tokens: int | None = None) -> list[BaseMessage]:
-        """The newest messages within both limits, oldest first, beginning at a turn.
+        """Return the newest messages within both limits, oldest first, beginning at a turn.
 
-        Costs what it returns: rows are read backwards, and token counts were stored with the messages.
+        The cost is proportional to the result: rows are read backwards, and token counts are stored with the messages.
 
         Args:
-            max_messages: At most this many messages; None for no limit.
-            max_tokens: At most this many tokens, as counted when stored; None for no limit.
+            max_messages: The greatest number of messages; None for no limit.
+            max_tokens: The greatest number of tokens, as counted when stored; None for no limit.
 
         Returns:
-            Whole turns, oldest first. If the newest turn alone is over a limit, its newest whole tool groups that fit.
+            Whole turns, oldest first. If the newest turn alone exceeds a limit, those of its newest whole tool groups
+            that fit.
 
         Raises:
             HistoryReadError: The store cannot be reached or read.
@@ -133,21 +135,21 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         return self.view(max_messages=max_messages, max_tokens=max_tokens).messages
 
     async def atail(self, *, max_messages: int | None = None, max_tokens: int | None = None) -> list[BaseMessage]:
-        """Async twin of `tail`."""
+        """Run `tail` asynchronously."""
         return (await self.aview(max_messages=max_messages, max_tokens=max_tokens)).messages
 
     def view(
         self, *, max_messages: int | None = None, max_tokens: int | None = None, window: Window | None = None
     ) -> HistoryView:
-        """`tail` together with the position it was read at: what a turn loads, and is later saved against.
+        """Read a `tail` together with the position it was read at, against which a turn built on it is saved.
 
         Args:
-            max_messages: As in `tail`.
-            max_tokens: As in `tail`.
-            window: What a preprocessor asked for, instead of limits: whole rows, for it to cut.
+            max_messages: The greatest number of messages, as in `tail`.
+            max_tokens: The greatest number of tokens, as in `tail`.
+            window: The window that a preprocessor asks for, in place of the limits: whole turns, which it trims itself.
 
         Returns:
-            Messages (a `HistoryMessages`), the session's `seq` and `epoch`, and a line for what could not be read.
+            Messages (a `HistoryMessages`), the session's `seq` and `epoch`, and a line for each problem in reading.
 
         Raises:
             HistoryReadError: The store cannot be reached or read.
@@ -157,11 +159,11 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
     async def aview(
         self, *, max_messages: int | None = None, max_tokens: int | None = None, window: Window | None = None
     ) -> HistoryView:
-        """Async twin of `view`."""
+        """Run `view` asynchronously."""
         return await self._store.arun(self._view(max_messages, max_tokens, window))
 
     def iter_turns(self, *, after_seq: int | None = None, before_seq: int | None = None) -> Iterator[Turn]:
-        """Every stored turn, oldest first, a page at a time, so that any length fits in memory.
+        """Iterate over the stored turns, oldest first, a page at a time, so that any length fits in memory.
 
         Args:
             after_seq: Only turns after this position; None for all, rows of langchain-mongodb included.
@@ -181,7 +183,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
                 return
 
     async def aiter_turns(self, *, after_seq: int | None = None, before_seq: int | None = None) -> AsyncIterator[Turn]:
-        """Async twin of `iter_turns`."""
+        """Run `iter_turns` asynchronously."""
         after: Any | None = check_limit(after_seq, "after_seq")
         while True:
             turns, after = await self._store.arun(self._page_forward(after, before_seq))
@@ -191,36 +193,40 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
                 return
 
     def iter_messages(self, *, after_seq: int | None = None, before_seq: int | None = None) -> Iterator[BaseMessage]:
-        """Every message, oldest first, without holding the conversation in memory; arguments as in `iter_turns`."""
+        """Iterate over all messages, oldest first, without holding them in memory; arguments as in `iter_turns`."""
         for turn in self.iter_turns(after_seq=after_seq, before_seq=before_seq):
             yield from turn.messages
 
     async def aiter_messages(
         self, *, after_seq: int | None = None, before_seq: int | None = None
     ) -> AsyncIterator[BaseMessage]:
-        """Async twin of `iter_messages`."""
+        """Run `iter_messages` asynchronously."""
         async for turn in self.aiter_turns(after_seq=after_seq, before_seq=before_seq):
             for message in turn.messages:
                 yield message
 
     def stored_ids(self, ids: Sequence[str]) -> set[str]:
-        """Which of these message ids the session holds: one indexed query; ids that are no text are a TypeError."""
+        """Return those of the message ids that the session holds, with one indexed query.
+
+        Raises:
+            TypeError: An id is not a string.
+        """
         check_texts(ids)
         return self._store.run(self._store.stored_ids(self._scope, ids)) if ids else set()
 
     async def astored_ids(self, ids: Sequence[str]) -> set[str]:
-        """Async twin of `stored_ids`."""
+        """Run `stored_ids` asynchronously."""
         check_texts(ids)
         return await self._store.arun(self._store.stored_ids(self._scope, ids)) if ids else set()
 
     def last_questions(self, n: int = 3) -> list[str]:
-        """The user's last questions, newest first: what a follow-up question is understood from.
+        """Return the user's last questions, newest first, as the context of a follow-up question.
 
         Args:
-            n: At most so many.
+            n: The greatest number of questions.
 
         Returns:
-            The text of the last `n` messages of the user's, newest first; what an agent's harness put in is not theirs.
+            The texts of the user's last `n` messages, newest first, without messages that an agent's harness put in.
 
         Raises:
             HistoryReadError: The store cannot be reached or read.
@@ -235,13 +241,13 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         return self._store.run(self._last_questions(n))
 
     async def alast_questions(self, n: int = 3) -> list[str]:
-        """Async twin of `last_questions`."""
+        """Run `last_questions` asynchronously."""
         return await self._store.arun(self._last_questions(n))
 
     # -- writing
 
     def add_message(self, message: BaseMessage) -> None:
-        """Append one message, as a turn of its own; through `add_messages` where a subclass overrides that alone."""
+        """Append one message as a turn of its own; through `add_messages` if a subclass overrides that alone."""
         if overrides(self, "add_messages") and not overrides(self, "add_message"):
             self.add_messages([message])
         else:
@@ -250,14 +256,16 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Append a batch as one atomic turn: `append_turn` without its options.
 
-        Where a subclass overrides `add_message` alone, each message goes through that, as in LangChain's class.
+        If a subclass overrides `add_message` alone, each message is passed to it, as in LangChain's class.
 
         Raises:
-            ConfigurationError: A subclass's `add_message` calls `add_messages`, which calls it.
+            ConfigurationError: A subclass's `add_message` calls `add_messages`, which calls it again.
         """
         if not overrides(self, "add_message", without=["add_messages"]):
             self.append_turn(messages)
             return
+        # Both verbs may be overridden in terms of each other. Counting the depth turns endless recursion into an
+        # error that says how to write the override.
         if _nested.get() >= MAX_NESTED:
             msg = (
                 f"{type(self).__name__}.add_message calls add_messages, which calls add_message: call "
@@ -272,7 +280,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
             _nested.reset(token)
 
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `add_messages`, which it calls in a thread where a subclass overrides sync methods alone."""
+        """Run `add_messages` asynchronously; in a thread if a subclass overrides sync methods alone."""
         if any(overrides(self, verb, without=["aadd_messages"]) for verb in ("add_message", "add_messages")):
             await run_in_executor(None, self.add_messages, messages)
         else:
@@ -288,21 +296,23 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         since: datetime | None = None,
         head: Head | None = None,
     ) -> int:
-        """Stores one turn, whole or not at all, once.
+        """Append one turn: all of it or nothing, and only once.
 
         Args:
             messages: The turn, oldest first. Messages without an id are stored with one; yours are not changed. More
                 than 100 messages (or 4 MB) holding several turns are an import: stored in order as several rows, and
                 continued, not doubled, by a second call with the same ids.
-            turn_id: Calling again with the same id stores nothing new. Default: derived from the messages' ids.
+            turn_id: The idempotency key: a second call with the same id stores nothing new. Default: derived from the
+                messages' ids.
             expected_seq: Store only if this is the position of the last turn (`view().seq`).
-            epoch: Store only if the session was not cleared since (`view().epoch`).
-            since: When that was (`view().read_at`), so that a session that only expired meanwhile is begun anew.
-            head: Where the session stood then (`view().head`), so that this need not be looked up again. If others have
-                written since, it is.
+            epoch: Store only if the session was not cleared since it was read (`view().epoch`).
+            since: The time of that read (`view().read_at`): with it, a session that has merely expired since is begun
+                again.
+            head: The end of the session at that time (`view().head`), which saves a query. If others have written
+                since, it is read again.
 
         Returns:
-            The position of the turn; for an empty batch 0, and nothing is stored.
+            The position of the turn; 0 for an empty batch, of which nothing is stored.
 
         Raises:
             MessageEncodeError: A value would not come back equal; nothing was stored.
@@ -337,11 +347,11 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         since: datetime | None = None,
         head: Head | None = None,
     ) -> int:
-        """Async twin of `append_turn`."""
+        """Run `append_turn` asynchronously."""
         check_list(messages)
         check_seen(expected_seq=expected_seq, epoch=epoch, since=since, head=head)
         work = partial(prepare, messages, turn_id, self.token_counter)
-        # encoding much, or counting with a counter that may do I/O, would hold up the event loop
+        # Encoding many messages, or a token counter that may do I/O, would block the event loop.
         slow = len(messages) > INLINE or self.token_counter is not approximate_tokens
         batch = await asyncio.to_thread(work) if slow else work()
         if not batch.given:
@@ -349,13 +359,13 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         return await self._store.arun(self._store.append(self._scope, batch, expected_seq, Origin(epoch, since, head)))
 
     def delete_turn(self, turn: int | str) -> bool:
-        """Hides one turn (soft delete: it stays stored until cleared).
+        """Hide one turn (a soft delete: it stays stored until the session is cleared).
 
         Args:
             turn: Its position (`Turn.seq`), or its `Turn.op`, which turns without a position have as well.
 
         Returns:
-            Whether there was such a turn.
+            Whether there is such a turn.
 
         Example:
             >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -367,19 +377,19 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         return self._store.run(self._store.flag(self._scope, turn, deleted=True))
 
     async def adelete_turn(self, turn: int | str) -> bool:
-        """Async twin of `delete_turn`."""
+        """Run `delete_turn` asynchronously."""
         return await self._store.arun(self._store.flag(self._scope, turn, deleted=True))
 
     def restore_turn(self, turn: int | str) -> bool:
-        """Shows a turn again that `delete_turn` hid; returns whether there was one."""
+        """Show a turn again that `delete_turn` hid, and return whether there is such a turn."""
         return self._store.run(self._store.flag(self._scope, turn, deleted=False))
 
     async def arestore_turn(self, turn: int | str) -> bool:
-        """Async twin of `restore_turn`."""
+        """Run `restore_turn` asynchronously."""
         return await self._store.arun(self._store.flag(self._scope, turn, deleted=False))
 
     def clear(self) -> None:
-        """Deletes this session's turns for good; turns that began before are refused when they want to be stored.
+        """Delete this session's turns for good. Turns that began before are refused when they are saved.
 
         Raises:
             HistoryWriteError: The store failed; calling again finishes the work.
@@ -387,7 +397,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         self._store.run(self._store.clear(self._scope))
 
     async def aclear(self) -> None:
-        """Async twin of `clear`, which it calls in a thread where a subclass overrides that alone."""
+        """Run `clear` asynchronously; in a thread if a subclass overrides that method alone."""
         if overrides(self, "clear", without=["aclear"]):
             await run_in_executor(None, self.clear)
             return

@@ -1,1 +1,1 @@
-"""What the key-value stores share: verbs, and what goes between them and a backend."""
+"""The shared half of the key-value stores: verbs, and the data exchanged with a backend."""

@@ -29,7 +29,16 @@ V = TypeVarWithDefault("V", default=dict[str, Any])
 
 
 class KeyValueBackend(Protocol):
-    """What a backend implements for `KeyValueStore`; all but the runners return flows. Values are plain data."""
+    """The interface that a backend implements for `KeyValueStore`; values are plain data.
+
+    All methods but the runners and closers return flows:
+
+    * `get` returns the stored values by key, without keys that do not exist; `delete` deletes keys.
+    * `set` stores values. `set_if_exists` does so, and deletes `gone`, only if `key` exists from the beginning of the
+      write to its end; it returns whether it did.
+    * `page` returns the first `limit` keys of a range, in order of code points; `delete_range` deletes a range and
+      returns the number of keys.
+    """
 
     def run(self, flow: Flow[T]) -> T: ...
     async def arun(self, flow: Flow[T]) -> T: ...
@@ -44,23 +53,23 @@ class KeyValueBackend(Protocol):
 
 
 class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
-    """Verbs shared by `SQLiteKeyValueStore` and `MongoDBKeyValueStore`; see there."""
+    """Base of `SQLiteKeyValueStore` and `MongoDBKeyValueStore`, which document its use."""
 
     def __init__(self, backend: KeyValueBackend) -> None:
         self._backend = backend
 
     def mget(self, keys: Sequence[str]) -> list[V | None]:
-        """The values of these keys.
+        """Return the values of some keys.
 
         Args:
-            keys: In any order, repeated ones included.
+            keys: Keys in any order; duplicates are allowed.
 
         Returns:
             A value for each key, in their order; None where there is none, or where it cannot be read: that is logged,
-            and what is stored stays as it is. Every value is a copy of its own.
+            and the stored value stays as it is. Every value is a copy of its own.
 
         Raises:
-            TypeError: A key is no string.
+            TypeError: A key is not a string.
             ValueError: A key is empty or malformed.
             HistoryReadError: The store cannot be reached or read.
 
@@ -74,7 +83,7 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
         return self._backend.run(self._mget(check_keys(keys)))
 
     async def amget(self, keys: Sequence[str]) -> list[V | None]:
-        """Async twin of `mget`."""
+        """Run `mget` asynchronously."""
         return await self._backend.arun(self._mget(check_keys(keys)))
 
     def _mget(self, keys: list[str]) -> Flow[list[V | None]]:
@@ -82,18 +91,18 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
         return [decode(key, found[key]) if key in found else None for key in keys]
 
     def mset(self, key_value_pairs: Sequence[tuple[str, V]]) -> None:
-        """Stores values under keys, in place of those that are there. Of two writers the last one wins.
+        """Store values under keys, replacing those that exist. Of two concurrent writers the last one wins.
 
         Args:
             key_value_pairs: Keys with their values. Of a repeated key the last value counts. A value is bytes, a
-                `Document`, or a dict of what a message may hold: JSON types, and also int keys, tuples, sets, bytes,
-                datetimes and documents.
+                `Document`, or a dict of values that a message may hold: JSON types, and also int keys, tuples, sets,
+                bytes, datetimes and documents.
 
         Raises:
-            TypeError: A key is no string.
+            TypeError: A key is not a string.
             ValueError: A key is empty or malformed.
             MessageEncodeError: A value would not come back equal; its `path` says which. Nothing was stored.
-            MessageTooLargeError: A value is larger than the store takes. Nothing was stored.
+            MessageTooLargeError: A value is larger than the store accepts. Nothing was stored.
             HistoryWriteError: The store failed; `maybe_stored` says whether the outcome is unknown. Calling again is
                 safe.
 
@@ -111,30 +120,30 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
             self._backend.run(self._backend.set(values))
 
     async def amset(self, key_value_pairs: Sequence[tuple[str, V]]) -> None:
-        """Async twin of `mset`."""
-        # in a thread, because encoding much would hold up the event loop
+        """Run `mset` asynchronously."""
+        # in a thread: encoding large values would block the event loop
         if values := await asyncio.to_thread(encode_pairs, list(key_value_pairs)):
             await self._backend.arun(self._backend.set(values))
 
     def mset_if_exists(self, key: str, key_value_pairs: Sequence[tuple[str, V]], delete: Sequence[str] = ()) -> bool:
-        """Store values and delete others in one write, only if there is something under a key, from begin to end.
+        """Store values and delete others in one write, only if some key exists from its beginning to its end.
 
-        For what must not be written once its owner is gone: who deletes `key` first, and then lists and deletes
-        what belongs to it, leaves nothing behind, whoever writes meanwhile.
+        Use it for data that must not outlive its owner: whoever deletes `key` first, and then lists and deletes the
+        data that belongs to it, leaves nothing behind, whoever writes meanwhile.
 
         Args:
-            key: What has to be there; it stays as it is.
-            key_value_pairs: As in `mset`.
-            delete: Keys that go, if the values were stored.
+            key: The key that must exist; its value is not changed.
+            key_value_pairs: Keys with their values, as in `mset`.
+            delete: Keys to delete if the values are stored.
 
         Returns:
-            Whether the key was there; if not, nothing was stored or deleted.
+            Whether the key existed; if not, nothing was stored or deleted.
 
         Raises:
-            TypeError: A key is no string.
+            TypeError: A key is not a string.
             ValueError: A key is empty or malformed.
             MessageEncodeError: A value would not come back equal. Nothing was stored.
-            MessageTooLargeError: A value is larger than the store takes. Nothing was stored.
+            MessageTooLargeError: A value is larger than the store accepts. Nothing was stored.
             HistoryWriteError: The store failed; calling again is safe.
 
         Example:
@@ -152,19 +161,19 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
     async def amset_if_exists(
         self, key: str, key_value_pairs: Sequence[tuple[str, V]], delete: Sequence[str] = ()
     ) -> bool:
-        """Async twin of `mset_if_exists`."""
+        """Run `mset_if_exists` asynchronously."""
         owner, gone = check_keys([key])[0], check_keys(delete)
         values = await asyncio.to_thread(encode_pairs, list(key_value_pairs))
         return await self._backend.arun(self._backend.set_if_exists(owner, values, gone))
 
     def mdelete(self, keys: Sequence[str]) -> None:
-        """Deletes these keys for good; those that are not there are no error.
+        """Delete keys for good; those that do not exist are ignored.
 
         Args:
-            keys: In any order, repeated ones included.
+            keys: Keys in any order; duplicates are allowed.
 
         Raises:
-            TypeError: A key is no string.
+            TypeError: A key is not a string.
             ValueError: A key is empty or malformed.
             HistoryWriteError: The store failed; calling again finishes the work.
 
@@ -180,21 +189,21 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
             self._backend.run(self._backend.delete(names))
 
     async def amdelete(self, keys: Sequence[str]) -> None:
-        """Async twin of `mdelete`."""
+        """Run `mdelete` asynchronously."""
         if names := list(dict.fromkeys(check_keys(keys))):
             await self._backend.arun(self._backend.delete(names))
 
     def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
-        """Every key that begins with `prefix`, sorted, read a page at a time by an index.
+        """Iterate over the keys that begin with `prefix`, sorted; an index is read a page at a time.
 
         Args:
-            prefix: `user_prefix(user_id)`, for example; None or an empty string for every key.
+            prefix: For example `user_prefix(user_id)`; None or an empty string for every key.
 
         Returns:
-            An iterator of keys in order of their code points. Keys that come or go meanwhile may be in it or not.
+            An iterator of keys in order of their code points. Keys stored or deleted meanwhile may be included or not.
 
         Raises:
-            TypeError: The prefix is no string.
+            TypeError: The prefix is not a string.
             ValueError: The prefix is malformed.
             HistoryReadError: The store cannot be reached or read.
 
@@ -215,7 +224,7 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
             keys = rest_of(keys, page)
 
     def ayield_keys(self, *, prefix: str | None = None) -> AsyncGenerator[str, None]:
-        """Async twin of `yield_keys`."""
+        """Run `yield_keys` asynchronously."""
         return self._akeys(range_of(check_prefix(prefix)))
 
     async def _akeys(self, keys: KeyRange | None) -> AsyncGenerator[str, None]:
@@ -226,17 +235,17 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
             keys = rest_of(keys, page)
 
     def purge(self, user_id: str) -> dict[str, int]:
-        """Deletes every key under `user_prefix(user_id)` for good. What is written afterwards stays.
+        """Delete every key under `user_prefix(user_id)` for good. Values written afterwards stay.
 
         Args:
-            user_id: Whose; required.
+            user_id: The user; required.
 
         Returns:
-            `{"keys": n}`: how many were deleted.
+            `{"keys": n}`: the number of keys deleted.
 
         Raises:
-            TypeError: `user_id` is no string.
-            ValueError: `user_id` is no valid id.
+            TypeError: `user_id` is not a string.
+            ValueError: `user_id` is not a valid id.
             HistoryWriteError: The store failed; calling again finishes the work.
 
         Example:
@@ -250,16 +259,16 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
         return self._backend.run(self._purge(check_id(user_id, "user_id")))
 
     async def apurge(self, user_id: str) -> dict[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await self._backend.arun(self._purge(check_id(user_id, "user_id")))
 
     def _purge(self, user_id: str) -> Flow[dict[str, int]]:
         return {"keys": (yield from self._backend.delete_range(range_of(user_prefix(user_id))))}
 
     def close(self) -> None:
-        """Closes the connections that this store opened; a client you passed in stays open."""
+        """Close the connections that this store opened; a client you passed in stays open."""
         self._backend.close()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         await self._backend.aclose()

@@ -1,6 +1,6 @@
-"""What the vector stores share: verbs, users' records in process, and what goes between them and a backend.
+"""The shared half of the vector stores: verbs, a cache of users' records, and the data exchanged with a backend.
 
-`store` has LangChain's verbs, on top of `forgetting`, `writing` and `reading`. `embedding` makes vectors that belong
-together, `shelf` holds users' records in process, `scope` says where to look. `backend` is what a backend is, `rows`
-what goes to it.
+`store` has LangChain's verbs, built on `forgetting`, `writing` and `reading`. `embedding` calls the embedding model and
+checks its vectors, `shelf` caches users' records in process, `scope` parses filters. `backend` is the interface that a
+backend implements, `rows` the data that passes through it.
 """

@@ -1,4 +1,4 @@
-"""What a backend is to our vector stores."""
+"""The interface that a backend implements for our vector stores."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ T = TypeVar("T")
 
 
 class Beginning(NamedTuple):
-    """What a backend knows of a session: generation, last record if it matters, vectors by digest, records asked for.
+    """A backend's answer to `begin`, the read that precedes a write to a session.
 
-    `position` is that of the last record, 0 if there is none.
+    Attributes:
+        generation: The session's generation; a session that is forgotten and begun again gets another one.
+        last: The session's last record, as a list of at most one; may be empty where it does not matter for the write.
+        vectors: The stored vectors of the requested texts, by digest.
+        records: The requested records of the session.
+        position: The position of the last record; 0 if there is none.
     """
 
     generation: str
@@ -29,7 +34,22 @@ class Beginning(NamedTuple):
 
 
 class VectorBackend(Source, ProbeStore, Protocol):
-    """What a backend implements for our vector stores; all but the runners return flows."""
+    """The interface that a backend implements for our vector stores; all but the runners and closers return flows.
+
+    A record carries a *stamp*, the number of its write. A user's records have a *version* (a tuple of numbers, `Mark`),
+    which every write changes and which `news` returns, so that cached records are known to be current. A session has a
+    *generation*, drawn when it begins and dropped when it is forgotten.
+
+    * `run` and `arun` run a flow; `setup` creates tables or indexes.
+    * `begin` reads what a write to a session depends on, and draws the generation of a new session.
+    * `write` stores rows and deletes others. `place` is (session id, generation), None for plain documents; `expected`
+      holds digests of records that must be unchanged; `state` is the session's state, which must be unchanged (None:
+      not checked). It returns None if the session has another generation.
+    * `by_ids` reads records of a user by id; `owned` returns whether any user has a record with one of the ids.
+    * `delete` deletes records by id; `forget` a session, or all of a user if `session_id` is None; `evict` records
+      above a limit, first those never recalled.
+    * `touch` stores the time of a recall, `accesses` returns these times by id; `sessions` lists a user's sessions.
+    """
 
     def run(self, flow: Flow[T]) -> T: ...
     async def arun(self, flow: Flow[T]) -> T: ...

@@ -1,4 +1,4 @@
-"""Texts into vectors that belong together: checked, scaled to length 1, and all of one model."""
+"""Calling the embedding model: vectors are checked, scaled to length 1, and all of one model."""
 
 from __future__ import annotations
 
@@ -22,19 +22,23 @@ HUGE = 1e200  # squares up to this and down to its inverse are exact enough
 
 
 class ProbeStore(Protocol):
-    """Where the probe's vector is kept; both return flows."""
+    """Storage for the vector of the probe text; both methods return flows.
+
+    `probe` returns the stored vector as bytes, or None. `keep_probe` stores one unless there is one, and returns the
+    stored one.
+    """
 
     def probe(self) -> Flow[bytes | None]: ...
     def keep_probe(self, probe: bytes) -> Flow[bytes]: ...
 
 
 class Embedder:
-    """The embedding model of a store, with what is known of its vectors.
+    """The embedding model of a store, compared once per process with the model that filled the store.
 
     Args:
         embedding: The model.
-        store: Keeps the probe.
-        step: Makes a step of a flow of the store.
+        store: Stores the probe's vector.
+        step: Turns a flow of the store into a step.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class Embedder:
         self._step = step
 
     def documents(self, texts: Sequence[str]) -> Flow[list[Vector | None]]:
-        """Vectors of texts to store; the first time the probe is embedded along with them. None for all zeros."""
+        """Embed texts to store; None for a vector of all zeros. The first call embeds the probe along with them."""
         if not texts:
             return []
         first = self.dims is None
@@ -59,7 +63,7 @@ class Embedder:
         return vectors
 
     def query(self, text: str) -> Flow[Vector]:
-        """The vector of a question. Where nothing is stored, nothing is compared."""
+        """Embed a question. The model is compared with the stored probe only if there is one."""
         if self.dims is None and (yield self._step(self._store.probe)) is not None:
             yield from self.known()
         model, asked = self.embedding, readable(text)
@@ -78,7 +82,7 @@ class Embedder:
         return found
 
     def known(self) -> Flow[int]:
-        """The dimensions of the model, which is compared with the one whose vectors are stored."""
+        """Return the dimensions of the model, after comparing it with the model that filled the store."""
         if self.dims is None:
             yield from self._compare((yield from self._embedded([PROBE]))[0])
         assert self.dims is not None  # noqa: S101  # the comparison says so or raises
@@ -99,8 +103,13 @@ class Embedder:
                 "embedding model. Nothing was stored."
             )
             raise ConfigurationError(msg)
+        # Two models may well have the same number of dimensions, and mixing their vectors would make every score
+        # meaningless. So the vector of one fixed text is stored, and a model that gives another vector for it is
+        # refused.
         stored = yield self._step(self._store.probe)
         if stored is None:
+            # Another process may store its probe first: the one that is returned counts, also if it is of another
+            # model.
             stored = yield self._step(lambda: self._store.keep_probe(probe.tobytes()))
         if len(stored) % 4 or not stored:
             msg = "what the store knows of its embedding model is damaged"
@@ -121,14 +130,17 @@ class Embedder:
 
 
 def checked(vectors: Sequence[Any], dims: int | None) -> list[Vector | None]:
-    """Vectors scaled to length 1; None for one that is all zeros: the model knows none of the words.
+    """Validate vectors and scale them to length 1; None for one that is all zeros (the model knows none of the words).
 
     Args:
-        vectors: Numbers, as the model gave them.
-        dims: How many each should have; None for as many as the first.
+        vectors: Sequences of numbers, as the model returned them.
+        dims: The number of dimensions that each must have; None for that of the first.
+
+    Returns:
+        A float32 vector or None for each, in order.
 
     Raises:
-        ConfigurationError: A vector is none, or not of that length.
+        ConfigurationError: An item is no list of finite numbers, or has another number of dimensions.
     """
     found: list[Vector | None] = []
     for i, vector in enumerate(vectors):
@@ -163,16 +175,16 @@ def checked(vectors: Sequence[Any], dims: int | None) -> list[Vector | None]:
 
 
 def _is_ready(vector: Any, dims: int | None) -> bool:
-    """Whether it is one that was checked already."""
+    """Return whether a value is a vector that was validated and scaled already."""
     plain = isinstance(vector, np.ndarray) and vector.dtype == "<f4" and vector.shape == (dims,)
     return plain and abs(float(vector @ vector) - 1) < NEARLY
 
 
 def question_vector(vector: Any, dims: int | None) -> Vector:
-    """A caller's own vector to search by, scaled to length 1.
+    """Validate a search vector that the caller passed, and scale it to length 1.
 
     Raises:
-        ConfigurationError: It is none, or not of that length.
+        ConfigurationError: It is no list of finite numbers, has another number of dimensions, or is all zeros.
     """
     (found,) = checked([vector], dims)
     if found is None:

@@ -1,4 +1,4 @@
-"""Deleting records: written once for both call styles and for every backend."""
+"""The deleting verbs of the vector stores, written once for both call styles and for every backend."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 
 
 class Forgetting(Writing):
-    """A store that forgets; see `SQLiteVectorStore` and `MongoDBVectorStore`."""
+    """A vector store that can delete; base of `SQLiteVectorStore` and `MongoDBVectorStore`."""
 
     def delete(self, ids: list[str] | None = None, *, user_id: str | None = None, **kwargs: Any) -> bool:
-        """Deletes documents of one user, or of nobody, by id for good; those that are not there are no error.
+        """Delete documents of one user, or unowned ones, by id for good. Ids that are not stored are ignored.
 
         Args:
-            ids: Which; required, because everything of everybody is nothing to delete by leaving out an argument:
+            ids: The documents' ids. Required: leaving out an argument must not delete everything of everybody;
                 `forget(user_id)` deletes all of a user.
-            user_id: Whose. None: documents without a `user_id` in their metadata.
-            **kwargs: None are known.
+            user_id: The user. None: documents without a `user_id` in their metadata.
+            **kwargs: Not supported: any name is refused.
 
         Returns:
             True.
 
         Raises:
-            TypeError: An id is no string, or there are no ids.
+            TypeError: An id is not a string, `ids` is None, or an argument is unknown.
             ValueError: An id is empty or malformed.
             ConfigurationError: No `user_id` is given, and an id belongs to a document of a user. Nothing was deleted.
             HistoryWriteError: The store failed; calling again finishes the work.
@@ -48,7 +48,7 @@ class Forgetting(Writing):
         return drive(self._delete(_wanted(ids, kwargs), user), run_step)
 
     async def adelete(self, ids: list[str] | None = None, *, user_id: str | None = None, **kwargs: Any) -> bool:
-        """Async twin of `delete`."""
+        """Run `delete` asynchronously."""
         user = whose(user_id)
         return await adrive(self._delete(_wanted(ids, kwargs), user), arun_step)
 
@@ -64,45 +64,47 @@ class Forgetting(Writing):
         return True
 
     def forget(self, user_id: str, session_id: str | None = None) -> int:
-        """Deletes a session of a user, or all of a user, for good. A save that is under way stores nothing.
+        """Delete a session of a user, or everything of the user, for good. A save that is under way stores nothing.
 
         Args:
-            user_id: Whose.
+            user_id: The user.
             session_id: The conversation; None for everything of the user.
 
         Returns:
-            How many records were deleted.
+            The number of records deleted.
 
         Raises:
-            TypeError: An id is no string.
+            TypeError: An id is not a string.
             ValueError: An id is empty or malformed.
             HistoryWriteError: The store failed; calling again finishes the work.
         """
         return drive(self._forget(check_id(user_id, "user_id"), session_id), run_step)
 
     async def aforget(self, user_id: str, session_id: str | None = None) -> int:
-        """Async twin of `forget`."""
+        """Run `forget` asynchronously."""
         return await adrive(self._forget(check_id(user_id, "user_id"), session_id), arun_step)
 
     def _forget(self, user_id: str, session_id: str | None) -> Flow[int]:
         session = None if session_id is None else check_id(session_id, "session_id")
         self._shelf.forget(user_id)
         count: int = yield self._step(lambda: self._backend.forget(user_id, session))
-        self._shelf.forget(user_id)  # once more: somebody may have read in between
+        # A read that began before the deletion may put what it read back into the cache, so the entry is dropped
+        # again.
+        self._shelf.forget(user_id)
         return count
 
     def purge(self, user_id: str) -> dict[str, int]:
-        """Deletes all of a user for good, so that the store is a part of `purge_user`.
+        """Delete everything of a user for good. This makes the store a part that `purge_user` accepts.
 
         Args:
-            user_id: Whose.
+            user_id: The user.
 
         Returns:
-            `{"records": n}`: how many were deleted.
+            `{"records": n}`: the number of records deleted.
 
         Raises:
-            TypeError: `user_id` is no string.
-            ValueError: `user_id` is no valid id.
+            TypeError: `user_id` is not a string.
+            ValueError: `user_id` is not a valid id.
             HistoryWriteError: The store failed; calling again finishes the work.
 
         Example:
@@ -116,22 +118,22 @@ class Forgetting(Writing):
         return {"records": self.forget(user_id)}
 
     async def apurge(self, user_id: str) -> dict[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return {"records": await self.aforget(user_id)}
 
     def evict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
-        """Deletes what is too much: first what was never recalled, oldest first, then what was not for longest.
+        """Delete the records above a limit: first those never recalled, oldest first, then the least recently recalled.
 
         Args:
-            user_id: Whose.
-            max_records: How many may stay.
+            user_id: The user.
+            max_records: The number of records that may stay.
             keep: Ids of records that stay in any case, e.g. those that were just written.
 
         Returns:
-            How many records were deleted.
+            The number of records deleted.
 
         Raises:
-            TypeError: An id is no string.
+            TypeError: An id is not a string.
             ValueError: An id is malformed, or `max_records` is below 0.
             HistoryWriteError: The store failed; calling again finishes the work.
 
@@ -147,17 +149,17 @@ class Forgetting(Writing):
         return self._backend.run(self._backend.evict(*arguments))
 
     async def aevict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
-        """Async twin of `evict`."""
+        """Run `evict` asynchronously."""
         arguments = check_id(user_id, "user_id"), _most(max_records), check_ids(keep)
         return await self._backend.arun(self._backend.evict(*arguments))
 
     def close(self) -> None:
-        """Closes the connections that this store opened, and lets go of what it holds in process."""
+        """Close the connections that this store opened, and empty the cache."""
         self._shelf.clear()
         self._backend.close()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         self._shelf.clear()
         await self._backend.aclose()
 

@@ -1,4 +1,4 @@
-"""Reading records, and embedding texts: written once for both call styles and for every backend."""
+"""The reading and embedding verbs of the vector stores, written once for both call styles and for every backend."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CACHE_BYTES = 96 * 2**20
 
 
 class Reading(Closing):
-    """A store that is read; see `SQLiteVectorStore` and `MongoDBVectorStore`."""
+    """A vector store that can be read; base of `SQLiteVectorStore` and `MongoDBVectorStore`."""
 
     def __init__(self, backend: VectorBackend, embedding: Embeddings, cache_bytes: int, now: Now) -> None:
         if not isinstance(cache_bytes, int) or cache_bytes < 0:  # type: ignore[redundant-expr]  # callers without types
@@ -37,7 +37,7 @@ class Reading(Closing):
         return Step(lambda: self._backend.run(flow()), lambda: self._backend.arun(flow()))
 
     def setup(self) -> None:
-        """Opens the file, or builds the indexes of the collection, however large it is.
+        """Open the file, or build the indexes of the collection, however large it is.
 
         Raises:
             HistoryReadError: The store cannot be reached.
@@ -45,26 +45,27 @@ class Reading(Closing):
         self._backend.run(self._backend.setup())
 
     async def asetup(self) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         await self._backend.arun(self._backend.setup())
 
     # -- reading
 
     def index(self, user_id: str) -> Index:
-        """All records of a user in process, as they are now, whoever wrote or deleted them.
+        """Return an index of all records of a user, as they are now, including changes by other processes.
 
-        One cheap query tells whether anything changed since the last call; if so, what changed is read. The last used
-        users are held, `cache_bytes` of them; one that is larger than that only until another is asked for.
+        Indexes are cached in process. One cheap query tells whether anything changed since the last call; if so, only
+        the changes are read. The most recently used users stay cached, up to `cache_bytes` in total; a single larger
+        one stays until another user is asked for.
 
         Args:
-            user_id: Whose.
+            user_id: The user.
 
         Returns:
-            The index, without records that are damaged (which is logged) or have expired. Hold its lock to use it.
+            The index, without records that are damaged (which is logged) or have expired. Hold its lock while using it.
 
         Raises:
-            TypeError: `user_id` is no string.
-            ValueError: `user_id` is no valid id.
+            TypeError: `user_id` is not a string.
+            ValueError: `user_id` is not a valid id.
             HistoryReadError: The store cannot be reached or read.
 
         Example:
@@ -79,21 +80,21 @@ class Reading(Closing):
         return drive(self._shelf.read(check_id(user_id, "user_id")), run_step)[0]
 
     async def aindex(self, user_id: str) -> Index:
-        """Async twin of `index`."""
+        """Run `index` asynchronously."""
         return (await adrive(self._shelf.read(check_id(user_id, "user_id")), arun_step))[0]
 
     def get_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
-        """Documents by id, of one user or of nobody: an id is unique for its user only.
+        """Return documents by id, of one user or unowned ones: an id is unique within its user only.
 
         Args:
-            ids: In any order.
-            user_id: Whose. None: documents without a `user_id` in their metadata.
+            ids: Ids, in any order.
+            user_id: The user. None: documents without a `user_id` in their metadata.
 
         Returns:
-            Those that there are, in the order of `ids`; damaged ones are left out, which is logged.
+            The documents found, in the order of `ids`; damaged ones are left out, which is logged.
 
         Raises:
-            TypeError: An id is no string.
+            TypeError: An id is not a string.
             ValueError: An id is empty or malformed.
             ConfigurationError: No `user_id` is given, and an id belongs to a document of a user.
             HistoryReadError: The store cannot be reached or read.
@@ -113,17 +114,19 @@ class Reading(Closing):
         return drive(self._get_by_ids(check_ids(ids), whose(user_id)), run_step)
 
     async def aget_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
-        """Async twin of `get_by_ids`."""
+        """Run `get_by_ids` asynchronously."""
         return await adrive(self._get_by_ids(check_ids(ids), whose(user_id)), arun_step)
 
     def _get_by_ids(self, ids: list[str], user_id: str) -> Flow[list[Document]]:
         stored = (yield from self._stored(ids, user_id, "")) if ids else []
         found = {shown.document.id: shown.document for shown in shown_of(stored, self._now())}
+        # If the cached index holds a record that is not stored any more, somebody removed it behind memkit's back:
+        # the cached version proves nothing then, and the next read lists everything.
         self._shelf.miss(user_id, [name for name in ids if name not in found])
         return [found[name] for name in ids if name in found]
 
     def _stored(self, ids: list[str], user_id: str, state: str) -> Flow[list[Stored]]:
-        """Records by id; who does not say whose they are must mean those of nobody."""
+        """Read records by id. Raise if no user was named and an id belongs to a user's record."""
         backend = self._backend
         stored: list[Stored] = yield self._step(lambda: backend.by_ids(user_id, ids, vectors=False))
         there = {row.id for row in stored}
@@ -136,13 +139,13 @@ class Reading(Closing):
         return stored
 
     def _look(self, user_id: str, session_id: str | None) -> Flow[tuple[Index, Looked | None]]:
-        """The index, and the session, if what is held of it is enough to go on from; one read, as a rule."""
+        """Return the user's index, and the session's snapshot if a write can start from it. Usually takes one read."""
         return self._shelf.read(user_id, session_id)
 
     def _texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], tuple[Document, Any] | None]]:
-        """What gives the user's records with these ids, as the index was read last; nothing is read for those in it.
+        """Return a lookup of the user's records by id, as of the last read of the index; uncached ones are read.
 
-        With each comes a dict that is kept as long as the record is held, for what a memory makes of it.
+        Each comes with a dict that lives as long as the record is cached: a memory keeps there what it made of it.
         """
         held = self._shelf.texts(user_id)
         missing = [name for name in ids if name not in held]
@@ -158,37 +161,37 @@ class Reading(Closing):
         return text
 
     def sessions(self, user_id: str) -> list[SessionInfo]:
-        """The sessions that a user has records of.
+        """Return the sessions for which records of a user are stored.
 
         Args:
-            user_id: Whose.
+            user_id: The user.
 
         Returns:
             Most recently used first; `turns` is the number of rounds.
 
         Raises:
-            TypeError: `user_id` is no string.
-            ValueError: `user_id` is no valid id.
+            TypeError: `user_id` is not a string.
+            ValueError: `user_id` is not a valid id.
             HistoryReadError: The store cannot be reached or read.
         """
         return self._backend.run(self._backend.sessions(check_id(user_id, "user_id")))
 
     async def asessions(self, user_id: str) -> list[SessionInfo]:
-        """Async twin of `sessions`."""
+        """Run `sessions` asynchronously."""
         return await self._backend.arun(self._backend.sessions(check_id(user_id, "user_id")))
 
     def accesses(self, user_id: str) -> dict[str, datetime]:
-        """When records were last recalled.
+        """Return the times at which records were last recalled.
 
         Args:
-            user_id: Whose.
+            user_id: The user.
 
         Returns:
-            Aware, UTC, by record id; nothing for those that never were.
+            Aware datetimes in UTC by record id, without records that were never recalled.
 
         Raises:
-            TypeError: `user_id` is no string.
-            ValueError: `user_id` is no valid id.
+            TypeError: `user_id` is not a string.
+            ValueError: `user_id` is not a valid id.
             HistoryReadError: The store cannot be reached or read.
 
         Example:
@@ -204,26 +207,27 @@ class Reading(Closing):
         return self._backend.run(self._backend.accesses(check_id(user_id, "user_id")))
 
     async def aaccesses(self, user_id: str) -> dict[str, datetime]:
-        """Async twin of `accesses`."""
+        """Run `accesses` asynchronously."""
         return await self._backend.arun(self._backend.accesses(check_id(user_id, "user_id")))
 
     # -- embedding
 
     def embed(self, texts: Sequence[str]) -> list[Vector | None]:
-        """Vectors of texts to store.
+        """Embed texts that are to be stored.
 
-        The first call in a process also embeds a fixed text, whose vector is kept in the store: so vectors of two
+        The first call in a process also embeds a fixed text, whose vector is kept in the store, so that vectors of two
         models are never mixed.
 
         Args:
-            texts: What is to be stored.
+            texts: The texts to store.
 
         Returns:
-            A vector for each, float32, of length 1. None where the model gave all zeros, because it knows none of the
+            A float32 vector of length 1 for each. None where the model gave all zeros, because it knows none of the
             words: such a text is stored without a vector.
 
         Raises:
-            ConfigurationError: The store was filled with another model, or the model gave what is no vector.
+            ConfigurationError: The store was filled with another model, or the model returned something that is no
+                vector.
             HistoryReadError: The store cannot be reached or read.
             HistoryWriteError: The store failed.
 
@@ -237,11 +241,11 @@ class Reading(Closing):
         return drive(self._embedder.documents(texts), run_step)
 
     async def aembed(self, texts: Sequence[str]) -> list[Vector | None]:
-        """Async twin of `embed`."""
+        """Run `embed` asynchronously."""
         return await adrive(self._embedder.documents(texts), arun_step)
 
     def embed_query(self, text: str) -> Vector:
-        """The vector of a question; checked as in `embed`, once something is stored.
+        """Embed a question. The model is checked as in `embed`, once something is stored.
 
         Args:
             text: The question.
@@ -256,7 +260,7 @@ class Reading(Closing):
         return drive(self._embedder.query(text), run_step)
 
     async def aembed_query(self, text: str) -> Vector:
-        """Async twin of `embed_query`."""
+        """Run `embed_query` asynchronously."""
         return await adrive(self._embedder.query(text), arun_step)
 
 

@@ -1,4 +1,4 @@
-"""Records on their way into a store and back. Pure."""
+"""Conversion of records between documents, stored rows and index entries. No I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from langchain_memkit.scoring.words import STEMS_VERSION
 
 logger = logging.getLogger("langchain_memkit")
 
-NOBODY = ""  # the unowned space; no caller can pass it as an id
+NOBODY = ""  # the user id of unowned records; no caller can pass it as an id
 UNREADABLE = (AttributeError, KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError)
 """What damaged data raises."""
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
@@ -33,7 +33,7 @@ Mark = tuple[int, ...]
 
 
 class Cells(NamedTuple):
-    """What is read of a record to rank it, and to show it later. Perhaps damaged."""
+    """The columns of a record that ranking needs, with its text for showing it later. Values may be damaged."""
 
     stamp: Any
     facts: Any  # id, session, round, position, date, importance, epoch, expiry, said, messages
@@ -43,11 +43,11 @@ class Cells(NamedTuple):
     metadata: Any
     digest: Any
     v: Any
-    step: Any = None  # by how much the write of it changed the user's mark, where that tells it from other writes
+    step: Any = None  # by how much this record's write changed the user's version, where the backend needs it
 
 
 class Stored(NamedTuple):
-    """What is read of a record to show it. Perhaps damaged."""
+    """The columns of a record that are needed to return it as a document. Values may be damaged."""
 
     stamp: Any
     id: Any
@@ -61,7 +61,7 @@ class Stored(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A record as it was stored."""
+    """A stored record as a document, with its owner, session, stamp and vector."""
 
     document: Document
     user_id: str
@@ -72,7 +72,7 @@ class Shown(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """A record to store. `text` and `metadata` are plain data; `vector` holds little-endian floats of 4 bytes."""
+    """A record to store. `text` and `metadata` are plain data; `vector` holds little-endian floats of 4 bytes each."""
 
     entry: Entry
     user_id: str
@@ -83,24 +83,24 @@ class Row:
 
     @property
     def said(self) -> list[list[str]]:
-        """Role, name and words of each message."""
+        """Role, name and stemmed words of each message."""
         return [[part.role, part.name, " ".join(part.stems)] for part in self.entry.said]
 
     def stamped(self, stamp: int) -> tuple[Entry, Vector | None]:
-        """What it is in process, once it is stored."""
+        """Return the index entry and vector of this row once it is stored under a stamp."""
         vector = None if self.vector is None else np.frombuffer(self.vector, "<f4")
         return replace(self.entry, stamp=stamp), vector
 
 
 class Written(NamedTuple):
-    """What a write did: stamps of the rows, in their order, and by how much the user's mark has changed."""
+    """The result of a write: the stamps of the rows, in their order, and the change of the user's version."""
 
     stamps: Sequence[int]
     change: Mark
 
 
 def check_ids(ids: Iterable[str]) -> list[str]:
-    """The ids of records, if they can serve as such; raises before any I/O otherwise."""
+    """Return record ids without duplicates. Raise before any I/O if one is not a valid id."""
     if isinstance(ids, str):  # its letters would be taken for ids
         msg = "ids must be a list of str, not a str"
         raise TypeError(msg)
@@ -108,11 +108,14 @@ def check_ids(ids: Iterable[str]) -> list[str]:
 
 
 def check_expected(expected: Mapping[str, str], stored: Mapping[str, str]) -> None:
-    """Raises if a record that was expected is gone, or has another text.
+    """Raise if an expected record is gone or has another text.
 
     Args:
-        expected: Digests by id.
-        stored: The same, of what is stored.
+        expected: Digests of the texts, by id.
+        stored: Digests of the stored texts, by id.
+
+    Raises:
+        HistoryConflictError: A record was changed or deleted.
     """
     for name, digest in expected.items():
         if stored.get(name) != digest:
@@ -122,7 +125,7 @@ def check_expected(expected: Mapping[str, str], stored: Mapping[str, str]) -> No
 
 
 def plain_row(document: Document, name: str) -> Row:
-    """Any document: found by all of its words, whoever's it is."""
+    """Return the row of a document of any origin: it is indexed by all of its words, whoever owns it."""
     known = document.metadata
     if "round_id" in known:  # a record that comes from another store
         return _row(document, name, known)
@@ -131,7 +134,7 @@ def plain_row(document: Document, name: str) -> Row:
 
 
 def record_row(document: Document, user_id: str, session_id: str) -> Row:
-    """A record of this session; raises if it is of another one."""
+    """Return the row of a record of this session. Raise if its metadata names another user or session."""
     known = document.metadata
     if (known.get("user_id"), known.get("session_id")) != (user_id, session_id):
         msg = f"document {document.id!r:.80} carries another user_id or session_id than those that it is written under"
@@ -160,7 +163,7 @@ def _row(document: Document, name: str, known: Mapping[str, Any]) -> Row:
 
 
 def _problem(entry: Entry) -> str:
-    """What is wrong with an entry; an empty string if nothing is."""
+    """Describe what is wrong with an entry; an empty string if nothing is."""
     try:
         if entry.session:
             check_id(entry.session, "session_id")
@@ -179,7 +182,7 @@ def _problem(entry: Entry) -> str:
 
 
 def readable(text: str) -> str:
-    """The text with a question mark for each lone surrogate, which no store and no stemmer takes."""
+    """Replace each lone surrogate of a text with a question mark: neither a store nor a stemmer accepts them."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -189,6 +192,8 @@ def _encoded(metadata: dict[str, Any], path: str) -> dict[str, Any]:
         return encoded  # type: ignore[no-any-return]  # a dict is encoded as a dict
     back: Any = None
     try:
+        # decoded and compared before it is stored: a value that changes on the way must be refused now, not found on
+        # reading
         back = decode_value(encoded)
     except UNREADABLE as error:
         problem = f"would be unreadable once stored ({type(error).__name__})"
@@ -203,14 +208,15 @@ def _encoded(metadata: dict[str, Any], path: str) -> dict[str, Any]:
 def entries_of(
     cells: Sequence[Cells], dims: int | None
 ) -> tuple[list[tuple[Entry, Vector | None]], set[int], dict[int, tuple[Cells, Vector | None]]]:
-    """What can be ranked of what was read.
+    """Build index entries from rows.
 
     Args:
-        cells: As they were read.
-        dims: Of the vectors in the index; None if it has none yet.
+        cells: The rows, as they were read.
+        dims: The dimensions of the vectors in the index; None if it has none yet.
 
     Returns:
-        Entries with their vectors, the stamps of damaged rows, and rows whose words are of another version by stamp.
+        Entries with their vectors, the stamps of damaged rows, and by stamp the rows that another version of the
+        stemmer wrote.
     """
     vectors = _vectors([row.vector for row in cells], dims)
     found: list[tuple[Entry, Vector | None]] = []
@@ -254,7 +260,7 @@ def _entry(row: Cells) -> Entry:
 
 
 def moment(value: Any) -> datetime | None:
-    """A stored date: seconds since 1970, or what a driver made of it."""
+    """Parse a stored date: seconds since 1970, or a datetime that the driver made of them."""
     if value is None:
         return None
     if isinstance(value, datetime):
@@ -263,8 +269,9 @@ def moment(value: Any) -> datetime | None:
 
 
 def _vectors(cells: Sequence[Any], dims: int | None) -> list[Vector | None]:
-    """The vectors of rows, all at once; None for what is none."""
+    """Decode the vectors of all rows at once; None for a missing, damaged or differently sized one."""
     sizes = Counter(len(cell) for cell in cells if isinstance(cell, bytes) and cell)
+    # Without an index to compare with, the most frequent size is taken for the right one.
     size = 4 * dims if dims is not None else sizes.most_common(1)[0][0] if sizes else 0
     vectors: list[Vector | None] = [None] * len(cells)
     where = [i for i, cell in enumerate(cells) if isinstance(cell, bytes) and len(cell) == size]
@@ -278,7 +285,7 @@ def _vectors(cells: Sequence[Any], dims: int | None) -> list[Vector | None]:
 
 
 def shown_of(stored: Iterable[Stored], now: datetime) -> list[Shown]:
-    """Records that can be read and have not expired; damaged ones are logged and left as they are."""
+    """Decode the records that are readable and have not expired. Damaged ones are logged and left as they are."""
     rows, shown = list(stored), list[Shown]()
     if not rows:
         return shown
@@ -297,7 +304,7 @@ def shown_of(stored: Iterable[Stored], now: datetime) -> list[Shown]:
 
 
 class Text:
-    """What is held of a record to show it.
+    """The cached text and metadata of a record, decoded when first asked for.
 
     Args:
         text: Plain data, as `encode_value` gives it.
@@ -316,7 +323,7 @@ class Text:
         self._document: Document | None = None
 
     def document(self, name: str) -> Document | None:
-        """The record as it was stored, made once, not to be changed; None if it is damaged, which is logged."""
+        """Return the record as it was stored, one shared object that must not be changed; None if damaged (logged)."""
         if self._document is None:
             try:
                 plain = json.loads(self.metadata) if isinstance(self.metadata, str) else self.metadata
@@ -327,8 +334,9 @@ class Text:
 
 
 def again(row: Cells, shown: Shown) -> Entry:
-    """The entry of a record whose stored words are of another version, with new ones."""
+    """Stem a record again whose stored words are of another version of the stemmer, and return its entry."""
     document = shown.document
+    # A plain document is stored as one part without role or name; the parts of a round are the spans in its metadata.
     alone = [(role, by) for role, by, _ in row.facts[8]] == [("", "")]
     facts = {} if alone else {"said": document.metadata["said"]}
     fresh = entry_of(Document(readable(document.page_content), id=document.id, metadata=facts))

@@ -1,4 +1,4 @@
-"""Where a search looks, and what it takes. Pure."""
+"""Filters of a search: parsing them, matching metadata, and shaping the results. No I/O."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Matches: TypeAlias = Callable[[Mapping[str, Any]], bool]
 
 
 class Scope(NamedTuple):
-    """Where to search: one user, perhaps one session, and what the metadata must fulfil besides; None for nothing."""
+    """The scope of a search: one user, perhaps one session, and a test of the metadata (None: no test)."""
 
     user_id: str
     session_id: str | None
     matches: Matches | None
 
     def takes(self, shown: Shown) -> bool:
-        """Whether a document may be found."""
+        """Return whether a document is in scope."""
         return (
             shown.user_id == self.user_id
             and (self.session_id is None or shown.session_id == self.session_id)
@@ -36,7 +36,7 @@ class Scope(NamedTuple):
 
 
 def pages_of(ids: Sequence[tuple[str, float]], k: int) -> Iterator[Sequence[tuple[str, float]]]:
-    """The best `k`, then larger and larger parts of the rest, for a filter that takes few."""
+    """Yield the best `k`, then larger and larger pages of the rest, for a filter that few documents match."""
     begin, size = 0, k
     while begin < len(ids):
         yield ids[begin : begin + size]
@@ -44,7 +44,7 @@ def pages_of(ids: Sequence[tuple[str, float]], k: int) -> Iterator[Sequence[tupl
 
 
 def scope_given(options: Mapping[str, Any]) -> Scope:
-    """Return where a search looks, from what was given to it by name.
+    """Parse the keyword arguments of a search into a scope.
 
     Raises:
         TypeError: A search takes no such argument.
@@ -63,13 +63,13 @@ def scope_of(
     post_filter_pipeline: Any = None,
     oversampling_factor: int | None = None,  # an exact search looks at every candidate
 ) -> Scope:
-    """Where a search looks; raises before any I/O if an argument cannot say that.
+    """Build the scope of a search. Raise before any I/O if an argument is not supported.
 
     Args:
-        filter: What the metadata is equal to.
-        pre_filter: What the metadata fulfils, in MongoDB's query language: see `conditions_of`.
+        filter: Values that the metadata must be equal to.
+        pre_filter: Conditions on the metadata, in MongoDB's query language: see `conditions_of`.
         post_filter_pipeline: Refused unless empty.
-        oversampling_factor: Taken for langchain-mongodb's sake.
+        oversampling_factor: Accepted for compatibility with langchain-mongodb, and ignored.
     """
     if post_filter_pipeline:
         msg = (
@@ -112,11 +112,13 @@ MAX_DEPTH = 20
 
 
 def _scope_of_conditions(pre_filter: Filter) -> Scope:
-    """A `pre_filter` as a scope: who is asked for must be one user, as everywhere."""
+    """Build a scope from a `pre_filter`. Like every search it must name one user, or none for unowned documents."""
     if not isinstance(pre_filter, Mapping):
         _refuse(f"must be a dict of conditions, not {type(pre_filter).__name__}")
     rest: list[Filter] = []
     users: dict[str, None] = {}
+    # Collect the conditions on `user_id`, at the top and inside `$and`: all of them must name the same user. Anywhere
+    # else (in `$or`, say) it could not restrict the search to one user, and is refused.
     waiting = [pre_filter]
     while waiting:
         query = waiting.pop()
@@ -136,15 +138,15 @@ def _scope_of_conditions(pre_filter: Filter) -> Scope:
 
 
 def conditions_of(query: Filter, depth: int = 0) -> Matches:
-    """A query in MongoDB's language as a function of metadata; what it says stays data and goes to no server.
+    """Compile a query in MongoDB's language into a function of metadata. Values stay data and reach no server.
 
-    Comparisons are those of MongoDB: a list fits if one of its elements does, numbers are compared with numbers and
-    texts with texts, a dot leads into a nested dict, and None also fits what is not there.
+    Comparisons are those of MongoDB: a list matches if one of its elements does, numbers are compared with numbers and
+    texts with texts, a dot leads into a nested dict, and None also matches a missing field.
 
     Args:
         query: Fields with a value, or with `$eq`, `$ne`, `$gt`, `$gte`, `$lt`, `$lte`, `$in`, `$nin`, `$exists` and
             `$not`; `$and`, `$or` and `$nor` with lists of such queries.
-        depth: How deep it lies in another one.
+        depth: How deep it is nested in another query.
 
     Raises:
         ConfigurationError: It holds another operator, or a value that no metadata has.
@@ -170,7 +172,7 @@ def conditions_of(query: Filter, depth: int = 0) -> Matches:
 
 
 def _condition(value: Any, depth: int) -> Callable[[list[Any]], bool]:
-    """What is asked of the values of a field, of which there are several where a list was passed through."""
+    """Compile the condition on one field into a test of its values: several, if the path leads through a list."""
     if not isinstance(value, Mapping) or not any(isinstance(key, str) and key.startswith("$") for key in value):
         return _operator("$eq", value, depth)
     parts = [_operator(name, wanted, depth) for name, wanted in value.items()]
@@ -207,7 +209,7 @@ def _operator(name: Any, wanted: Any, depth: int) -> Callable[[list[Any]], bool]
 
 
 def _values(known: Any, path: str) -> Iterator[Any]:
-    """The values at a path: none if it is not there."""
+    """Yield the values at a dotted path; none if it does not exist."""
     if path in known:
         yield known[path]
         return
@@ -220,12 +222,12 @@ def _values(known: Any, path: str) -> Iterator[Any]:
 
 
 def _with_elements(values: list[Any]) -> list[Any]:
-    """The values, and the elements of those that are lists."""
+    """Return the values, together with the elements of those that are lists."""
     return [*values, *(item for v in values if isinstance(v, (list, tuple, set, frozenset)) for item in v)]
 
 
 def _kind(value: Any) -> Any:
-    """What may be compared with each other: True is no 1, and a text is no number."""
+    """Return the class of values that a value compares with: True does not equal 1, and no text equals a number."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return "number"
     kinds: tuple[Any, ...] = (bool, str, bytes, datetime, date, Mapping, (list, tuple))
@@ -233,7 +235,7 @@ def _kind(value: Any) -> Any:
 
 
 def _comparable(value: Any) -> Any:
-    """A moment without a time zone is one in UTC, as in MongoDB; a tuple is a list."""
+    """Normalize a value for comparing: a naive datetime is taken as UTC, as in MongoDB; a tuple becomes a list."""
     if isinstance(value, datetime) and value.tzinfo is None:
         return value.replace(tzinfo=UTC)
     return list(value) if isinstance(value, tuple) else value
@@ -248,7 +250,7 @@ def _queries(name: str, value: Any, depth: int = 0) -> list[Filter]:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Raises unless metadata may hold this: a pattern or an ObjectId would silently find nothing."""
+    """Raise unless metadata can hold this value: a pattern or an ObjectId would silently match nothing."""
     if isinstance(value, (list, tuple)) and depth < MAX_DEPTH:
         for item in value:
             _check_plain(item, depth + 1)
@@ -267,7 +269,7 @@ def _refuse(problem: str) -> NoReturn:
 
 
 def check_k(k: int) -> int:
-    """The number of documents that are wanted, if it is one."""
+    """Validate the number of documents wanted, and return it."""
     if not isinstance(k, int) or k < 0:  # type: ignore[redundant-expr]  # callers without types
         msg = f"k must be a whole number from 0; got {k!r:.50}"
         raise ValueError(msg)
@@ -277,7 +279,7 @@ def check_k(k: int) -> int:
 def documents_of(
     found: Sequence[tuple[Shown, float]], include_scores: bool, include_embeddings: bool
 ) -> list[tuple[Document, float]]:
-    """What was found as documents; scores and vectors go into their metadata, as langchain-mongodb puts them there."""
+    """Return the documents found; scores and vectors go into their metadata, where langchain-mongodb puts them."""
     for shown, score in found:
         if include_scores:
             shown.document.metadata["score"] = score
@@ -287,7 +289,7 @@ def documents_of(
 
 
 def diverse(found: Sequence[tuple[Shown, float]], k: int, lambda_mult: float) -> list[Document]:
-    """Maximal marginal relevance among what was found."""
+    """Select `k` of the documents found by maximal marginal relevance."""
     if not found or k < 1:
         return []
     vectors = np.array([shown.vector for shown, _ in found])

@@ -1,8 +1,8 @@
-"""The records of the last users in process, brought in line with the store at each use.
+"""A cache of the last users' records in process, revalidated against the store at each use.
 
-A store tells with one query the mark of a user, numbers that change with each write, whoever writes; the session in
-which the user talks; and the records that were added since the last time. If the mark is the one at which the records
-were read, or these explain how it changed, that is all. Else all stamps are listed and the missing rows fetched.
+One query returns a user's version (numbers that every write changes, whoever writes), the session in which the user
+talks, and the records added since the last query. If the version is unchanged, or these records explain the change, the
+cache is current. Otherwise all stamps are listed and the missing rows fetched.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from langchain_memkit.backends._vectors.rows import (
     shown_of,
 )
 from langchain_memkit.base import Now
-from langchain_memkit.scoring.index import Entry, Index
+from langchain_memkit.scoring.index import Entry, Index, digest_of
 
 __all__ = ["Shelf"]
 
 logger = logging.getLogger("langchain_memkit")
 
 BATCH = 1000  # rows fetched at once
-MANY = 1000  # digests of texts that are gone
-TEXT_BYTES = 2000  # of what is held of a record to show it, besides its text
+MANY = 1000  # digests of removed texts that may be kept
+TEXT_BYTES = 2000  # overhead of a cached record, besides its text
 COPIES = 4  # of the text, once it was shown
 NO_TEXTS: Mapping[str, Text] = MappingProxyType({})
-GROWTH = 1.2  # of an index before its size is estimated anew
+GROWTH = 1.2  # times its size at the last estimate: then the size of an index is estimated again
 
 
 class Since(NamedTuple):
-    """What is held of a user: the mark, the highest stamp that was read, and higher ones of our own writes."""
+    """The state of a cached user: version, the highest stamp read, and higher stamps of this process's own writes."""
 
     mark: Mark
     stamp: int
@@ -57,8 +57,8 @@ class Session(NamedTuple):
     """A session as it is stored.
 
     Attributes:
-        generation: Drawn when it began.
-        state: A number that changes when records of it are stored; None: the stamp of its last record.
+        generation: A random id, drawn when the session began.
+        state: A number that changes when records of the session are stored. None: the stamp of its last record serves.
     """
 
     generation: str
@@ -66,12 +66,12 @@ class Session(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a store tells of a user, read in this order.
+    """A store's answer about a user; its fields are read in this order.
 
     Attributes:
-        session: The one that was asked for; None if there is none, or its last record has to be read.
-        mark: The user's; None where there is nothing that could tell.
-        cells: Records with higher stamps than were known.
+        session: The session asked for; None if there is none, or if its last record has to be read from the store.
+        mark: The user's version; None if the store cannot tell.
+        cells: Records with higher stamps than those cached.
     """
 
     session: Session | None
@@ -80,7 +80,13 @@ class News(NamedTuple):
 
 
 class Source(Protocol):
-    """What is read; all return flows."""
+    """The reading half of a backend; all methods but `change` return flows.
+
+    * `news` returns a user's version, a session, and the records added since.
+    * `change` computes by how much the version changes if records are added in place of those with some stamps.
+    * `stamps` lists a user's stamps; `cells` and `stored` read the records with some stamps, to rank them or to return
+      them as documents.
+    """
 
     def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]: ...
     def change(self, cells: Sequence[Cells], replaced: Sequence[int]) -> Mark: ...  # of the mark, by adding records
@@ -90,32 +96,32 @@ class Source(Protocol):
 
 
 class Held:
-    """A user's records in process."""
+    """The cached records of one user: an index, the texts, and the version of the store that they match."""
 
     def __init__(self) -> None:
         self.index = Index()
         self.texts: dict[str, Text] = {}  # by id
-        self.digests: dict[str, str] = {}  # ids of records by the digest of their text
-        self.stamp = 0  # the highest one when the mark was read
-        self.own: list[int] = []  # stamps of our own writes since
+        self.digests: dict[str, str] = {}  # ids of records by the digest of their text; may name removed ones
+        self.stamp = 0  # the highest one that was stored when the version was read
+        self.own: list[int] = []  # stamps of this process's writes since then
         self.left_out: set[int] = set()  # stamps of rows that are damaged or expired
         self.next_expiry: datetime | None = None
         self.nbytes = 0
-        self.mark: Mark | None = None  # of the store when it was all that there is
-        self.changes = 0  # so far: two who read at the same time notice each other
+        self.mark: Mark | None = None  # the store's version that the cache matches; None: list all stamps next time
+        self.changes = 0  # number of changes so far: concurrent readers notice each other by it
         self._estimated = 0
 
     def known(self) -> set[int]:
-        """Stamps of the rows that need not be read."""
+        """Return the stamps of rows that need not be read."""
         with self.index.lock:
             return self.index.stamps() | self.left_out
 
     def add(self, entries: Sequence[tuple[Entry, Vector | None]], rows: Iterable[Cells] = ()) -> None:
-        """Adds entries, in place of those with the same ids.
+        """Add entries to the index, replacing those with the same ids.
 
         Args:
-            entries: With their vectors.
-            rows: What they were made of, by which they are shown; others are read when they are.
+            entries: Entries with their vectors.
+            rows: The rows they were made of, whose texts are cached; the texts of other entries are read when needed.
         """
         with self.index.lock:
             self.changes += len(entries)
@@ -130,15 +136,24 @@ class Held:
                 if entry.expires_at is not None and (self.next_expiry is None or entry.expires_at < self.next_expiry):
                     self.next_expiry = entry.expires_at
 
+    def vector_of(self, digest: str) -> Vector | None:
+        """Return the vector of a text; None if no record that is held has this text."""
+        name = self.digests.get(digest, "")
+        document = self.texts[name].document(name) if name in self.texts else None
+        # the record may have got another text under the same id since: a round whose answer came later
+        return self.index.vector_of(name) if document and digest_of(document.page_content) == digest else None
+
     def settle(self, mark: Mark | None, gone: Collection[int], changes: int) -> None:
-        """Removes what is not stored any more; keeps the mark, unless somebody else changed something meanwhile.
+        """Remove what is no longer stored, and record the version that the cache matches now.
 
         Args:
-            mark: Of the store, asked for before anything was read.
-            gone: Stamps of what is not stored any more.
-            changes: As many as there should be.
+            mark: The store's version, read before the rows were.
+            gone: Stamps of records that are no longer stored.
+            changes: The number of changes if nobody else has changed the cache meanwhile.
         """
         with self.index.lock:
+            # Otherwise a concurrent reader or writer has changed the cache, and this version does not describe it:
+            # the next read lists all stamps.
             self.mark = mark if self.changes == changes else None
             self.stamp, self.own = max(self.known() - set(gone), default=0), []
             if gone:
@@ -147,24 +162,29 @@ class Held:
                 self.left_out.difference_update(gone)
 
     def since(self) -> Since | None:
-        """What is held; None if it has to be listed anew."""
+        """Return the cached state to ask the store for news with; None if all stamps have to be listed."""
         with self.index.lock:
             return None if self.mark is None else Since(self.mark, self.stamp, tuple(self.own))
 
     def catch_up(self, since: Since, news: News, change: Callable[[Sequence[Cells], Sequence[int]], Mark]) -> bool:
-        """Takes in what is new, if that is all that has changed; whether nothing has to be listed.
+        """Apply the news to the cache; False if they do not explain the new version, so that stamps have to be listed.
 
         Args:
-            since: What was held when it was asked for.
-            news: What the store said.
-            change: Of the source.
+            since: The cached state that the store was asked with.
+            news: The store's answer.
+            change: The source's function for the change of the version.
         """
         with self.index.lock:
-            if self.mark != since.mark:  # somebody else was as quick
+            # Another thread has updated the cache since the question was asked: these news are current only if it
+            # arrived at the same version.
+            if self.mark != since.mark:
                 return self.mark == news.mark
             if self.mark != news.mark:
                 found, damaged, stale = entries_of(news.cells, self.index.dims)
                 replaced = [old.stamp for entry, _ in found if (old := self.index.get(entry.id)) is not None]
+                # Versions are sums: if adding exactly these records (in place of the old ones with their ids) leads
+                # from the cached version to the store's, nothing else has changed. Any other deletion or replacement
+                # leaves a difference.
                 moved = change(news.cells, replaced)
                 if stale or news.mark != tuple(old + new for old, new in zip(since.mark, moved, strict=True)):
                     return False
@@ -172,6 +192,7 @@ class Held:
                 self.left_out |= damaged
                 self.mark = news.mark
                 self.own += [row.stamp for row in news.cells]
+            # The news hold everything up to this version, so the process's own writes need not be excluded next time.
             self.stamp = max([self.stamp, *self.own])
             self.own = []
             return True
@@ -180,11 +201,13 @@ class Held:
         self.index.remove(ids)
         for name in ids:
             self.texts.pop(name, None)
+        # Digests of removed records are dropped only when there are many: until then their ids are not found in the
+        # index.
         if len(self.digests) > 2 * len(self.index) + MANY:
             self.digests = {digest: name for digest, name in self.digests.items() if name in self.index}
 
     def wrote(self, rows: Sequence[Row], removed: Collection[str], written: Written) -> None:
-        """Takes over what was written, and by how much the mark has changed."""
+        """Apply this process's own write to the cache, so that it need not be read back."""
         entries = [row.stamped(stamp) for row, stamp in zip(rows, written.stamps, strict=True)]
         cells = [
             Cells(stamp, None, None, None, row.text, row.metadata, row.digest, None)
@@ -196,11 +219,13 @@ class Held:
             self.own += written.stamps
             self.changes += 1
             self._remove(removed)
+            # Add the write's own change instead of reading the store's version: if others wrote in between, the
+            # cached version then differs from the store's by exactly their changes, and the next read finds those.
             if self.mark is not None:
                 self.mark = tuple(old + new for old, new in zip(self.mark, change, strict=True))
 
     def expire(self, now: datetime) -> None:
-        """Leaves out what has expired."""
+        """Drop records that have expired."""
         if self.next_expiry is None or now < self.next_expiry:
             return
         with self.index.lock:
@@ -212,7 +237,7 @@ class Held:
             self.next_expiry = min(left, default=None)
 
     def estimate(self) -> None:
-        """Estimates its size, if it has grown."""
+        """Estimate the size in bytes again, if the number of records has changed much."""
         with self.index.lock:
             if not self._estimated * 0.5 <= len(self.index) <= self._estimated * GROWTH:
                 self._estimated = len(self.index)
@@ -221,7 +246,7 @@ class Held:
 
 
 class Looked(NamedTuple):
-    """A session as a turn of it found it, with what is held of its user."""
+    """A snapshot of a session at the start of a write: the cached user, the session, and its last record."""
 
     held: Held
     session: Session
@@ -229,12 +254,12 @@ class Looked(NamedTuple):
 
 
 class Shelf:
-    """What is held of the users, the last used ones first to stay.
+    """A least-recently-used cache of users' records, limited in bytes.
 
     Args:
         source: The store.
-        step: Makes a step of a flow of the store.
-        cache_bytes: How much is held.
+        step: Turns a flow of the store into a step.
+        cache_bytes: The limit in bytes; the user used last stays cached, however large.
         now: A clock.
     """
 
@@ -246,16 +271,20 @@ class Shelf:
         self._cache_bytes = cache_bytes
         self._now = now
         self._users: OrderedDict[str, Held] = OrderedDict()
-        self._lock = ForkSafeLock(self._users.clear)  # also because a thread that is not in the child may hold an index
+        # After a fork the child drops all cached users: a thread that exists only in the parent may hold the lock of
+        # an index.
+        self._lock = ForkSafeLock(self._users.clear)
 
     def read(self, user_id: str, session_id: str | None = None) -> Flow[tuple[Index, Looked | None]]:
-        """The user's records as they are now, and a session of the user, where a turn can go out from what is held."""
+        """Return a user's current index, and a snapshot of a session if a write can start from cached data."""
         source, held = self._source, self._find(user_id)
         since = held.since() if held is not None else None
         news: News = yield self._step(lambda: source.news(user_id, session_id, since))
         mark = news.mark
         if held is None or since is None or not held.catch_up(since, news, source.change):
             held = held or Held()
+            # The version was read before the stamps. A write in between is then in the list but not in the version,
+            # so the next read merely checks again; the other way round it would be missed for good.
             changes, known = held.changes, held.known()
             listed: list[int] = yield self._step(lambda: source.stamps(user_id))
             missing = [stamp for stamp in listed if stamp not in known]
@@ -270,7 +299,7 @@ class Shelf:
         return held.index, Looked(held, news.session, last) if last is None or last.id in held.texts else None
 
     def _fetch(self, held: Held, user_id: str, stamps: Sequence[int]) -> Flow[int]:
-        """Reads records; returns how many were added."""
+        """Read records into the cache and return how many were added."""
         cells: list[Cells] = yield self._step(lambda: self._source.cells(user_id, stamps))
 
         def take() -> tuple[int, int, dict[int, tuple[Cells, Vector | None]]]:
@@ -282,6 +311,8 @@ class Shelf:
         added: int
         added, damaged, stale = yield in_thread(take)
         if stale:
+            # Another version of the stemmer wrote these rows: their words cannot be compared with those of a
+            # question. They are stemmed from their texts again, in process only; the stored rows stay as they are.
             stored: list[Stored] = yield self._step(lambda: self._source.stored(user_id, list(stale)))
 
             def stem() -> tuple[int, int]:
@@ -314,7 +345,7 @@ class Shelf:
             return held
 
     def _keep(self, user_id: str, held: Held) -> None:
-        """Holds a user's records, and lets go of those not used for longest; the last one stays, however large."""
+        """Cache a user's records, then evict the least recently used users above the limit; this one stays."""
         held.estimate()
         with self._lock:
             self._users.pop(user_id, None)
@@ -324,30 +355,33 @@ class Shelf:
                 size -= self._users.popitem(last=False)[1].nbytes
 
     def miss(self, user_id: str, ids: Collection[str]) -> None:
-        """Doubts what is held of the user if it has these records, which are gone: somebody removed them by hand."""
+        """Invalidate the user's cached version if the cache holds one of these ids, which are not stored any more.
+
+        Somebody deleted these records by hand, past memkit. Not every backend's version changes then.
+        """
         with self._lock:
             held = self._users.get(user_id)
         if held is not None and any(name in held.index for name in ids):
             held.mark = None
 
     def texts(self, user_id: str) -> Mapping[str, Text]:
-        """What is held of the user to be shown, by id."""
+        """Return the cached texts of a user by id."""
         with self._lock:
             held = self._users.get(user_id)
         return held.texts if held is not None else NO_TEXTS
 
     def forget(self, user_id: str) -> None:
-        """Lets go of a user."""
+        """Drop a user from the cache."""
         with self._lock:
             self._users.pop(user_id, None)
 
     def clear(self) -> None:
-        """Lets go of everything."""
+        """Empty the cache."""
         with self._lock:
             self._users.clear()
 
     def wrote(self, user_id: str, rows: Sequence[Row], removed: Collection[str], written: Written) -> None:
-        """Puts a write of our own into what is held, so that it need not be read."""
+        """Apply this process's own write to the cached user, so that it need not be read back."""
         held = self._find(user_id)
         if held is None:
             return

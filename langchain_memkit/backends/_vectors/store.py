@@ -1,4 +1,4 @@
-"""LangChain's verbs of a vector store, written once for both call styles and for every backend."""
+"""LangChain's `VectorStore` methods, written once for both call styles and for every backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from langchain_memkit.base import check_id
 
 
 class RecordVectorStore(Forgetting, VectorStore):
-    """Verbs shared by `SQLiteVectorStore` and `MongoDBVectorStore`; see there."""
+    """Base of `SQLiteVectorStore` and `MongoDBVectorStore`, which document its use."""
 
     @property
     def embeddings(self) -> Embeddings:
@@ -38,20 +38,20 @@ class RecordVectorStore(Forgetting, VectorStore):
     # -- adding
 
     def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """Embeds and stores documents, in place of those with the same ids.
+        """Embed documents and store them, replacing those with the same ids.
 
         Args:
-            documents: Any; `user_id` in the metadata says whose one is. Without it, it belongs to nobody, and no
-                user's search finds it.
-            **kwargs: `ids`, a list of str or None: before the documents' own. Without either an id is drawn.
-                `batch_size`, how many are embedded and stored at a time; None for all at once. What a later part runs
-                into does not undo an earlier one.
+            documents: Documents of any kind; `user_id` in the metadata names the owner. Without it a document is
+                unowned, and no user's search finds it.
+            **kwargs: `ids`, a list of str or None, which take precedence over the documents' own; a random id is drawn
+                where there is neither. `batch_size`, how many are embedded and stored at a time; None for all at once.
+                An error in a later batch does not undo an earlier one.
 
         Returns:
             The ids, in the order of `documents`.
 
         Raises:
-            TypeError: An id is no string, or an argument is unknown.
+            TypeError: An id is not a string, or an argument is unknown.
             ValueError: An id is empty or malformed, `batch_size` is below 1, or there are not as many ids as documents.
             ConfigurationError: The store was filled with another model, or the model gave no usable vector.
             MessageEncodeError: A value in the metadata would not come back equal. Nothing was stored.
@@ -73,7 +73,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         return drive(self._add(documents, **kwargs), run_step)
 
     async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """Async twin of `add_documents`."""
+        """Run `add_documents` asynchronously."""
         return await adrive(self._add(documents, **kwargs), arun_step)
 
     def _add(
@@ -88,12 +88,14 @@ class RecordVectorStore(Forgetting, VectorStore):
             raise TypeError(msg) if isinstance(ids, str) else ValueError(msg)
         both = zip(given, documents, strict=True)
         names = [str(uuid4()) if (n := name or d.id) is None else check_id(n, "id") for name, d in both]
+        # All documents are validated before the first one is embedded or stored.
         rows: list[Row] = yield in_thread(lambda: [plain_row(d, n) for d, n in zip(documents, names, strict=True)])
         size = batch_size or max(len(rows), 1)
         for begin in range(0, len(rows), size):
             part = rows[begin : begin + size]
             texts = [d.page_content for d in documents[begin : begin + size]]
             vectors: list[Vector | None] = yield from self._embedder.documents(texts)
+            # one write per user, since the version that caches are checked against is a user's
             for user in dict.fromkeys(row.user_id for row in part):
                 mine = [i for i, row in enumerate(part) if row.user_id == user]
                 yield from self._store(user, [part[i] for i in mine], [vectors[i] for i in mine])
@@ -109,14 +111,14 @@ class RecordVectorStore(Forgetting, VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """A store with these texts in it.
+        """Create a store and add texts to it.
 
         Args:
-            texts: What to store.
+            texts: The texts to store.
             embedding: The embedding model.
             metadatas: One for each text, or None.
             ids: One for each text, or None.
-            **kwargs: Arguments of the class.
+            **kwargs: Further arguments of the class.
 
         Returns:
             The store.
@@ -135,7 +137,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Async twin of `from_texts`."""
+        """Run `from_texts` asynchronously."""
         store = cls(embedding=embedding, **kwargs)
         await store.aadd_texts(texts, metadatas, ids=ids)
         return store
@@ -155,23 +157,23 @@ class RecordVectorStore(Forgetting, VectorStore):
 
         Args:
             query: The text.
-            k: How many at most.
+            k: The greatest number of documents returned.
             pre_filter: Conditions on the metadata in MongoDB's query language, as langchain-mongodb takes them:
-                `{"user_id": "u1", "page": {"$gte": 2}}`. Of operators, `$eq`, `$ne`, `$gt`, `$gte`, `$lt`, `$lte`,
-                `$in`, `$nin`, `$exists`, `$not`, `$and`, `$or` and `$nor`. They are compared in this process, with
-                what was stored, and `user_id` must name one user.
+                `{"user_id": "u1", "page": {"$gte": 2}}`. The operators are `$eq`, `$ne`, `$gt`, `$gte`, `$lt`, `$lte`,
+                `$in`, `$nin`, `$exists`, `$not`, `$and`, `$or` and `$nor`. They are evaluated in this process, on the
+                stored metadata, and `user_id` must name one user.
             include_scores: Puts the score into each document's metadata as `score`.
             **kwargs: `filter`, instead of `pre_filter`: a dict that the metadata must be equal to, `{"user_id": ...,
-                "session_id": ...}` and other keys. Without a `user_id` in either only documents of nobody are found.
+                "session_id": ...}` and other keys. Without a `user_id` in either, only unowned documents are found.
                 `include_embeddings=True` puts the vector, scaled to length 1, into the metadata as `embedding`.
 
         Returns:
-            Nearest first. Records without a vector are not among them.
+            Nearest first. Records without a vector are not found.
 
         Raises:
-            TypeError: A `user_id` or `session_id` is no string, or an argument is unknown.
+            TypeError: A `user_id` or `session_id` is not a string, or an argument is unknown.
             ValueError: An id in the filter is malformed, or `k` is below 0.
-            ConfigurationError: The store was filled with another model, or `pre_filter` holds what is not supported.
+            ConfigurationError: The store was filled with another model, or `pre_filter` holds something unsupported.
             HistoryReadError: The store cannot be reached or read.
 
         Example:
@@ -195,20 +197,20 @@ class RecordVectorStore(Forgetting, VectorStore):
         include_scores: bool = False,
         **kwargs: Any,
     ) -> list[Document]:
-        """Async twin of `similarity_search`."""
+        """Run `similarity_search` asynchronously."""
         flow = self._documents(query, k, include_scores, pre_filter=pre_filter, **kwargs)
         return [document for document, _ in await adrive(flow, arun_step)]
 
     def similarity_search_with_score(
         self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        """As `similarity_search`, with the cosine of each, from -1 to 1."""
+        """Return the documents nearest to a text with their cosines, from -1 to 1; see `similarity_search`."""
         return drive(self._documents(query, k, pre_filter=pre_filter, **kwargs), run_step)
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        """Async twin of `similarity_search_with_score`."""
+        """Run `similarity_search_with_score` asynchronously."""
         return await adrive(self._documents(query, k, pre_filter=pre_filter, **kwargs), arun_step)
 
     def similarity_search_by_vector(
@@ -218,7 +220,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         filter: Filter | None = None,  # noqa: A002  # LangChain's name
         **kwargs: Any,
     ) -> list[Document]:
-        """As `similarity_search`, for a vector."""
+        """Return the documents nearest to a vector; further arguments as in `similarity_search`."""
         return [shown.document for shown, _ in drive(self._near(embedding, k, filter=filter, **kwargs), run_step)]
 
     async def asimilarity_search_by_vector(
@@ -228,7 +230,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         filter: Filter | None = None,  # noqa: A002  # LangChain's name
         **kwargs: Any,
     ) -> list[Document]:
-        """Async twin of `similarity_search_by_vector`."""
+        """Run `similarity_search_by_vector` asynchronously."""
         found = await adrive(self._near(embedding, k, filter=filter, **kwargs), arun_step)
         return [shown.document for shown, _ in found]
 
@@ -241,21 +243,21 @@ class RecordVectorStore(Forgetting, VectorStore):
         pre_filter: Filter | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Documents near to a text and unlike each other.
+        """Return documents that are near to a text and unlike each other.
 
         Maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998): each next one has the greatest
         `lambda_mult * similarity to the text - (1 - lambda_mult) * greatest similarity to one chosen before`.
 
         Args:
             query: The text.
-            k: How many at most.
-            fetch_k: Among how many nearest ones is chosen.
+            k: The greatest number of documents returned.
+            fetch_k: The number of nearest documents to choose from.
             lambda_mult: From 0, as diverse as possible, to 1, nearest first.
-            pre_filter: As in `similarity_search`.
+            pre_filter: Conditions on the metadata, as in `similarity_search`.
             **kwargs: `filter`, as in `similarity_search`.
 
         Returns:
-            In the order in which they were chosen.
+            The documents in the order in which they were chosen.
         """
         flow = self._search(query, max(k, fetch_k), pre_filter=pre_filter, **kwargs)
         return diverse(drive(flow, run_step), k, lambda_mult)
@@ -269,7 +271,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         pre_filter: Filter | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Async twin of `max_marginal_relevance_search`."""
+        """Run `max_marginal_relevance_search` asynchronously."""
         flow = self._search(query, max(k, fetch_k), pre_filter=pre_filter, **kwargs)
         return diverse(await adrive(flow, arun_step), k, lambda_mult)
 
@@ -282,7 +284,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         filter: Filter | None = None,  # noqa: A002  # LangChain's name
         **kwargs: Any,
     ) -> list[Document]:
-        """As `max_marginal_relevance_search`, for a vector."""
+        """Return documents that are near to a vector and unlike each other; see `max_marginal_relevance_search`."""
         near = drive(self._near(embedding, max(k, fetch_k), filter=filter, **kwargs), run_step)
         return diverse(near, k, lambda_mult)
 
@@ -295,12 +297,12 @@ class RecordVectorStore(Forgetting, VectorStore):
         filter: Filter | None = None,  # noqa: A002  # LangChain's name
         **kwargs: Any,
     ) -> list[Document]:
-        """Async twin of `max_marginal_relevance_search_by_vector`."""
+        """Run `max_marginal_relevance_search_by_vector` asynchronously."""
         near = await adrive(self._near(embedding, max(k, fetch_k), filter=filter, **kwargs), arun_step)
         return diverse(near, k, lambda_mult)
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        """The cosine, from 0 to 1; what points away counts as 0."""
+        """Return the function that clips a cosine to 0 to 1: opposite directions count as 0."""
         return lambda score: min(max(score, 0.0), 1.0)
 
     def _documents(
@@ -327,7 +329,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         return (yield from self._nearest(question_vector(embedding, self._embedder.dims), k, scope))
 
     def _nearest(self, vector: Vector, k: int, scope: Scope) -> Flow[list[tuple[Shown, float]]]:
-        """Every vector of the user is compared."""
+        """Search exactly, comparing all vectors of the user."""
         index, _ = yield from self._shelf.read(scope.user_id)
 
         def ranked() -> list[tuple[str, float]]:
@@ -342,6 +344,8 @@ class RecordVectorStore(Forgetting, VectorStore):
 
         ids: list[tuple[str, float]] = yield in_thread(ranked)
         best: list[tuple[Shown, float]] = []
+        # The cached index ranks, the store returns the documents: what is shown is what is stored now, and a record
+        # that somebody deleted by hand invalidates the cache.
         for page in pages_of(ids, k):
             stored = yield self._step(
                 lambda page=page: self._backend.by_ids(scope.user_id, [name for name, _ in page], vectors=True)  # type: ignore[misc]  # bound now

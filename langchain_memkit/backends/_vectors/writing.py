@@ -1,4 +1,4 @@
-"""Writing records: written once for both call styles and for every backend."""
+"""The writing verbs of the vector stores, written once for both call styles and for every backend."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from langchain_memkit.backends._vectors.shelf import Looked
 from langchain_memkit.base import check_id
 from langchain_memkit.scoring.index import Begun
 
-FEW = 50  # records that go into an index without a thread
-SHORT = 2000  # characters that are not worth one
+FEW = 50  # records that are added to an index without a thread
+SHORT = 2000  # characters that are processed without a thread
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Writing(Reading):
-    """A store that is written to; see `SQLiteVectorStore` and `MongoDBVectorStore`."""
+    """A vector store that can be written to; base of `SQLiteVectorStore` and `MongoDBVectorStore`."""
 
     def begin(
         self,
@@ -37,24 +37,25 @@ class Writing(Reading):
         messages: Collection[str] | None = None,
         since: str | None = None,
     ) -> Begun:
-        """What has to be known of a session before records of it are written.
+        """Read what a write to a session depends on, before its records are written.
 
         Args:
-            user_id: Whose.
+            user_id: The user.
             session_id: The conversation.
-            digests: Of texts that are to be embedded, as `digest_of` makes them.
-            ids: Of records of this session that are to be written.
+            digests: Digests of the texts that are to be embedded, as `digest_of` makes them.
+            ids: Ids of records of this session that are to be written.
             messages: Ids of the messages that are to be written, if they begin a new round: then the last record may be
-                left out where it waits for nothing and says none of this. None: it is always read.
-            since: The generation that the first try of the same turn was told, where this is another one: it is
-                returned, and if the session was forgotten since, `write` refuses it.
+                left out, if it is complete and holds none of these messages or texts. None: it is always read.
+            since: The generation that the first try of the same turn was given, where this is a later try: it is
+                returned in place of the current one, so that `write` refuses the turn if the session was forgotten in
+                between.
 
         Returns:
-            The session's generation (drawn now if it has none), its last record, the vectors of texts of this user
-            that are stored already, and the session's records with these ids.
+            The session's generation (drawn now if it has none), its last record, the stored vectors of this user's
+            texts with these digests, and the session's records with these ids.
 
         Raises:
-            TypeError: An id or digest is no string.
+            TypeError: An id or digest is not a string.
             ValueError: An id is empty or malformed.
             HistoryReadError: The store cannot be reached or read.
             HistoryWriteError: A new session could not be stored.
@@ -71,7 +72,7 @@ class Writing(Reading):
         messages: Collection[str] | None = None,
         since: str | None = None,
     ) -> Begun:
-        """Async twin of `begin`."""
+        """Run `begin` asynchronously."""
         place = _place(user_id, session_id)
         return await adrive(self._begin(*place, check_ids(digests), check_ids(ids), messages, since), arun_step)
 
@@ -87,6 +88,8 @@ class Writing(Reading):
         backend = self._backend
         found: Beginning = yield self._step(lambda: backend.begin(user_id, session_id, digests, ids, messages))
         if since is not None:
+            # A retry belongs to the session that its first try saw: with a fresh generation it would bring back text
+            # that was forgotten in between.
             found = found._replace(generation=since)
         now = self._now()
         last = [shown.document for shown in shown_of(found.last, now)]
@@ -100,12 +103,13 @@ class Writing(Reading):
         return Begun(found.generation, last[0] if last else None, vectors, records, position)
 
     def _begun(self, looked: Looked, digests: Collection[str], ids: Collection[str]) -> Begun | None:
-        """As `begin`, from what is held since a turn looked; None if that is not enough any more. Nothing is read."""
+        """Build the answer of `begin` from a snapshot, without I/O; None if the cache no longer holds enough for it."""
         held, (generation, state), last = looked
         with held.index.lock:
             texts, known = held.texts, [name for name in ids if name in held.index]
             wanted = known if last is None else [*known, last.id]
-            vectors = {digest: held.index.vector_of(held.digests.get(digest, "")) for digest in digests}
+            vectors = {digest: held.vector_of(digest) for digest in digests}
+            # The index knows these records, but their texts were not read: the store has to be asked.
             if any(name not in texts for name in wanted):
                 return None
             shown = {name: texts[name].document(name) for name in wanted}
@@ -131,28 +135,29 @@ class Writing(Reading):
         expected: Mapping[str, str] = NOTHING,
         state: int | None = None,
     ) -> bool:
-        """Stores records of a session, in place of those with the same ids, and deletes others.
+        """Store records of a session, replacing those with the same ids, and delete others.
 
         Args:
-            user_id: Whose.
+            user_id: The user.
             session_id: The conversation.
-            generation: As `begin` told it.
+            generation: The session's generation, as `begin` returned it.
             documents: Records, with their ids, and their user and session in the metadata.
-            vectors: One for each, as `embed` or `begin` gave it; None: not embedded.
-            delete: Ids of records of this user.
-            expected: Digests by id of records of this session that must be stored with that text, as `digest_of` makes
-                them: so that nobody's answer is lost where two go on from the same record.
-            state: As `begun` told it: records are added only if nobody else added any since. None: in any case.
+            vectors: One for each, as `embed` or `begin` returned it; None: not embedded.
+            delete: Ids of records of this user to delete.
+            expected: Digests by id, as `digest_of` makes them, of records of this session that must still have these
+                texts: so that no answer is lost where two writers continue the same record.
+            state: The session's state when it was read (`Begun.state`): records are added only if nobody else added any
+                since (compare-and-set). None: they are added in any case.
 
         Returns:
-            Whether the session is still the one that began; if it was forgotten meanwhile, nothing is stored.
+            True; False if the session was forgotten since it began, and nothing was stored.
 
         Raises:
-            TypeError: An id is no string.
+            TypeError: An id is not a string.
             ValueError: An id is malformed, or a document is of another session.
-            ConfigurationError: A vector is none, or of another model.
+            ConfigurationError: A vector is invalid, or of another model.
             MessageEncodeError: A value in the metadata would not come back equal. Nothing was stored.
-            HistoryConflictError: A record that was expected is gone or has another text, somebody else added records
+            HistoryConflictError: An expected record is gone or has another text, somebody else added records
                 since, or an id belongs to another session. Nothing was stored.
             HistoryWriteError: The store failed; `maybe_stored` says whether the outcome is unknown. Calling again is
                 safe.
@@ -186,7 +191,7 @@ class Writing(Reading):
         expected: Mapping[str, str] = NOTHING,
         state: int | None = None,
     ) -> bool:
-        """Async twin of `write`."""
+        """Run `write` asynchronously."""
         place = _place(user_id, session_id)
         work = self._write(*place, generation, documents, vectors, check_ids(delete), _digests(expected), state)
         return await adrive(work, arun_step)
@@ -220,7 +225,7 @@ class Writing(Reading):
         expected: Mapping[str, str] = NOTHING,
         state: int | None = None,
     ) -> Flow[bool]:
-        """Rows of a user, each id once, with their vectors."""
+        """Store rows of a user with their vectors, each id once, delete others, and update the cache."""
         embedded = [i for i, vector in enumerate(vectors) if vector is not None]
         if embedded:
             dims = yield from self._embedder.known()
@@ -240,15 +245,15 @@ class Writing(Reading):
         return True
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
-        """Keeps that records were recalled; an earlier time than the stored one changes nothing.
+        """Store the time at which records were recalled; a time earlier than the stored one changes nothing.
 
         Args:
-            user_id: Whose.
-            ids: Of the records; those that are not there, or another user's, are passed over.
-            at: When, aware.
+            user_id: The user.
+            ids: Ids of the records; those not stored, or of another user, are ignored.
+            at: The time, an aware datetime.
 
         Raises:
-            TypeError: An id is no string.
+            TypeError: An id is not a string.
             ValueError: An id is malformed, or `at` is naive.
             HistoryWriteError: The store failed.
         """
@@ -256,7 +261,7 @@ class Writing(Reading):
             self._backend.run(self._backend.touch(check_id(user_id, "user_id"), names, _aware(at)))
 
     async def atouch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
-        """Async twin of `touch`."""
+        """Run `touch` asynchronously."""
         if names := check_ids(ids):
             await self._backend.arun(self._backend.touch(check_id(user_id, "user_id"), names, _aware(at)))
 

@@ -1,16 +1,16 @@
-"""A batch on its way into a session.
+"""Append a batch of turns, or a tombstone, to a session: the write path of the storage model.
 
 Order is a gap-free `seq` per session. A turn is inserted at `last + 1`, and the unique index on (user_id, session_id,
-seq) decides between writers; who loses reads again and tries the next position. The unique index on `op` makes a retry
-harmless, so after any unclear outcome the same turn is simply sent again until the deadline.
+seq) is the compare-and-set between writers; the loser reads the head again and tries the next position. The unique
+index on `op` makes a retry idempotent, so after any unknown outcome the same turn is sent again until the deadline.
 
-An insert decides by itself, without a second look at the session:
+The insert alone decides; the session is not read again afterwards:
 
-- A clear does not free the positions that a late writer may still take: turns of the last two hours stay as rows
-  without content, so what was read before a clear leads to a position that is taken.
-- A purge finds sessions by their rows. So a user's session is opened by a row without content, then the purge is looked
-  up, then the turn is inserted: a purge that comes after the look finds the session.
-- What such rows stand for is over when they expire, so a turn that goes behind one renews it first.
+- A clear does not free the positions that a late writer may still take: turns of the last two hours stay as documents
+  without content, so a writer that read the head before the clear tries a position that is taken.
+- A purge finds sessions by their documents. So a user's new session first gets an opening document without content,
+  then the purge tombstone is looked up, then the turn is inserted: a purge after the look-up finds the session.
+- Such documents protect a session only until they expire, so a turn that follows a tombstone renews it first.
 """
 
 from __future__ import annotations
@@ -55,7 +55,16 @@ from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, Sta
 
 
 class Append:
-    """One batch or marker on its way into a session: try, look, try again, until it is stored or time is up."""
+    """The append of one batch or tombstone to a session, retried until it is stored or the deadline has passed.
+
+    Args:
+        store: The collection to write to.
+        scope: User and session.
+        batch: The rows to store, in order.
+        kind: `"turn"` for content; `"clear"` or `"purge"` for a tombstone.
+        expected_seq: The position that the session must be at; None for any.
+        origin: The epoch, time and head that the turn saw when it began.
+    """
 
     def __init__(
         self,
@@ -74,17 +83,27 @@ class Append:
         self.origin = origin
         self.pending = list(enumerate(batch.rows))
         self.last = EMPTY
-        # an import may be the continuation of one that broke off, and a retry comes before a conflict of positions
+        # Look for stored rows before the first insert in two cases: an import of several rows may continue one that
+        # broke off, and with `expected_seq` a retry of a stored turn must succeed instead of raising a conflict.
         self.look_up = len(batch.rows) > 1 or expected_seq is not None
-        # where a turn begins without a look of its own; where turns expire, positions are free again
+        # A single turn may start from the head read at load, which saves one query. Not where turns expire: their
+        # positions become free again, so the unique index would not notice that the remembered head is gone.
         head = None if self.look_up or store.ttl is not None else origin.head
         self.known = None if head is None or head.last == "expiring turn" else head
-        self.limit = store.settings.timeout  # seconds for one try: on a server that stands still, another one is due
+        # Seconds for one try, less than the whole deadline: if the server hangs, there must be time for another try.
+        self.limit = store.settings.timeout
         self.unknown = False
         self.deadline = 0.0
 
     def flow(self) -> Flow[Head]:
-        """Runs to the end; returns where the last row was stored."""
+        """Append all rows; return the head after the last one.
+
+        Raises:
+            HistoryWriteError: The deadline has passed, or the server refused after part of it may have been stored.
+            StaleTurnError: The session was cleared or purged since the turn began.
+            HistoryConflictError: The session is not at `expected_seq`.
+            IdempotencyConflictError: The same `op` is stored with other messages.
+        """
         store = self.store
         yield from ensure_indexes(store.clients, store.settings)
         yield from store.read_clock()
@@ -103,11 +122,14 @@ class Append:
                     if self._begun:
                         raise self._failed(text_of(error)) from error
                     raise
+                # Only a failed server selection proves that nothing was sent; after any other failure the insert may
+                # have been applied, so look for the ops before inserting again.
                 self.unknown = self.unknown or not isinstance(error, ServerSelectionTimeoutError)
                 self.look_up, self.limit, message = True, self.limit * 2, text_of(error)
                 cause: PyMongoError | None = error
             else:
                 cause = None
+            # A lost race for a position is over at once; an election or lost connection needs longer.
             pause = next_try(self.deadline, 0.25 if cause else 0.02)
             if pause is None:
                 raise self._failed(message, f" within {self.store.patience:g} s") from cause
@@ -115,22 +137,22 @@ class Append:
 
     @property
     def _begun(self) -> bool:
-        """Whether some of it is stored, or may be."""
+        """Whether some rows are stored, or may be."""
         return self.unknown or len(self.pending) < len(self.batch.rows)
 
     @property
     def _remaining(self) -> float:
-        """Seconds that are left for one command."""
+        """Seconds until the deadline, at least 0.1."""
         return max(self.deadline - time.monotonic(), 0.1)
 
     @property
     def _one_try(self) -> float:
-        """Seconds for one try to write; the next one may take longer, in case that much is to be written."""
+        """Time limit of one insert in seconds; it doubles after each time-out, since a large batch may need longer."""
         return min(self._remaining, self.limit)
 
     @property
     def _look(self) -> float:
-        """Seconds for a look at the session."""
+        """Time limit of one read of the session in seconds."""
         return min(self._remaining, self.store.settings.timeout)
 
     def _failed(self, reason: str, limit: str = "") -> HistoryWriteError:
@@ -143,7 +165,10 @@ class Append:
         return HistoryWriteError(msg, maybe_stored=self._begun, **self.batch.error_context)
 
     def _look_up(self) -> Flow[None]:
-        """Finds out which rows are stored already. Counts only what a majority has: the rest may still vanish."""
+        """Drop the rows that are stored already from `pending`.
+
+        Only rows that a majority has count: others may still be rolled back.
+        """
         ops = [row.op for _, row in self.pending]
         query = turns_filter(*self.scope, op={"$in": ops})
         documents = yield from settled(self.store, query, None, self.deadline)
@@ -159,19 +184,27 @@ class Append:
                     stored_or_conflict(self.batch, index, native_turn(document, None))
                 self.last = head_of([document]) or EMPTY
                 self.pending.remove((index, row))
-        if len(documents) > len(stored):  # left over from a clear that broke off: finish it, then their names are free
+        # Rows below the base are left over from a clear that broke off. They still hold their ops in the unique index,
+        # so an insert of the same op would fail for ever: finish the clear first.
+        if len(documents) > len(stored):
             yield from void_older(self.store, self.scope, current._replace(seq=current.base))
         self.look_up = False
 
     def _insert(self) -> Flow[None]:
-        """One try, at the position after the last one. What is known of it may be out of date: the index decides."""
+        """Try once to insert the pending rows after the head. The head may be out of date: the unique index decides."""
         store, scope, origin = self.store, self.scope, self.origin
+        # Use the remembered head for one try only. A local read suffices after that: a stale head leads to a position
+        # that is taken, and a majority confirms our insert only together with the row that it follows.
         known = head = self.known
         self.known = None
         if head is None or (head.seq and head.epoch != origin.epoch):
             head = (yield from store.head(scope, "local", self._look)) or EMPTY
-        if not head.seq:  # a first turn: perhaps of a collection that was dropped and is new
+        # First turn of a session: the collection may have been dropped and made anew without its unique indexes.
+        if not head.seq:
             yield from ensure_indexes(store.clients, store.settings, again=True)
+        # If the session is still in the epoch that the turn saw, no purge has reached it. Otherwise the purge tombstone
+        # decides. The order matters: the opening document first, so that a purge that starts after our look-up finds
+        # this session and voids what we insert.
         purged = 0
         if origin.epoch is not None and scope.user_id and not (head.seq and head.epoch == origin.epoch):
             if not head.seq:
@@ -181,6 +214,8 @@ class Append:
         if self.kind != "turn":
             yield from self._insert_marker(head)
             return
+        # The epoch of a session that begins with a tombstone lives in that tombstone. Extend its life before inserting
+        # after it; if it expired meanwhile, return and let the next try read the head again.
         if head.last == "marker" and not (yield from self._renew(head)):
             return
         documents = self._documents(head)
@@ -191,28 +226,33 @@ class Append:
             self._stored(documents[:done])
             if taken is None:
                 raise
-            # a position is taken by others; anything else may be this turn itself
+            # A duplicate `seq` means that another writer took the position; a duplicate `op`, or an unnamed field, may
+            # be this very turn, stored by an earlier try.
             self.look_up = taken != "seq" or self.expected_seq is not None
-            if known and not self.look_up:  # others have written since: that is no reason to wait
+            # Only the remembered head was out of date: read it and try again without a pause.
+            if known and not self.look_up:
                 yield from self._insert()
             return
         self._stored(documents)
 
     def _open(self) -> Flow[None]:
-        """Puts a row without content into a session, by which a purge finds it from now on."""
+        """Upsert the session's opening document, which has no content and makes a purge find the session."""
         row = turns_filter(*self.scope, seq={"$eq": OPENING})
         made = contentless("opening", "opening", EMPTY)
         yield from self.store.retried(lambda c: c.update_one(row, made, upsert=True), self._look)
 
     def _renew(self, head: Head) -> Flow[bool]:
-        """Keeps the marker that the session begins with; returns whether it is still there."""
+        """Extend the life of the tombstone at the head by two hours; return whether it still exists."""
         row = turns_filter(*self.scope, seq={"$eq": head.seq}, kind={"$in": NO_TURNS}, epoch={"$eq": head.epoch})
         change = [{"$set": {"expiresAt": IN_TWO_HOURS}}]
         result = yield from self.store.retried(lambda c: c.update_one(row, change), self._look)
         return bool(result.matched_count)
 
     def _insert_marker(self, head: Head) -> Flow[None]:
-        """An upsert, since only a pipeline can ask for the server's time."""
+        """Try once to insert a tombstone after the head, with a new epoch.
+
+        It is an upsert because only an update pipeline can read the server's clock.
+        """
         (_, row), seq = self.pending[0], head.seq + 1
         marker = Head(seq, new_epoch(), seq, "marker")
         query = turns_filter(*self.scope, seq={"$eq": seq}, op={"$eq": row.op})
@@ -225,6 +265,7 @@ class Append:
         self.pending.clear()
 
     def _check(self, head: Head, purged: int) -> None:
+        # The epoch first: a turn of an erased session is dropped, whatever position the caller expected.
         context = self.batch.error_context
         if not admits(head if head.seq else None, self.origin, purged, self.store.settings.now()):
             erased = "was cleared, or its user purged," if purged else "was cleared"
@@ -235,6 +276,7 @@ class Append:
             raise HistoryConflictError(msg, maybe_stored=self.unknown, **context)
 
     def _documents(self, head: Head) -> list[dict[str, Any]]:
+        # The first turn of an empty session draws the session's epoch; every later one repeats the head's.
         store, documents = self.store, []
         settings, server_now = store.settings, store.server_now()
         if not head.seq:
@@ -247,6 +289,7 @@ class Append:
         return documents
 
     def _stored(self, documents: list[dict[str, Any]]) -> None:
+        # `insert_many` is ordered, so what is stored is always a prefix of the pending rows.
         if documents:
             self.last = head_of(documents[-1:]) or EMPTY
             del self.pending[: len(documents)]
@@ -255,14 +298,16 @@ class Append:
 
 
 def _read_bulk_error(error: BulkWriteError) -> tuple[int, str | None]:
-    """How many documents went in before the first failure, and, if that was a duplicate key, which field it ends with.
+    """Read how many documents a failed `insert_many` stored, and the field of the duplicate key.
 
-    The field is empty where a server does not tell, and None for any other failure.
+    Returns:
+        The count, and the last field of the violated unique index: empty where the server does not name it, None if the
+        failure was no duplicate key. If the write concern failed, the count is 0: nothing is certain.
     """
     details = error.details or {}
     failures = details.get("writeErrors") or []
     if details.get("writeConcernErrors"):
-        return 0, None  # nothing is certain: look it up
+        return 0, None  # nothing is certain: the caller looks the ops up
     done = int(details.get("nInserted", 0))
     if not failures or failures[0].get("code") != DUPLICATE_KEY:
         return done, None
@@ -270,22 +315,32 @@ def _read_bulk_error(error: BulkWriteError) -> tuple[int, str | None]:
 
 
 def mark(store: Reader, scope: Scope, kind: Kind) -> Flow[Head]:
-    """Puts a marker without content at the end of a session: whatever is before it is void from now on."""
+    """Insert a tombstone at the end of a session; everything before it is void from then on.
+
+    Args:
+        store: The collection.
+        scope: User and session.
+        kind: `"clear"` or `"purge"`.
+
+    Returns:
+        The head, which is the tombstone with its new epoch.
+    """
     batch = Batch([], [], [Row(f"{kind}:{uuid4()}", [], [])], None)
     return (yield from Append(store, scope, batch, kind, None, Origin()).flow())
 
 
 def void_older(store: Reader, scope: Scope, head: Head) -> Flow[int]:
-    """Removes the content of everything before a marker; returns how many turns that were.
+    """Erase the content of everything before a tombstone; return how many turns that were.
 
-    What was stored in the last two hours keeps its position, until no writer can come that has read the session before.
-    Older markers go of themselves.
+    Turns of the last two hours (and the tolerance for client clocks) keep their position as documents without content,
+    until no writer can come any more that read the session before the tombstone. Older ones are deleted. Older
+    tombstones expire by themselves. It may be repeated after a crash.
     """
     turns = turns_filter(*scope, seq={"$gt": 0, "$lt": head.seq}, kind={"$nin": NO_TURNS})
     old = yield from store.retried(lambda c: c.delete_many({**turns, **STORED_LONG_AGO}))
     change = voided(head.epoch)
     recent = yield from store.retried(lambda c: c.update_many(turns, change))
-    # what has no sound position, which no reader sees
+    # Documents with a damaged position: no reader shows them, but their content must go as well.
     rest = turns_filter(*scope, seq={"$exists": True, "$not": {"$gt": 0, "$lte": MOST}})
     yield from store.retried(lambda c: c.delete_many(rest))
     return int(old.deleted_count) + int(recent.modified_count)

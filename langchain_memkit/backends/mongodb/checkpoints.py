@@ -1,4 +1,4 @@
-"""What LangGraph's `MongoDBSaver` wrote, read thread by thread."""
+"""Read the checkpoints that LangGraph's `MongoDBSaver` wrote, thread by thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OlderCheckpoint: TypeAlias = tuple[Any, Any, list[tuple[Any, Any]]]
 """Type, checkpoint, and type and value of each write that followed it."""
 Older: TypeAlias = Callable[[str], Iterator[OlderCheckpoint | None]]
 
-ORDER = ["task_path", "task_id", "idx"]  # in which LangGraph applies the writes of a step
+ORDER = ["task_path", "task_id", "idx"]  # the order in which LangGraph applies the writes of a step
 FIRST_SECONDS = 5.0
 SECONDS = 60.0
 NEWEST: list[dict[str, Any]] = [
@@ -32,13 +32,13 @@ NEWEST: list[dict[str, Any]] = [
 
 
 class CheckpointCollection:
-    """A collection of checkpoints.
+    """A collection of LangGraph checkpoints, never written.
 
     Args:
         uri: The connection string.
         database: The database's name.
-        collection: The collection's name.
-        writes: The name of the collection of writes.
+        collection: The name of the collection of checkpoints.
+        writes: The name of the collection of writes, which holds what each step wrote to the channels.
     """
 
     def __init__(self, uri: str, database: str, collection: str, writes: str) -> None:
@@ -47,20 +47,20 @@ class CheckpointCollection:
         self._writes = writes
 
     def __repr__(self) -> str:
-        """Names the host and the collection."""
+        """Name the host and the collection."""
         return f"CheckpointCollection({self._clients.hosts}, {'.'.join(self._names)})"
 
     def count(self) -> int:
-        """How many threads there are."""
+        """Return the number of threads."""
         counted = [*NEWEST[:-1], {"$count": "n"}]
         found = list(self._reading(lambda c: iter([list(c.aggregate(counted))])))
         return int(found[0][0]["n"]) if found[0] else 0
 
     def rows(self) -> Generator[tuple[Any, Any, Any, Any, Older], None, None]:
-        """The latest checkpoint of each thread's root namespace.
+        """Read the latest checkpoint of each thread's root namespace.
 
         Yields:
-            Thread id, type, checkpoint, metadata, and a function that reads what came before in a channel.
+            Thread id, type, checkpoint, metadata, and a function that reads a channel's earlier checkpoints.
         """
         return self._reading(partial(_newest, self._writes))
 
@@ -70,6 +70,7 @@ class CheckpointCollection:
         try:
             collection = self._clients.sync()[database].get_collection(name, codec_options=CODEC)
             with driver_errors():
+                # A short first read, so that a dead server fails soon; the reads that follow may take longer.
                 with pymongo.timeout(FIRST_SECONDS):
                     collection.find_one({}, {"_id": 1})
                 yield from read(collection)
@@ -86,7 +87,8 @@ def _newest(writes: str, collection: Any) -> Iterator[tuple[Any, Any, Any, Any, 
     log = collection.database.get_collection(writes, codec_options=CODEC)
     for thread in threads:
         found = _checkpoint(collection, thread["_id"], thread["newest"])
-        if found:  # else it was deleted meanwhile
+        # A thread may have been deleted since the list was read.
+        if found:
             older = partial(_older, collection, log, thread["_id"], found.get("parent_checkpoint_id"))
             yield thread["_id"], found.get("type"), found.get("checkpoint"), found.get("metadata"), older
 
@@ -101,8 +103,11 @@ def _checkpoint(collection: Any, thread_id: Any, checkpoint_id: Any) -> dict[str
 
 
 def _older(collection: Any, log: Any, thread_id: Any, parent: Any, channel: str) -> Iterator[OlderCheckpoint | None]:
-    """What came before a checkpoint, the newest first; None for one that is gone."""
-    seen: set[Any] = set()
+    """Read the ancestors of a checkpoint, the newest first, with the writes to one channel that followed each.
+
+    If an ancestor is missing, None is yielded in its place and the reading ends.
+    """
+    seen: set[Any] = set()  # a damaged chain of parents must not loop
     while isinstance(parent, str) and parent and parent not in seen:
         seen.add(parent)
         found = _checkpoint(collection, thread_id, parent)

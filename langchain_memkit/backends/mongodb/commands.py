@@ -1,4 +1,4 @@
-"""Running commands on a collection: guarantees pinned, time limits kept, errors told apart."""
+"""Run commands on a collection: pin its guarantees, keep time limits, classify the driver's errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
 )
 TRANSIENT_CODES = {6, 7, 50, 64, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
 DUPLICATE_KEY = 11000
-LEAST = 0.05  # seconds before a deadline in which no new try begins: the driver would carry it beyond
+LEAST = 0.05  # seconds before a deadline in which no new try begins, because the driver would overrun it
 NOT_IN_NAMES = (frozenset('/\\. "$\x00'), frozenset("$\x00"))  # of databases, of collections
 TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
 
@@ -62,25 +62,36 @@ class Call(NamedTuple):
 
 
 def jitter(longest: float) -> float:
-    """Seconds to wait before the next try, random so that writers do not meet again."""
+    """Draw the seconds to wait before the next try, from a fifth of `longest` up to it, so that writers spread out."""
     return random.uniform(longest / 5, longest)  # noqa: S311  # no secret
 
 
 class Pause(NamedTuple):
-    """Wait before the next try."""
+    """A wait before the next try, in seconds."""
 
     seconds: float
 
 
 def next_try(deadline: float, longest: float = 0.25) -> Pause | None:
-    """The pause before the next try, no longer than half of what is left; None if too little is left for one."""
+    """Return the pause before the next try, at most half of the time that is left; None if the deadline is too near.
+
+    Args:
+        deadline: By `time.monotonic()`, in seconds.
+        longest: Upper limit of the pause in seconds.
+    """
     left = deadline - time.monotonic()
     return Pause(min(jitter(longest), left / 2)) if left > LEAST else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which collection, and the time limits of commands on it, in seconds."""
+    """The collection of a store, and the time limits of commands on it.
+
+    Attributes:
+        names: Database and collection.
+        timeout: Seconds within which reads and the first use fail.
+        save_timeout: Seconds for which a write is retried on a server that was reached before.
+    """
 
     names: tuple[str, str]  # database, collection
     timeout: float
@@ -90,7 +101,7 @@ class Place:
         given: tuple[Any, Any] = self.names
         for name, argument, refused in zip(given, ("database_name", "collection_name"), NOT_IN_NAMES, strict=True):
             if not isinstance(name, str) or not name or not refused.isdisjoint(name):
-                # not the value: a connection string in the wrong place has a password
+                # Never quote the value: a connection string passed as the wrong argument holds a password.
                 msg = f"{argument} must be a str without any of {' '.join(sorted(map(repr, refused)))}"
                 raise ConfigurationError(msg)
         seconds_given(self.timeout, "timeout")
@@ -99,7 +110,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Place):
-    """The arguments of `MongoDBChatMessageHistory` that concern its collection; see there."""
+    """The arguments of `MongoDBChatMessageHistory` that concern its collection; that class documents them."""
 
     legacy_keys: tuple[str, str]  # session_id_key, history_key
     user_id_key: str  # of layout "qa"
@@ -111,37 +122,45 @@ class Settings(Place):
 
 
 _reached: set[Any] = set()
-_clocks: dict[Any, float] = {}  # of servers: seconds since 1970, less those of our monotonic clock
+_clocks: dict[Any, float] = {}  # per server: its Unix time in seconds, minus our monotonic clock
 
 
 class Runner:
-    """Runs flows of `Call` and `Pause` on a collection, with the sync or the async client."""
+    """Runs flows of `Call` and `Pause` on a collection, with the sync or the async client.
+
+    Args:
+        clients: The driver clients.
+        settings: The collection's names and time limits.
+    """
 
     def __init__(self, clients: Clients, settings: Place) -> None:
         self.clients = clients
         self.settings = settings
 
     def __repr__(self) -> str:
-        """Names hosts and collection only."""
+        """Name hosts and collection only."""
         return f"{type(self).__name__}({self.clients.hosts}, {'.'.join(self.settings.names)})"
 
     @property
     def place(self) -> Any:
-        """Equal for stores on the same collection."""
+        """A key that is equal for stores on the same collection."""
         return (self.clients.key, self.settings.names)
 
     @property
     def reached(self) -> bool:
-        """Whether the server answered this process once: saves are then retried longer."""
+        """Whether the server has answered this process before; saves are then retried for longer."""
         return self.clients.key in _reached
 
     @property
     def patience(self) -> float:
-        """Seconds for which a write is tried: long on a server that was reached before."""
+        """Seconds for which a write is tried: `save_timeout` on a server that was reached before, else `timeout`."""
         return self.settings.save_timeout if self.reached else self.settings.timeout
 
     def collection(self, client: Any) -> Any:
-        """The collection with the guarantees pinned, whatever the connection string says."""
+        """Return the collection with the guarantees pinned, whatever the connection string says.
+
+        Writes wait for a majority and the journal; reads go to the primary and see what a majority has.
+        """
         database, name = self.settings.names
         return client[database].get_collection(
             name,
@@ -152,7 +171,7 @@ class Runner:
         )
 
     def run(self, flow: Flow[T]) -> T:
-        """Runs a flow with the sync client."""
+        """Run a flow with the sync client."""
 
         def step(operation: Call | Pause) -> Any:
             if isinstance(operation, Pause):
@@ -166,7 +185,7 @@ class Runner:
         return drive(flow, step)
 
     async def arun(self, flow: Flow[T]) -> T:
-        """Runs a flow with the async client of the running loop."""
+        """Run a flow with the async client of the running loop."""
         if self.clients.async_runs_in_thread:
             return await asyncio.to_thread(self.run, flow)
 
@@ -182,15 +201,23 @@ class Runner:
         return await adrive(flow, step)
 
     def close(self) -> None:
-        """Lets go of the shared client."""
+        """Release the shared client, which closes it if no other factory uses it."""
         self.clients.release()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         await self.clients.arelease()
 
     def retried(self, function: Callable[[Any], Any], patience: float | None = None) -> Flow[Any]:
-        """A repeatable command, sent again for so many seconds; None: as long as a write is."""
+        """Run an idempotent command, and run it again after transient errors.
+
+        Args:
+            function: The command, given the collection.
+            patience: Seconds for all tries together; None for those of a write.
+
+        Returns:
+            The command's result.
+        """
 
         def once(seconds: float) -> Flow[Any]:
             return (yield Call(function, seconds))
@@ -198,7 +225,12 @@ class Runner:
         return (yield from self._again(once, patience or self.patience))
 
     def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> Flow[T]:
-        """Makes an attempt, told how many seconds are left, until one does not break off."""
+        """Repeat an attempt after transient errors until the deadline.
+
+        Args:
+            attempt: Makes one try, given the seconds that are left.
+            patience: Seconds for all tries together.
+        """
         deadline, unknown = time.monotonic() + patience, False
         while True:
             try:
@@ -206,14 +238,16 @@ class Runner:
             except PyMongoError as error:
                 unselected, pause = isinstance(error, ServerSelectionTimeoutError), next_try(deadline)
                 if not is_transient(error) or pause is None:
-                    if unknown and unselected:  # this attempt did nothing, but one before it may have
+                    # The last try sent nothing, but an earlier one may have been applied: the caller must not conclude
+                    # from a failed server selection that nothing was done.
+                    if unknown and unselected:
                         raise ConnectionFailure(str(error)) from error
                     raise
                 unknown = unknown or not unselected
             yield pause
 
     def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
-        """The result of an aggregation; these look at a whole user, so they get the long time limit."""
+        """Run an aggregation. Ours look at a whole user, so they get `save_timeout`; a dead server fails earlier."""
 
         def whole(seconds: float) -> Flow[list[dict[str, Any]]]:
             deadline = time.monotonic() + seconds
@@ -224,11 +258,11 @@ class Runner:
         return (yield from self._again(whole, self.settings.save_timeout))
 
     def there(self) -> Flow[None]:
-        """Tells within `timeout` that the server is down, before a command that may take longer."""
+        """Ping the server, so that a dead one fails within `timeout` before a command that may take longer."""
         yield from self.retried(lambda c: c.database.command("ping"), self.settings.timeout)
 
     def reading(self, flow: Flow[T]) -> Flow[T]:
-        """The flow with a driver's errors raised as `HistoryReadError`."""
+        """Run a flow, raising the driver's errors as `HistoryReadError`."""
         try:
             return (yield from flow)
         except PyMongoError as error:
@@ -236,7 +270,16 @@ class Runner:
             raise HistoryReadError(msg) from error
 
     def writing(self, flow: Flow[T], batch: Batch | None = None) -> Flow[T]:
-        """The flow with a driver's errors raised as `HistoryWriteError`, which carries the batch."""
+        """Run a flow, raising the driver's errors as `HistoryWriteError` with the batch.
+
+        Args:
+            flow: The flow.
+            batch: What it stores; None if the error should carry no messages.
+
+        Raises:
+            HistoryWriteError: A driver's error; `maybe_stored` unless it is certain that nothing was.
+            MessageTooLargeError: A document is over 16 MB or cannot be encoded.
+        """
         context = batch.error_context if batch else {}
         try:
             return (yield from flow)
@@ -257,17 +300,17 @@ class Runner:
 
 
 class Commands(Runner):
-    """The same for stores of chat histories."""
+    """A runner for stores of chat histories, which also knows the server's clock."""
 
     settings: Settings
 
     @property
     def place(self) -> Any:
-        """Equal for stores on the same collection, however the server is spelled: asks the server who it is."""
+        """A key that is equal for stores on the same collection, however the server is spelled; it asks the server."""
         return (self.run(self.reading(self._server())), self.settings.names)
 
     def read_clock(self) -> Flow[None]:
-        """Asks the server for its time, once in a process."""
+        """Read the server's clock, once per process and server."""
         if self.clients.key not in _clocks:
             said = yield Call(lambda c: c.database.command("hello"), self.settings.timeout)
             moment = said["localTime"]
@@ -276,23 +319,24 @@ class Commands(Runner):
             ).timestamp() - time.monotonic()
 
     def server_now(self) -> datetime:
-        """The server's time, whatever the clock of this machine says."""
+        """Return the server's time, whatever this machine's clock says; `read_clock` must have run."""
         return datetime.fromtimestamp(_clocks[self.clients.key] + time.monotonic(), UTC)
 
     def _server(self) -> Flow[Any]:
         said = yield from self.retried(lambda c: c.database.client.admin.command("hello"))
         process = (said.get("topologyVersion") or {}).get("processId")
-        is_router = said.get("msg") == "isdbgrid"  # several of them lead to one cluster
+        # Several routers lead to one sharded cluster: by their process ids one collection would look like two.
+        is_router = said.get("msg") == "isdbgrid"
         return self.clients.servers if process is None or is_router else process
 
 
 def text_of(error: PyMongoError) -> str:
-    """A driver's error in words: no credentials, and no document, which a bulk error carries whole."""
+    """Describe a driver's error, in at most some 600 characters, without credentials or stored documents."""
     if isinstance(error, BulkWriteError):
         details = error.details or {}
         failures = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
         return "; ".join(f"{f.get('errmsg', 'failed')} (code {f.get('code')})" for f in failures[:3])[:500]
-    # the driver goes on with its settings and everything it knows of every server
+    # Cut off the settings and the topology description that the driver appends.
     said = re.sub(r" \(configured timeouts: [^)]*\)|, full error: \{.*", "", redact(str(error)), flags=re.DOTALL)
     said = " ".join(re.split(r",? (?:Timeout: -?[\d.]+s, )?Topology Description: ", said)[0].split()).rstrip(".")[:500]
     if isinstance(error, ServerSelectionTimeoutError):
@@ -301,17 +345,18 @@ def text_of(error: PyMongoError) -> str:
 
 
 def codes_of(error: PyMongoError) -> set[int]:
-    """The server's error codes, those of single writes included."""
+    """Return the server's error codes, including those of single writes in a bulk write."""
     details = getattr(error, "details", None) or {}
     nested = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
     return {code for code in (getattr(error, "code", None), *(e.get("code") for e in nested)) if isinstance(code, int)}
 
 
 def is_transient(error: PyMongoError) -> bool:
-    """Whether trying the same again may help: connection, election, time-out, write concern."""
+    """Return whether a retry may succeed, as after a lost connection, election, time-out or failed write concern."""
     if isinstance(error, ConnectionFailure) or error.timeout:
         return True
-    if isinstance(error, InvalidOperation):  # another factory closed the shared client: the next try gets a new one
+    # Another factory closed the shared client in the same moment; the next try gets a new client.
+    if isinstance(error, InvalidOperation):
         return "after close" in str(error)
     details = getattr(error, "details", None) or {}
     if error.has_error_label("RetryableWriteError") or details.get("writeConcernErrors"):

@@ -1,7 +1,7 @@
-"""What the stores of other packages' documents share: rows that are inserted once, in order, without positions.
+"""Insert documents in the layouts of other packages: each once, in order, without positions.
 
-There is no unique index on other people's documents, so `seq`, epochs and atomic turns do not hold here. A batch is
-inserted with ids made before the first try, and its `op` stands in every document, so a retry finds what is there.
+There is no unique index on other packages' documents, so `seq`, epochs and atomic turns do not hold here. A batch is
+inserted with ids made before the first try, and its `op` is stored in every document, so a retry finds what is stored.
 """
 
 from __future__ import annotations
@@ -33,19 +33,23 @@ _indexed: set[Any] = set()
 
 
 def ascending_ids(count: int) -> list[ObjectId]:
-    """Ids for rows whose order is that of their ids: the driver's counter starts again from 0 now and then."""
+    """Make ids for documents that are read in `_id` order: sorted, since the driver's counter wraps to 0 at times."""
     return sorted(ObjectId() for _ in range(count))
 
 
 def refuse_positions(layout: str, expected_seq: int | None) -> None:
-    """`expected_seq` has no meaning where documents have no positions."""
+    """Refuse `expected_seq` for a layout whose documents have no positions.
+
+    Raises:
+        ConfigurationError: `expected_seq` is given.
+    """
     if expected_seq is not None:
         msg = f"layout={layout!r} has no positions, so expected_seq cannot be kept; use layout='turns'"
         raise ConfigurationError(msg)
 
 
 def ensure(store: Commands, models: list[IndexModel]) -> Flow[None]:
-    """Builds the indexes of a layout, once per process and collection, unless `create_index=False`."""
+    """Build the indexes of a layout, once per process and collection, unless `create_index=False`."""
     key = (store.clients.key, store.settings.names, tuple(m.document["name"] for m in models))
     if store.settings.create_index and key not in _indexed:
         yield from store.there()
@@ -54,7 +58,19 @@ def ensure(store: Commands, models: list[IndexModel]) -> Flow[None]:
 
 
 def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch, deadline: float) -> Flow[None]:
-    """Inserts documents in order, with their ids, until all are there; what a broken connection hides is looked up."""
+    """Insert documents in order, retrying until all are stored.
+
+    After an unknown outcome the documents are looked up by the ids that they had at the first try.
+
+    Args:
+        store: The collection.
+        documents: The documents, with `_id`.
+        batch: The batch, for errors.
+        deadline: By `time.monotonic()`, in seconds.
+
+    Raises:
+        HistoryWriteError: The outcome is unknown at the deadline, or the server refused after some were stored.
+    """
     pending, begun = list(documents), False
     while pending:
         try:
@@ -66,6 +82,7 @@ def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch, 
                 yield Call(lambda c, given=list(pending): c.insert_many(given), max(deadline - time.monotonic(), 0.1))  # type: ignore[misc]  # bound now
             return
         except PyMongoError as error:
+            # A duplicate `_id` is our own document, stored by a try that seemed to fail: look up what is missing.
             again = is_transient(error) or _met_itself(error)
             begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError)) or _inserted(error) > 0
             pause = next_try(deadline)
@@ -77,7 +94,7 @@ def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch, 
 
 
 def _met_itself(error: PyMongoError) -> bool:
-    """Whether a document is there already under the id that an earlier try made."""
+    """Return whether the only failures are duplicate ids, of documents that an earlier try stored."""
     failures = error.details.get("writeErrors") or [] if isinstance(error, BulkWriteError) and error.details else []
     return bool(failures) and all(
         f.get("code") == DUPLICATE_KEY and list(f.get("keyPattern") or ()) == ["_id"] for f in failures
@@ -90,6 +107,6 @@ def _inserted(error: PyMongoError) -> int:
 
 
 def is_shown(document: Mapping[str, Any], now: datetime, hidden: bool = False) -> bool:
-    """Whether a document is neither expired nor (unless `hidden`) soft-deleted."""
+    """Return whether a document is neither expired nor (unless `hidden`) soft-deleted."""
     expires = document.get("expiresAt")
     return (hidden or not is_soft_deleted(document)) and not (isinstance(expires, datetime) and expires <= now)

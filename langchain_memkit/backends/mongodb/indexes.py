@@ -1,4 +1,4 @@
-"""Indexes: built once per process and collection, or asked for."""
+"""Build or check the indexes of a history collection, at most once per process and collection."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _known: set[Any] = set()
 
 
 def ensure_indexes(clients: Clients, settings: Settings, *, forced: bool = False, again: bool = False) -> Flow[None]:
-    """Sees to it that the collection has its indexes; asks once per process, and at the first turn of a session.
+    """Ensure that the collection has its indexes; the server is asked once per process, and when a session begins.
 
     Args:
-        clients: For the server's name.
-        settings: Which collection, and whether indexes may be built.
-        forced: Build them, however large the collection is.
-        again: Ask the server also if it was asked before.
+        clients: The clients, which identify the server.
+        settings: The collection's names, and whether indexes may be built.
+        forced: Build missing indexes, however large the collection is.
+        again: Ask the server even if this process has asked before.
 
     Raises:
         ConfigurationError: The unique indexes are missing and are not to be built, or the server refuses them.
@@ -51,7 +51,7 @@ def ensure_indexes(clients: Clients, settings: Settings, *, forced: bool = False
 
 
 def _missing(settings: Settings, existing: dict[str, Any]) -> list[IndexModel]:
-    # by keys and uniqueness, because users rename indexes and build them by hand
+    # Compare keys and uniqueness, not names, because users rename indexes and build them by hand.
     present = {(tuple(map(tuple, i["key"])), bool(i.get("unique"))) for i in existing.values()}
     wanted = index_models(settings.legacy_keys[0], settings.index_kwargs)
     return [

@@ -1,4 +1,4 @@
-"""What a server and the collections of a database are, and whether they are well: looked at without changing them."""
+"""Inspect a server, the collections of a database and their indexes, without changing them; build missing indexes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
     "kinds_in",
 ]
 
-SAMPLE = 20  # documents looked at from either end
+SAMPLE = 20  # documents read from either end of a collection
 MOST_COUNTED = 100_000
 DETAILS = ("unique", "partialFilterExpression", "expireAfterSeconds")
 BY_INDEX = {"memkit_seq": "turns", "memkit_qa": "qa", "memkit_stamps": "vectors"}
 
 
 class ServerFacts(NamedTuple):
-    """What `inspect_server` found. None: the user of the connection may not ask."""
+    """Result of `inspect_server`. A field is None where the user of the connection lacks the permission to ask."""
 
     hosts: str
     version: str
@@ -49,7 +49,7 @@ class ServerFacts(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """An index that is missing, or is not as it should be."""
+    """An index that is missing or has the wrong options."""
 
     name: str
     state: str  # "missing" or "wrong"
@@ -58,7 +58,7 @@ class Fault(NamedTuple):
 
 
 class CollectionFacts(NamedTuple):
-    """What `inspect_collection` found. Kinds: turns, langchain-mongodb, qa, vectors, key_value, langgraph."""
+    """Result of `inspect_collection`. Kinds are turns, langchain-mongodb, qa, vectors, key_value and langgraph."""
 
     name: str
     kinds: frozenset[str]
@@ -69,7 +69,11 @@ class CollectionFacts(NamedTuple):
 
 
 def inspect_server(uri: str, timeout: float = 5.0) -> ServerFacts:
-    """Asks a server what it is.
+    """Ask a server for its version, topology, members and health.
+
+    Args:
+        uri: The connection string.
+        timeout: Seconds for all commands together.
 
     Raises:
         ConfigurationError: The connection string is not valid.
@@ -94,14 +98,16 @@ def inspect_server(uri: str, timeout: float = 5.0) -> ServerFacts:
 def kinds_in(
     uri: str, database: str, keys: tuple[str, str], timeout: float = 5.0, *, user_id: str | None = None
 ) -> dict[str, frozenset[str]]:
-    """The collections of a database, and what each seems to hold, by its indexes and some documents from either end.
+    """Return the collections of a database with the kinds of data that each seems to hold.
+
+    The kinds are found by its indexes and by some documents from either end, so a kind in between may be missed.
 
     Args:
         uri: The connection string.
-        database: Which.
+        database: The database's name.
         keys: `session_id_key` and `history_key` of langchain-mongodb's rows.
-        timeout: Seconds for each command.
-        user_id: Whose key-values are found wherever they are; others could stand between too many documents.
+        timeout: Seconds for all commands together.
+        user_id: A user whose key-values are found wherever they are in a collection; None for none.
 
     Raises:
         ConfigurationError: The connection string is not valid.
@@ -116,7 +122,15 @@ def kinds_in(
 def inspect_collection(
     uri: str, database: str, name: str, keys: tuple[str, str], user_id_key: str = "userId", timeout: float = 5.0
 ) -> CollectionFacts:
-    """Looks at a collection: what it holds, and the indexes that this needs.
+    """Inspect a collection: the kinds of data in it, and the indexes that these need.
+
+    Args:
+        uri: The connection string.
+        database: The database's name.
+        name: The collection's name.
+        keys: `session_id_key` and `history_key` of langchain-mongodb's rows.
+        user_id_key: The field that holds the user's id in documents of layout "qa".
+        timeout: Seconds for all commands together.
 
     Raises:
         ConfigurationError: The connection string is not valid.
@@ -137,7 +151,13 @@ def inspect_collection(
 
 
 def build_indexes(uri: str, database: str, name: str, faults: list[Fault]) -> None:
-    """Drops indexes of ours that are wrong, and builds all that are missing, however long it takes.
+    """Drop our indexes that are wrong, and build all that are missing, however long that takes.
+
+    Args:
+        uri: The connection string.
+        database: The database's name.
+        name: The collection's name.
+        faults: The faults that `inspect_collection` found.
 
     Raises:
         HistoryWriteError: The server cannot be reached, or refuses.
@@ -156,7 +176,14 @@ def build_indexes(uri: str, database: str, name: str, faults: list[Fault]) -> No
 
 
 def count_records(uri: str, database: str, name: str, user_id: str, timeout: float = 5.0) -> int:
-    """How many vectors of a user a collection has, without an embedding model.
+    """Count the vectors of a user in a collection; no embedding model is needed.
+
+    Args:
+        uri: The connection string.
+        database: The database's name.
+        name: The collection's name.
+        user_id: The user.
+        timeout: Seconds.
 
     Raises:
         HistoryReadError: The server cannot be reached or read.
@@ -171,7 +198,8 @@ def _server(uri: str, timeout: float) -> Iterator[tuple[MongoClient[dict[str, An
     client = clients.sync()
     try:
         with driver_errors(), pymongo.timeout(timeout):
-            client.admin.command("ping")  # which is not retried: a wrong password is said at once
+            # A command that the driver does not retry, so that a wrong password is reported at once.
+            client.admin.command("ping")
             yield client, clients.hosts
     except PyMongoError as error:
         msg = f"cannot read from {clients.hosts} within {timeout:g} s: {text_of(error)}"
@@ -179,7 +207,7 @@ def _server(uri: str, timeout: float) -> Iterator[tuple[MongoClient[dict[str, An
 
 
 def _allowed(ask: Callable[[], Any]) -> Any:
-    """The answer, or None where the user of the connection may not ask, or the server does not know the question."""
+    """Return the answer to a command; None where the user lacks the permission or the server does not know it."""
     try:
         return ask()
     except OperationFailure:
@@ -199,7 +227,7 @@ def _kinds(collection: Any, keys: tuple[str, str], timeout: float, user_id: str 
 
 
 def _kind(document: Mapping[str, Any], keys: tuple[str, str]) -> str | None:
-    """What a document is, by its fields; None for what is nothing of ours."""
+    """Return the kind of a document, by its fields; None for an unknown one."""
     if {"seq", "epoch", "op", "session_id"} <= document.keys():
         return "turns"
     if {*keys} <= document.keys() and "seq" not in document:
@@ -223,7 +251,7 @@ def _indexes(collection: Any) -> dict[str, Any]:
 
 
 def _wanted(kinds: frozenset[str], session_id_key: str, user_id_key: str) -> list[IndexModel]:
-    """The indexes that stores of ours need for what a collection holds."""
+    """Return the indexes that our stores need for the kinds of data in a collection."""
     models: list[IndexModel] = []
     if kinds & {"turns", "langchain-mongodb"}:
         models += documents.index_models(session_id_key, {})
@@ -235,7 +263,7 @@ def _wanted(kinds: frozenset[str], session_id_key: str, user_id_key: str) -> lis
 
 
 def _fault(model: IndexModel, present: dict[str, Any]) -> list[Fault]:
-    """What is wrong with an index, if anything; users rename indexes and build them by hand, so keys count."""
+    """Return the fault of an index, if any; compares keys, since users rename indexes and build them by hand."""
     wanted = model.document
     keys = list(wanted["key"].items())
     same = {name: index for name, index in present.items() if [tuple(pair) for pair in index["key"]] == keys}
@@ -245,7 +273,7 @@ def _fault(model: IndexModel, present: dict[str, Any]) -> list[Fault]:
     if name in present:
         return [Fault(name, "wrong", model, name)]
     if same and any(wanted.get(detail) is not None for detail in DETAILS):
-        # of the same keys, but not unique, not partial or without expiry: it does not do the work
+        # An index with the same keys, but not unique, not partial or without expiry, does not do the work.
         return [Fault(name, "wrong", model, None)]
     return [] if same else [Fault(name, "missing", model, None)]
 

@@ -1,4 +1,4 @@
-"""`layout="langchain"`: writes the rows of langchain-mongodb, one per message, for a rolling deploy or the way back."""
+"""`layout="langchain"`: writes langchain-mongodb's rows, one per message, for a rolling deploy or a rollback."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from langchain_memkit.backends.mongodb.store import MongoTurnStore
 from langchain_memkit.errors import MessageDecodeError, MessageEncodeError
 from langchain_memkit.messages.codec import decode_legacy_message
 
-MARK = "memkit"  # our note in a row: the op it belongs to and its place there; langchain-mongodb does not look at it
+MARK = "memkit"  # our field in a row: its `op` and the message's index there; langchain-mongodb ignores it
 
 
 class LangChainRowStore(MongoTurnStore):
-    """Reads both kinds of rows, as `layout="turns"` does; writes langchain-mongodb's kind."""
+    """Store that reads both turns and langchain-mongodb's rows, as `layout="turns"` does, but writes only rows."""
 
     layout = "langchain"
 
     def setup(self) -> Flow[None]:
-        """Builds the indexes for rows of langchain-mongodb."""
+        """Build the indexes for langchain-mongodb's rows."""
         yield from self.reading(self._ensure())
 
     def _ensure(self) -> Flow[None]:
@@ -41,7 +41,11 @@ class LangChainRowStore(MongoTurnStore):
         yield from ensure(self, [order, ops])
 
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
-        """Inserts a row per message; returns 0, because rows have no position."""
+        """Insert a row per message; return 0, because rows have no positions.
+
+        Raises:
+            ConfigurationError: `expected_seq` is given.
+        """
         refuse_positions("langchain", expected_seq)
         documents = self._documents(scope, batch)
         yield from self.writing(self._append(scope, batch, documents), batch)
@@ -77,7 +81,7 @@ class LangChainRowStore(MongoTurnStore):
         return documents
 
     def clear(self, scope: Scope) -> Flow[None]:
-        """Deletes the session's rows; native turns in the same collection are cleared with their marker."""
+        """Delete the session's rows; if it has native turns, too, clear them with a tombstone."""
         yield from self.writing(self._clear(scope))
 
     def _clear(self, scope: Scope) -> Flow[None]:
@@ -89,16 +93,20 @@ class LangChainRowStore(MongoTurnStore):
 
 
 def row_text(message: BaseMessage, path: str) -> str:
-    """A message as langchain-mongodb stores it: JSON in a string, refused if it would not come back equal.
+    """Encode a message as langchain-mongodb stores it, as a JSON string.
+
+    Args:
+        message: The message.
+        path: Its name in errors.
 
     Raises:
-        MessageEncodeError: JSON cannot say it.
+        MessageEncodeError: JSON cannot hold it, or it would not decode to an equal message.
     """
     try:
         text = json.dumps(message_to_dict(message))
         same = decode_legacy_message(json.loads(text)) == message
     except (TypeError, ValueError, RecursionError, MessageDecodeError) as error:
-        # a TypeError of JSON names a class
+        # Other errors may quote the content; a TypeError of JSON only names a class.
         why = f"{error!s:.200}" if isinstance(error, (TypeError, MessageDecodeError)) else type(error).__name__
         text, problem = "", f"cannot be written as a row of langchain-mongodb ({why})"
     else:

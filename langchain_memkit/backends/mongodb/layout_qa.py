@@ -1,8 +1,8 @@
-"""`layout="qa"`: a question and its answer as one document, with flags and dates, as many RAG apps keep them.
+"""`layout="qa"`: one document per question and answer, with flags and dates, as many RAG apps keep them.
 
 `{question, response, chatId, userId, isActive, isDeleted, createdAt, updatedAt}`. Documents of other apps are read as
 turns; ours carry `messages` as well, so that tool calls and metadata survive. Where the two disagree, the plain fields
-count: somebody edited them.
+win, because an app has edited them.
 """
 
 from __future__ import annotations
@@ -41,14 +41,19 @@ EARLIEST, LATEST = (moment.replace(tzinfo=UTC) for moment in (datetime.min, date
 
 
 class Place(NamedTuple):
-    """After which document to go on; `created_at` None: among those without a date, which count as oldest."""
+    """A page position.
+
+    Attributes:
+        created_at: Date of the last document read; None among those without a date, which count as the oldest.
+        identity: `_id` of the last document read; None at the beginning of the dated or the undated ones.
+    """
 
     created_at: datetime | None
     identity: Any | None
 
 
 def qa_index_models(user_id_key: str, ttl: float | None) -> list[IndexModel]:
-    """Every index of a collection of such documents: order, retries, expiry."""
+    """Define all indexes of a collection in this layout: order, retries, and expiry if `ttl` (seconds) is given."""
     scope = [(user_id_key, ASCENDING), ("chatId", ASCENDING)]
     models = [
         IndexModel([*scope, ("createdAt", ASCENDING), ("_id", ASCENDING)], name="memkit_qa"),
@@ -60,7 +65,7 @@ def qa_index_models(user_id_key: str, ttl: float | None) -> list[IndexModel]:
 
 
 class QAStore(Commands):
-    """Question and answer documents as turns, ordered by (createdAt, _id)."""
+    """Store of question and answer documents, read as turns ordered by (createdAt, _id)."""
 
     layout = "qa"
 
@@ -74,7 +79,7 @@ class QAStore(Commands):
     # -- set-up
 
     def setup(self) -> Flow[None]:
-        """Builds the indexes for order and for retries."""
+        """Build the indexes for order and for retries."""
         yield from self.reading(self._ensure())
 
     def _ensure(self) -> Flow[None]:
@@ -83,21 +88,24 @@ class QAStore(Commands):
     # -- reading
 
     def page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Flow[Page]:
-        """Turns newest first."""
+        """Return a page of turns, newest first; `older` is the position that the page before returned."""
         turns, older = yield from self.reading(self._page(scope, older, -1, limit))
         return Page(turns, 0, 0, None, older)
 
     def page_forward(
         self, scope: Scope, after: Any | None, limit: int, *, hidden: bool = False
     ) -> Flow[tuple[list[Turn], Any | None]]:
-        """Turns oldest first; positions mean nothing here, so `after` is only where the last page ended."""
+        """Return a page of turns, oldest first, and the position of the next page.
+
+        Turns have no `seq` here: an `after` that is not such a position begins at the start.
+        """
         place = after if isinstance(after, Place) else None
         return (yield from self.reading(self._page(scope, place, 1, limit, hidden)))
 
     def _page(
         self, scope: Scope, at: Place | None, direction: int, limit: int, hidden: bool = False
     ) -> Flow[tuple[list[Turn], Any]]:
-        # newest first begins with dated documents and ends with undated ones; oldest first the other way round
+        # Newest first, dated documents come before undated ones; oldest first, after them.
         at = at or Place(LATEST if direction < 0 else None, None)
         undated, beyond = at.created_at is None, "$lt" if direction < 0 else "$gt"
         query = self._filter(scope)
@@ -117,22 +125,22 @@ class QAStore(Commands):
         turns = [qa_turn(d, self.settings.token_counter) for d in found if is_shown(d, now, hidden)]
         if len(found) == limit:
             return turns, Place(None if undated else found[-1]["createdAt"], found[-1]["_id"])
-        if undated == (direction > 0):  # the other kind follows
+        if undated == (direction > 0):  # dated documents follow undated ones, or the other way round
             return turns, Place(EARLIEST if undated else None, None)
         return turns, None
 
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
-        """Ids of messages in documents of ours."""
+        """Return which of the ids belong to messages of live documents that we wrote."""
         query = {**self._filter(scope), "messages.id": {"$in": list(ids)}}
         documents = yield from self.reading(
             self.retried(lambda c: c.find(query, ["messages.id", "isActive", "isDeleted", "expiresAt"]).to_list())
         )
         now = self.settings.now()
         found = [m.get("id") for d in documents if is_shown(d, now) for m in d.get("messages") or ()]
-        return set(ids) & {i for i in found if isinstance(i, str)}  # what is no UTF-8 is tagged
+        return set(ids) & {i for i in found if isinstance(i, str)}  # an id that is no valid UTF-8 is stored as a dict
 
     def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
-        """The user's chats, most recently used first; `hidden`: counted with their soft-deleted documents."""
+        """Return the user's chats, most recently used first; with `hidden`, soft-deleted documents count as well."""
         match = self._filter(Scope(user_id, "")) | ({} if hidden else SHOWN)
         match["chatId"] = {"$type": "string"}
         group = {"_id": "$chatId", "n": {"$sum": 1}, "a": {"$min": "$createdAt"}, "z": {"$max": "$createdAt"}}
@@ -142,7 +150,7 @@ class QAStore(Commands):
         return [SessionInfo(row["_id"], row["n"], a, z) for row, (a, z) in zip(rows, dates, strict=True)]
 
     def owners(self) -> Flow[list[str]]:
-        """Every user with documents."""
+        """Return all users with documents, sorted."""
         key = self.settings.user_id_key
         pipeline: list[dict[str, Any]] = [
             {"$match": {key: {"$type": "string"}, "question": {"$exists": True}}},
@@ -154,7 +162,11 @@ class QAStore(Commands):
     # -- writing
 
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
-        """Inserts a document per turn; returns 0, because documents have no position."""
+        """Insert a document per turn; return 0, because documents have no positions.
+
+        Raises:
+            ConfigurationError: `expected_seq` is given.
+        """
         refuse_positions("qa", expected_seq)
         documents = [d for row, messages in batch.parts() for d in self._documents(scope, row, messages)]
         yield from self.writing(self._append(scope, batch, documents), batch)
@@ -167,7 +179,7 @@ class QAStore(Commands):
         found = yield from known(self, query, ["op", "messages", "v"], batch, deadline)
         there = {d["op"]: d for d in found}
         for index, row in enumerate(batch.rows):
-            if row.op in there:  # else it is new, or several documents
+            if row.op in there:  # else the row is new, or was split into several documents
                 stored_or_conflict(batch, index, read_turn(there[row.op], self.settings.token_counter))
         if missing := [d for d in documents if d["op"] not in there]:
             yield from insert_once(self, missing, batch, deadline)
@@ -202,7 +214,7 @@ class QAStore(Commands):
         return documents
 
     def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
-        """Sets the flags of the document whose `op` (or `_id`, for documents of other apps) is given."""
+        """Set the flags of the document with this `op` (or `_id`, for documents of other apps); return if it exists."""
         identity = str(turn).removeprefix("qa:")
         by_id = {"_id": ObjectId(identity)} if ObjectId.is_valid(identity) else {"op": {"$eq": turn}}
         query = {**self._filter(scope), **by_id}
@@ -211,12 +223,12 @@ class QAStore(Commands):
         return bool(result.matched_count)
 
     def clear(self, scope: Scope) -> Flow[None]:
-        """Deletes the chat's documents."""
+        """Delete the chat's documents."""
         query = self._filter(scope)
         yield from self.writing(self.retried(lambda c: c.delete_many(query)))
 
     def purge(self, user_id: str) -> Flow[dict[str, int]]:
-        """Deletes the user's documents."""
+        """Delete all documents of the user; return counts of chats and turns."""
         sessions = yield from self.sessions(user_id)
         query = {k: v for k, v in self._filter(Scope(user_id, "")).items() if k != "chatId"}
         result = yield from self.writing(self.retried(lambda c: c.delete_many(query)))
@@ -224,13 +236,21 @@ class QAStore(Commands):
 
 
 def said(messages: Sequence[BaseMessage], kind: type[BaseMessage]) -> str | None:
-    """What was said on one side of a turn, as text that a database takes; None if nothing was."""
+    """Return the text of one side of a turn, joined by newlines and valid UTF-8; None if it has none.
+
+    Args:
+        messages: The messages of the turn.
+        kind: The message class of the side.
+    """
     texts = [m.text for m in messages if isinstance(m, kind) and m.text]
     return "\n".join(texts).encode("utf-8", "replace").decode() if texts else None
 
 
 def qa_turn(document: Mapping[str, Any], counter: TokenCounter | None) -> Turn:
-    """A document as a turn: our messages if they still say what the plain fields say, else question and response."""
+    """Convert a document to a turn.
+
+    Our messages are used if their texts still equal the plain fields, else `question` and `response` are.
+    """
     op = str(document.get("op") or f"qa:{document.get('_id')}")
     question, response = document.get("question"), document.get("response")
     created_at = document.get("createdAt")

@@ -1,4 +1,4 @@
-"""Reading a collection: our turns newest or oldest first, and langchain-mongodb's rows before them."""
+"""Read a history collection: our turns, newest or oldest first, and langchain-mongodb's rows as the oldest."""
 
 from __future__ import annotations
 
@@ -32,14 +32,24 @@ MAX_SLICE = 1_000_000
 
 
 class LegacyPlace(NamedTuple):
-    """A place among langchain-mongodb's rows, and since when native turns exist."""
+    """A page position among langchain-mongodb's rows.
+
+    Attributes:
+        identity: The `_id` of the last row of the page before; None for the first page.
+        native_since: The date of the oldest native turn, if known: newer rows show that an old app still writes.
+    """
 
     identity: Any | None
     native_since: datetime | None
 
 
 class Reader(Commands):
-    """Flows that read."""
+    """Read flows of a history collection.
+
+    Args:
+        clients: The driver clients.
+        settings: The collection and its options.
+    """
 
     def __init__(self, clients: Clients, settings: Settings) -> None:
         super().__init__(clients, settings)
@@ -47,11 +57,19 @@ class Reader(Commands):
 
     @property
     def ttl(self) -> float | None:
-        """Seconds after which a turn goes."""
+        """Seconds after which a turn expires; None if it stays."""
         return self.settings.ttl
 
     def page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Flow[Page]:
-        """Turns newest first; below our own lie the rows of langchain-mongodb, for histories without a user."""
+        """Return a page of turns, newest first; for histories without a user, langchain-mongodb's rows follow ours.
+
+        Args:
+            scope: User and session.
+            older: The position that the page before returned; None for the newest page.
+            limit: The most documents to read.
+            enough: When the page may end early.
+            floor: Leave out turns below this position; 0 for none.
+        """
         return (yield from self.reading(self._page_back(scope, older, limit, enough, floor)))
 
     def _page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Flow[Page]:
@@ -72,7 +90,7 @@ class Reader(Commands):
         now = self.settings.now()
         turns, stopped = until_enough(self._live_turns(documents, base, now), enough)
         if enough.messages is not None and any(turn.problems for turn in turns):
-            # what cannot be read does not count: whole rows are needed
+            # The documents were cut to their newest messages, but unreadable ones do not count: read them whole.
             documents = yield from self.find(query, -1, limit)
             turns, stopped = until_enough(self._live_turns(documents, base, now), enough)
         last = turns[-1].seq if stopped else documents[-1]["seq"] if documents else 0
@@ -89,7 +107,10 @@ class Reader(Commands):
         return (native_turn(d, self.settings.token_counter) for d in documents if is_live(d, base, now, hidden))
 
     def _report_rows_after_clear(self, scope: Scope) -> Flow[None]:
-        """Rows that an old app wrote after a clear cannot be told from those it was to delete: said, not shown."""
+        """Log once that langchain-mongodb's rows exist after a clear.
+
+        They cannot be told from rows that the clear was to delete, so they are not shown.
+        """
         query = legacy_filter(*self.settings.legacy_keys, scope.session_id)
         if not self._warned and (yield from self.find(query, 1, 1, key="_id")):
             self._warned = True
@@ -116,13 +137,24 @@ class Reader(Commands):
     def page_forward(
         self, scope: Scope, after: Any | None, limit: int, *, hidden: bool = False
     ) -> Flow[tuple[list[Turn], Any | None]]:
-        """Turns oldest first: langchain-mongodb's rows, then ours; `hidden`: soft-deleted ones as well."""
+        """Return a page of turns, oldest first: langchain-mongodb's rows, then ours.
+
+        Args:
+            scope: User and session.
+            after: The position that the page before returned, or the `seq` after which to begin; None for the start.
+            limit: The most documents to read.
+            hidden: Return soft-deleted turns as well.
+
+        Returns:
+            The turns, and the position of the next page; None if this was the last one.
+        """
         return (yield from self.reading(self._page_forward(scope, after, limit, hidden)))
 
     def _page_forward(
         self, scope: Scope, after: Any | None, limit: int, hidden: bool
     ) -> Flow[tuple[list[Turn], Any | None]]:
-        legacy = isinstance(after, LegacyPlace)  # head would be a scan there: rows of others are not in our index
+        # No head while paging through langchain-mongodb's rows: they are not in our index, so it would cost a scan.
+        legacy = isinstance(after, LegacyPlace)
         head = EMPTY if legacy else (yield from self.head(scope, "majority")) or EMPTY
         if (after is None and not scope.user_id and not head.base) or isinstance(after, LegacyPlace):
             turns, following = yield from self._legacy_page(scope, after or LegacyPlace(None, None), 1, limit)
@@ -134,7 +166,7 @@ class Reader(Commands):
         return turns, documents[-1]["seq"] if len(documents) == limit else None
 
     def unowned(self, session_id: str) -> Flow[str | None]:
-        """What tells a turn of this session that is stored without a user; None if there is none: one query."""
+        """Return the `_id` of a turn of this session that is stored without a user, with one query; None for none."""
         ours = {**turns_filter("", session_id), "kind": {"$nin": NO_TURNS}, **SHOWN}
         query = {"$or": [ours, legacy_filter(*self.settings.legacy_keys, session_id)]}
         found = self.retried(lambda c: c.find_one(query, ["_id"]), self.settings.timeout)
@@ -142,17 +174,17 @@ class Reader(Commands):
         return str(row["_id"]) if row else None
 
     def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
-        """Which of the ids belong to live messages of the session: one indexed query."""
+        """Return which of the ids belong to live messages of the session: one indexed query."""
         query = {**turns_filter(*scope), "messages.id": {"$in": list(ids)}}
         fields = ["messages.id", "kind", "seq", "isActive", "isDeleted", "expiresAt"]
         found = self.retried(lambda c: c.find(query, fields).to_list(), self.settings.timeout)
         documents = yield from self.reading(found)
         now = self.settings.now()
         live = [m.get("id") for d in documents if is_live(d, 0, now) for m in d.get("messages") or ()]
-        return set(ids) & {i for i in live if isinstance(i, str)}  # what is no UTF-8 is tagged
+        return set(ids) & {i for i in live if isinstance(i, str)}  # an id that is no valid UTF-8 is stored as a dict
 
     def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
-        """The user's sessions, most recently used first; `hidden`: counted with their soft-deleted turns."""
+        """Return the user's sessions, most recently used first; with `hidden`, soft-deleted turns count as well."""
         return (yield from self.reading(self._sessions(user_id, hidden)))
 
     def _sessions(self, user_id: str, hidden: bool) -> Flow[list[SessionInfo]]:
@@ -175,7 +207,7 @@ class Reader(Commands):
         return sorted(merged.values(), key=lambda s: s.updated_at or oldest, reverse=True)
 
     def owners(self) -> Flow[list[str]]:
-        """Every user with turns; an empty string stands for nobody, with rows of langchain-mongodb."""
+        """Return all users with turns, sorted; the empty string is the unowned space, with langchain-mongodb's rows."""
         match = {"user_id": {"$type": "string"}, "seq": {"$gt": 0}, "kind": {"$nin": NO_TURNS}}
         rows = yield from self.reading(self.aggregate([{"$match": match}, {"$group": {"_id": "$user_id"}}]))
         legacy = legacy_filter(*self.settings.legacy_keys)
@@ -185,9 +217,15 @@ class Reader(Commands):
     def find(
         self, query: dict[str, Any], direction: int, limit: int, key: str = "seq", newest: int | None = None
     ) -> Flow[Any]:
-        """A bounded, sorted find, sent again if a failover breaks it off.
+        """Find at most `limit` documents in order, retrying after a failover.
 
-        `newest`: one message more than this of each row, since rows of imports are long.
+        Args:
+            query: The filter.
+            direction: 1 for ascending, -1 for descending.
+            limit: The most documents.
+            key: The field that sets the order.
+            newest: Fetch only this many messages of each document, and one more, from its end: those of an import are
+                long. None fetches all.
         """
         fields: dict[str, Any] | None = None
         if newest is not None and newest < MAX_SLICE:
@@ -197,7 +235,13 @@ class Reader(Commands):
         )
 
     def head(self, scope: Scope, level: str, timeout: float | None = None) -> Flow[Head | None]:
-        """Where the session stands; `level` local sees what writers compete for, majority what is certain."""
+        """Return the session's head; None if it holds nothing.
+
+        Args:
+            scope: User and session.
+            level: Read concern: `"local"` sees the position that writers compete for, `"majority"` what is certain.
+            timeout: Seconds; None for the configured one.
+        """
         query, fields = turns_filter(*scope), ["seq", "epoch", "base", "kind", "expiresAt"]
 
         def newest(collection: Any) -> Any:
@@ -207,6 +251,9 @@ class Reader(Commands):
         return head_of((yield from self.retried(newest, timeout or self.settings.timeout)))
 
     def purged(self, user_id: str, timeout: float | None = None) -> Flow[int]:
-        """The epoch of the user's last purge, kept under the session id that no caller can pass."""
+        """Return the epoch of the user's last purge, 0 if there was none in the last two hours.
+
+        Its tombstone lies under the empty session id, which no caller can pass.
+        """
         head = yield from self.head(Scope(user_id, ""), "local", timeout)
         return head.epoch if head else 0

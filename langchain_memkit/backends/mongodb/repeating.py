@@ -1,4 +1,4 @@
-"""Writes that may be sent again, since repeating one changes nothing; and the parts in which much is sent."""
+"""Retry idempotent writes, and split large ones into batches."""
 
 from __future__ import annotations
 
@@ -21,24 +21,32 @@ from langchain_memkit.backends.mongodb.commands import (
 )
 from langchain_memkit.errors import HistoryWriteError
 
-BATCH = 500  # documents of one command
+BATCH = 500  # documents in one command
 
 
 class Taken(Exception):  # noqa: N818  # never leaves the flows
-    """There is a document with this id already."""
+    """A document with this id exists already."""
 
 
 class RepeatingRunner(Runner):
-    """A runner whose writes are repeated as they are."""
+    """A runner whose writes are idempotent, so that they can be sent again unchanged."""
 
     upserts_may_meet: ClassVar[bool] = False
     """Whether an id that is taken means that two upserts of it met, of which the other goes through next time."""
 
     def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Flow[Any]:
-        """A command, sent again until the deadline: repeating it changes nothing. `begun`: there were writes before.
+        """Run an idempotent write command, retrying it until the deadline.
+
+        Args:
+            function: The command, given the collection.
+            begun: Earlier commands of the same call have written already.
+
+        Returns:
+            The command's result.
 
         Raises:
-            Taken: There is a document with this id, and upserts cannot meet.
+            Taken: A document with this id exists. With `upserts_may_meet` the command is retried instead.
+            HistoryWriteError: The server refused, or the deadline has passed.
         """
         deadline = time.monotonic() + self.patience
         while True:
@@ -49,6 +57,8 @@ class RepeatingRunner(Runner):
                 if taken and not self.upserts_may_meet:
                     raise Taken from error
                 again = taken or is_transient(error)
+                # The error must tell whether anything may be stored: the bulk write was done in part, or its outcome is
+                # unknown. Only a failed server selection proves that nothing was sent.
                 counts = getattr(error, "details", None) or {}
                 begun = begun or counts.get("nUpserted", 0) + counts.get("nMatched", 0) > 0
                 begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
@@ -61,5 +71,5 @@ class RepeatingRunner(Runner):
 
 
 def batches(items: Sequence[Any]) -> Iterator[list[Any]]:
-    """Parts that one command takes."""
+    """Split a list into parts of at most `BATCH` items, as many as one command takes."""
     return (list(items[i : i + BATCH]) for i in range(0, len(items), BATCH))

@@ -1,7 +1,7 @@
-"""What is stored for certain: the primary has it, and so has a majority.
+"""Read what is stored for certain: by the primary and by a majority.
 
-What the primary alone has may still vanish, and must not be written a second time either: a retry waits until that is
-clear.
+What only the primary has may still be rolled back, but must not be written a second time either: a retry waits until
+the outcome is known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from langchain_memkit.errors import HistoryWriteError
 def settled(
     store: Commands, query: dict[str, Any], fields: dict[str, Any] | list[str] | None, deadline: float
 ) -> Flow[list[dict[str, Any]] | None]:
-    """What matches, once a majority has what the primary has; None if that is not so in time."""
+    """Return the matching documents once a majority has all that the primary has; None if not before the deadline.
+
+    Args:
+        store: The collection.
+        query: The filter.
+        fields: The fields to return; None for all.
+        deadline: By `time.monotonic()`, in seconds.
+    """
 
     def primary_only(collection: Any) -> Any:
         return collection.with_options(read_concern=ReadConcern("local")).find(query, ["_id"]).to_list()
@@ -44,10 +51,17 @@ def known(
     batch: Batch,
     deadline: float,
 ) -> Flow[list[dict[str, Any]]]:
-    """What is stored of a batch already, sent again until the deadline.
+    """Return the documents of a batch that are stored already, retrying after transient errors until the deadline.
+
+    Args:
+        store: The collection.
+        query: The filter that finds the batch's documents.
+        fields: The fields to return.
+        batch: The batch, for errors.
+        deadline: By `time.monotonic()`, in seconds.
 
     Raises:
-        HistoryWriteError: Something is, but no majority has confirmed it in time.
+        HistoryWriteError: Some are stored, but no majority has confirmed them in time.
     """
     while True:
         try:
@@ -64,6 +78,6 @@ def known(
 
 
 def unclear(store: Commands, reason: str, batch: Batch) -> HistoryWriteError:
-    """The error that says that nobody can tell whether the batch is stored."""
+    """Build the error for an unknown outcome: the batch may be stored or not."""
     msg = f"cannot write to {store.clients.hosts}: {reason}. It may be stored: retry with the same turn_id."
     return HistoryWriteError(msg, maybe_stored=True, **batch.error_context)

@@ -1,4 +1,4 @@
-"""The storage model on MongoDB: flows that append, clear and purge, for both call styles."""
+"""The store behind `layout="turns"`: append, clear and purge on MongoDB."""
 
 from __future__ import annotations
 
@@ -21,22 +21,29 @@ T = TypeVar("T")
 
 
 class MongoTurnStore(Reader):
-    """All flows of one collection, with the clients that run them."""
+    """All flows of one history collection, with the clients that run them: implements `TurnStore`."""
 
     layout = "turns"
 
     def setup(self) -> Flow[None]:
-        """Builds missing indexes, however large the collection is."""
+        """Build missing indexes, however large the collection is."""
         yield from self.reading(ensure_indexes(self.clients, self.settings, forced=True))
 
     def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
-        """Stores a batch; returns the position of its last row."""
+        """Append a batch to a session; return the position of its last row.
+
+        Args:
+            scope: User and session.
+            batch: The rows to store.
+            expected_seq: The position that the session must be at; None for any.
+            origin: What the turn saw when it began; a turn of an epoch that was erased since is not stored.
+        """
         flow = Append(self, scope, batch, "turn", expected_seq, origin).flow()
         head = yield from self.writing(flow, batch)
         return head.seq
 
     def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
-        """Sets or removes the soft-delete mark of a turn."""
+        """Set or remove the soft-delete flag of a turn, given by `op` or position; return whether it exists."""
         which = "op" if isinstance(turn, str) else "seq"
         query = {**turns_filter(*scope, kind={"$nin": NO_TURNS}), which: {"$eq": turn}}
         change = {"$set": {"isDeleted": deleted}}
@@ -44,20 +51,22 @@ class MongoTurnStore(Reader):
         return bool(result.matched_count)
 
     def drop_turns(self, scope: Scope, ops: Sequence[str]) -> Flow[None]:
-        """Deletes turns that were written somewhere else, and nothing that came since."""
+        """Delete the turns with these `op` names, which were copied elsewhere; turns added since stay."""
         for begin in range(0, len(ops), 1000):
             query = turns_filter(*scope, op={"$in": list(ops[begin : begin + 1000])})
             yield from self.writing(self.retried(lambda c, query=query: c.delete_many(query)))  # type: ignore[misc]  # bound now
 
     def clear(self, scope: Scope) -> Flow[None]:
-        """Marker in, everything older out; whatever the marker covers is invisible at once."""
+        """Insert a tombstone, then erase everything before it; all of it is invisible at once."""
         yield from self.writing(self._void(scope, "clear"))
 
     def purge(self, user_id: str) -> Flow[dict[str, int]]:
-        """Marker into every session of the user, everything else out."""
+        """Insert a tombstone into every session of the user, then erase everything else; return counts."""
         return (yield from self.writing(self._purge(user_id)))
 
     def _purge(self, user_id: str) -> Flow[dict[str, int]]:
+        # The purge tombstone comes before the list of sessions: a session that opens after the list was read looks this
+        # tombstone up before its first turn is stored.
         yield from self._void(Scope(user_id, ""), "purge")
         return (yield from self._begun(self._purge_sessions(user_id)))
 
@@ -66,6 +75,7 @@ class MongoTurnStore(Reader):
             [{"$match": turns_filter(user_id, seq=OURS["seq"])}, {"$group": {"_id": "$session_id"}}]
         )
         scopes = [Scope(user_id, row["_id"]) for row in rows if isinstance(row["_id"], str) and row["_id"]]
+        # Tombstones into all sessions before anything is erased: turns under way are refused everywhere at once.
         heads: dict[Scope, Head] = {}
         for scope in scopes:
             heads[scope] = yield from mark(self, scope, "clear")
@@ -76,12 +86,12 @@ class MongoTurnStore(Reader):
         return {"sessions": sessions, "turns": turns}
 
     def _void(self, scope: Scope, kind: Kind) -> Flow[int]:
-        """Puts a marker at the end of a session and deletes what is before it; returns how many turns went."""
+        """Insert a tombstone at the end of a session and erase what is before it; return how many turns that were."""
         head = yield from mark(self, scope, kind)
         return (yield from self._begun(self._remove_older(scope, head)))
 
     def _begun(self, flow: Flow[T]) -> Flow[T]:
-        """What follows a marker: if it fails, something was done already."""
+        """Run a flow that follows a tombstone, so that its errors say that the work is done in part and may go on."""
         try:
             return (yield from flow)
         except (PyMongoError, HistoryWriteError) as error:

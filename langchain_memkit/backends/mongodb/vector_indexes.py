@@ -1,4 +1,4 @@
-"""Indexes of a collection of vectors: built once per process and collection, or asked for."""
+"""Build the indexes of a vector collection, at most once per process and collection."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _known: set[Any] = set()
 def ensure_vector_indexes(
     clients: Clients, settings: Place, *, forced: bool = False, again: bool = False
 ) -> Flow[None]:
-    """Sees to it that the collection has its indexes; asks once per process, and when a session begins.
+    """Ensure that the collection has its indexes; the server is asked once per process, and when a session begins.
 
     Args:
-        clients: For the server's name.
-        settings: Which collection.
-        forced: Build them, however large the collection is.
-        again: Ask the server also if it was asked before.
+        clients: The clients, which identify the server.
+        settings: The collection's names and time limits.
+        forced: Build missing indexes, however large the collection is.
+        again: Ask the server even if this process has asked before.
 
     Raises:
         ConfigurationError: Indexes are missing, and the collection is too large to build them by surprise.

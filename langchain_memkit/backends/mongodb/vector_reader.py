@@ -1,4 +1,4 @@
-"""Flows that read a collection of vectors."""
+"""Read a vector collection."""
 
 from __future__ import annotations
 
@@ -41,18 +41,24 @@ from langchain_memkit.backends.mongodb.vector_documents import (
 from langchain_memkit.backends.mongodb.vector_indexes import ensure_vector_indexes
 from langchain_memkit.base import Now, SessionInfo
 
-SAME = 8  # records with one text that are looked at for its vector
+SAME = 8  # the most records read for one text, to find its vector
 
 
 class VectorReader(Runner):
-    """What is read."""
+    """Read flows of a vector collection.
+
+    Args:
+        clients: The driver clients.
+        settings: The collection's names and time limits.
+        now: The clock, by which records expire.
+    """
 
     def __init__(self, clients: Clients, settings: Place, now: Now) -> None:
         super().__init__(clients, settings)
         self._now = now
 
     def setup(self) -> Flow[None]:
-        """Builds missing indexes, however large the collection is."""
+        """Build missing indexes, however large the collection is."""
         yield from self.reading(ensure_vector_indexes(self.clients, self.settings, forced=True))
 
     def _call(self, function: Callable[[Any], Any]) -> Flow[Any]:
@@ -70,7 +76,17 @@ class VectorReader(Runner):
         return rows
 
     def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]:
-        """The mark: the sum of the stamps of the user's sessions, None if there is no session; and what is new."""
+        """Read what a cached index needs to know, in one query.
+
+        Args:
+            user_id: The user.
+            session_id: The session of the coming write; None for none.
+            since: What the cache holds; None if it holds nothing that can be brought up to date.
+
+        Returns:
+            The session, unless its last record has to be read; the user's version, which is the sum of the versions of
+            all sessions (None if there are none); and the records added since.
+        """
         pipeline = news_pipeline(self.settings.names[1], user_id, session_id, since)
         mark: Mark | None = None
         session, cells = None, []
@@ -84,39 +100,45 @@ class VectorReader(Runner):
         return News(session, mark, cells)
 
     def change(self, cells: Sequence[Cells], replaced: Sequence[int]) -> Mark:
-        """Of the mark, by these records: each write has a step of its own."""
+        """Return the change of the user's version that these records explain: the sum of the distinct steps."""
+        # All records of one write share its step, hence the set.
         return (sum({int(row.step) for row in cells if isinstance(row.step, int)}),)
 
     def stamps(self, user_id: str) -> Flow[list[int]]:
-        """Stamps of the user's records."""
+        """Return the numbers of the user's records, ascending."""
         listing = self._found(records_filter(user_id), {"_id": 0, "stamp": 1}, sort=[("stamp", 1)])
         rows = yield from self.reading(listing)
         return [int(row["stamp"]) for row in rows]
 
     def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]:
-        """Records to rank."""
+        """Return the records with these numbers, with the columns for ranking."""
         query = records_filter(user_id, stamp={"$in": list(stamps)})
         return [cells_of(d) for d in (yield from self.reading(self._alive(user_id, query, ON_CELLS)))]
 
     def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]:
-        """Records to show."""
+        """Return the records with these numbers, with the columns for showing them."""
         query = records_filter(user_id, stamp={"$in": list(stamps)})
         return [stored_of(d) for d in (yield from self.reading(self._alive(user_id, query, ON_TEXTS)))]
 
     def _alive(self, user_id: str, query: dict[str, Any], fields: Any) -> Flow[list[dict[str, Any]]]:
-        """Records of a user; those of forgotten sessions, which a writer that was killed may have left, are removed."""
+        """Return the matching records of live sessions, and delete those of forgotten ones.
+
+        A writer that was killed may have left records of a forgotten session: they are dead, and never returned.
+        """
         found = yield from self._found(query, fields)
         dead = yield from self._dead(user_id, found)
         if not dead:
             return found
         gone = {d["stamp"] for d in dead}
         remove = records_filter(user_id, stamp={"$in": sorted(gone)}, **with_ids(user_id, [d["_id"] for d in dead]))
-        with suppress(PyMongoError):  # they stay dead; whoever reads them next tries again
+        with suppress(PyMongoError):  # they stay dead; the next reader tries again
             yield from self._call(lambda c: c.delete_many(remove))
         return [d for d in found if d["stamp"] not in gone]
 
     def _dead(self, user_id: str, found: Sequence[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
-        """Those that are of sessions that were forgotten; looked up now: a session is there before its records."""
+        """Return those of the records whose session was forgotten."""
+        # Looked up only now, after the records: a session's document exists before its first record, so a record of a
+        # new session is never taken for a dead one.
         bound = [d for d in found if d.get("generation") and isinstance(d["session_id"], str)]
         generations = yield from self._generations(user_id, sorted({d["session_id"] for d in bound}))
         return [d for d in bound if d["generation"] != generations.get(d["session_id"])]
@@ -133,17 +155,18 @@ class VectorReader(Runner):
     def _known(
         self, user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]
     ) -> Flow[list[dict[str, Any]]]:
-        """A session's document, records with these ids, and some with these digests."""
+        """Return a session's document, the records with these ids, and up to `SAME` records for each digest."""
         most = 1 + len(ids) + SAME * len(digests)
         found = yield from self._found(begin_filter(user_id, session_id, digests, ids), ON_BEGIN, limit=most)
-        if digests and len(found) == most:  # one text many times: nothing else must be left out for it
+        # One text that is stored many times may have used up the limit: read the named documents once more, alone.
+        if digests and len(found) == most:
             found += yield from self._found(begin_filter(user_id, session_id, (), ids), ON_BEGIN, hint=BY_ID)
         return found
 
     def _last(
         self, session: Mapping[str, Any], digests: Sequence[str], messages: Collection[str] | None
     ) -> Flow[tuple[dict[str, Any] | None, int]]:
-        """The last record of a session, if it has to be read, and the position of the last one."""
+        """Return the session's last record if it has to be read, else None; and its position, 0 if there is none."""
         told: Any = session.get("last")
         if not matters(told, digests, messages):
             return None, int(told["position"])
@@ -153,7 +176,7 @@ class VectorReader(Runner):
         return (found[0], int(found[0]["position"])) if found else (None, 0)
 
     def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
-        """Records of a user to show."""
+        """Return a user's records with these ids, with the columns for showing them; `vectors` adds the vectors."""
         return (yield from self.reading(self._by_ids(user_id, ids, ON_STORED if vectors else ON_TEXTS)))
 
     def _by_ids(self, user_id: str, ids: Sequence[str], fields: Any) -> Flow[list[Stored]]:
@@ -167,20 +190,20 @@ class VectorReader(Runner):
         return found
 
     def owned(self, ids: Sequence[str]) -> Flow[bool]:
-        """Whether a user has a record with one of these ids."""
+        """Return whether any user has a record with one of these ids."""
         for batch in batches(ids):
             if (yield from self.reading(self._found(owned_filter(batch), {"_id": 1}, limit=1))):
                 return True
         return False
 
     def accesses(self, user_id: str) -> Flow[dict[str, datetime]]:
-        """Last recalls by record id."""
+        """Return the time of the last recall by record id, for the records that were recalled."""
         query = records_filter(user_id, accessed_at={"$type": "date"})
         rows = yield from self.reading(self._found(query, {"accessed_at": 1}))
         return {row["_id"]: row["accessed_at"] for row in rows}
 
     def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
-        """The user's sessions, most recently used first."""
+        """Return the user's sessions, most recently used first."""
         match = {**records_filter(user_id), "session_id": {"$gt": ""}, "expires_at": live(self._now())}
         rounds = {"session": "$session_id", "round": "$round_id", "generation": "$generation"}
         sessions = {"session": "$_id.session", "generation": "$_id.generation"}
@@ -197,11 +220,11 @@ class VectorReader(Runner):
         return [
             SessionInfo(row["_id"]["session"], row["rounds"], row["first"], row["last"])
             for row in rows
-            # plain documents have none; that of a forgotten session is another one
+            # Documents outside of any session have an empty generation; a forgotten session's differs from the current.
             if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))
         ]
 
     def probe(self) -> Flow[bytes | None]:
-        """What is kept of the embedding model."""
+        """Return the stored probe of the embedding model; None if there is none."""
         found = yield from self.reading(self._found({"_id": {"$eq": PROBE_ID}}, {"probe": 1}))
         return vector_of({"vector": found[0].get("probe")}) if found else None

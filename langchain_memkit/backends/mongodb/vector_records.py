@@ -1,8 +1,8 @@
-"""Flows that write to a collection of vectors.
+"""Store records in a vector collection.
 
-A standalone server has no transactions. So records are written first, with their session's generation in each, and then
-the generation is looked at: if it is gone, what was written is removed again. Nobody has shown it meanwhile, because
-records of a generation that is gone are dead; whoever meets some that a killed writer left removes them.
+A standalone server has no transactions. So the records are written first, each with its session's generation, and then
+the generation is checked: if it is gone, what was written is removed again. No reader has shown it meanwhile, because
+records of a generation that is gone are dead; a reader that meets some that a killed writer left deletes them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from langchain_memkit.errors import HistoryConflictError
 
 
 class VectorRecords(VectorWriter):
-    """Flows of a store; what they do for memories and searches, `backends/_vectors` says."""
+    """Write flows of a vector collection, with which it implements the `VectorBackend` of `backends/_vectors`."""
 
     # -- a session begins
 
@@ -54,7 +54,19 @@ class VectorRecords(VectorWriter):
         ids: Sequence[str],
         messages: Collection[str] | None,
     ) -> Flow[Beginning]:
-        """Generation, last record, stored vectors, and records."""
+        """Read what a save needs to know of its session, and begin the session if there is none.
+
+        Args:
+            user_id: The user.
+            session_id: The session.
+            digests: Digests of the texts to be saved, whose stored vectors can be used again.
+            ids: Ids of records to read.
+            messages: Ids of the messages to be saved; None if they may continue the last record.
+
+        Returns:
+            The generation, the last record if it has to be read, vectors by digest, the records with these ids in this
+            session, and the position of the last record (0 if there is none).
+        """
         found = yield from self.reading(self._known(user_id, session_id, digests, ids))
         session = next((d for d in found if is_session(d)), None)
         last, position = None, 0
@@ -71,6 +83,7 @@ class VectorRecords(VectorWriter):
         return Beginning(generation, [stored_of(last)] if last else [], vectors, stored, position)
 
     def _draw(self, user_id: str, session_id: str) -> Flow[str]:
+        # A new session may be the first of a collection that was dropped and made anew: check its indexes again.
         yield from self._ready(again=True)
         here = session_filter(user_id, session_id)
         drawn = {"$setOnInsert": {"generation": uuid4().hex, "stamp": Int64(0)}}
@@ -80,11 +93,11 @@ class VectorRecords(VectorWriter):
                     lambda c: c.find_one_and_update(here, drawn, upsert=True, return_document=ReturnDocument.AFTER)
                 )
             except Taken:
-                continue  # somebody else drew one in the same moment
+                continue  # another process began the session in the same moment: read its generation
             return str(document["generation"])
 
     def keep_probe(self, probe: bytes) -> Flow[bytes]:
-        """Keeps the probe unless there is one; returns the one that is kept."""
+        """Store the probe of the embedding model unless there is one; return the stored one."""
         yield from self._ready()
         with suppress(Taken):
             yield from self._sent(lambda c: c.insert_one(probe_document(probe)))
@@ -101,7 +114,23 @@ class VectorRecords(VectorWriter):
         expected: Mapping[str, str],
         state: int | None,
     ) -> Flow[Written | None]:
-        """Stores rows and deletes others; None if the session is another one."""
+        """Store records and delete others.
+
+        Args:
+            user_id: The user.
+            rows: The records to store; one with the same id in the same session is replaced.
+            delete: Ids of records to delete after that.
+            place: Session id and generation; None for documents outside of any session.
+            expected: Digests by record id, which these records must still have (compare-and-set).
+            state: The session's version, if records may only be added to an unchanged session; None adds in any case.
+
+        Returns:
+            The numbers of the stored records and the change of the user's version; None if the session was forgotten
+            since, in which case nothing stays stored.
+
+        Raises:
+            HistoryConflictError: A record or the session was changed since, or an id belongs to someone else.
+        """
         yield from self._ready()
         if place is None:
             yield from self._check_owners(user_id, rows, "Nothing was stored")
@@ -109,6 +138,7 @@ class VectorRecords(VectorWriter):
             return (yield from self._added(user_id, place, rows, state))
         stamps, total = draw_stamps(len(rows)), 0
         stamped = list(zip(rows, stamps, strict=True))
+        # Compare-and-set first, in a bulk write of its own: if a record was changed, nothing else has been stored yet.
         changes = [(row, stamp) for row, stamp in stamped if row.entry.id not in expected]
         begun = alive = False
         if place is not None and expected:
@@ -116,7 +146,7 @@ class VectorRecords(VectorWriter):
             begun = alive = yield from self._exchanged(user_id, stamped, place, expected, step)
         if changes or not expected:
             for batch in batches(changes) if changes else [[]]:
-                total += (step := draw_step())  # each of its own: who reads what is new adds them up
+                total += (step := draw_step())  # one step per batch: a reader of new records adds the steps up
                 alive = yield from self._upserted(user_id, batch, place, step, begun=begun)
                 begun = True
                 if not alive:
@@ -131,13 +161,16 @@ class VectorRecords(VectorWriter):
         return Written(stamps, (total,))
 
     def _added(self, user_id: str, place: tuple[str, str], rows: Sequence[Row], state: int) -> Flow[Written | None]:
-        """Stores rows that are new, if their session is as the turn found it; nothing is replaced.
+        """Insert new records iff the session's version is unchanged (compare-and-set); replace nothing.
 
-        None if the session was forgotten since.
+        Returns:
+            The numbers and the change of the user's version; None if the session was forgotten since.
 
         Raises:
-            HistoryConflictError: Somebody else has added to it since.
+            HistoryConflictError: Another writer has changed the session since.
         """
+        # One ordered bulk write: announce the write if the next save has to read our record, insert the records, then
+        # bump the version. It succeeded only if every operation took effect.
         stamps, step, last = draw_stamps(len(rows)), draw_step(), last_of(rows) or {}
         operations = [insert(row, place[1], stamp, step) for row, stamp in zip(rows, stamps, strict=True)]
         operations.append(take_turn(user_id, step, place, last, state))
@@ -152,7 +185,8 @@ class VectorRecords(VectorWriter):
             added = len(result.upserted_ids) == len(rows) and result.matched_count == others
         if added:
             return Written(stamps, (step,))
-        # what was added is of use to whoever begins again
+        # The records that went in stay, because the caller begins again and finds them stored. They still need a bump
+        # of the version, which also tells whether the session exists.
         alive = yield from self._sent(lambda c: c.bulk_write([stir(user_id, step, place)]), begun=True)
         if not alive.matched_count:
             yield from self._withdraw(user_id, rows, place)
@@ -169,17 +203,21 @@ class VectorRecords(VectorWriter):
         *,
         begun: bool,
     ) -> Flow[bool]:
-        """Stores rows; returns whether their session is still there."""
-        # all in one command, in this order: the session is looked at after the records were written
+        """Upsert records and bump the session's version; return whether the session still exists."""
+        # One ordered bulk write with the session last: its generation has to be checked after the records were written,
+        # else a concurrent `forget` could delete the session in between and leave them behind.
         last = last_of([row for row, _ in batch])
         operations = [upsert(row, place and place[1], stamp, step) for row, stamp in batch]
         operations.append(stir(user_id, step, place, last))
-        if place is not None and last is not None and last["waits"]:  # known even if this process is killed in between
+        # If the next save has to read our record, say so before storing it: this process may be killed in between.
+        if place is not None and last is not None and last["waits"]:
             operations.insert(0, look(user_id, place))
         while True:
             try:
                 result = yield from self._sent(lambda c: c.bulk_write(operations), begun=begun)
-            except Taken:  # by a foreign record, by one of a forgotten session, or in the same moment
+            except Taken:
+                # The id is that of a record of another session or user (an error), of a dead record of this session's
+                # earlier generation (delete it and try again), or of a concurrent upsert (try again).
                 begun = True
                 yield from self._check_owners(user_id, [row for row, _ in batch], "Others of this call may be stored")
                 if place is not None:
@@ -200,12 +238,18 @@ class VectorRecords(VectorWriter):
         expected: Mapping[str, str],
         step: int,
     ) -> Flow[bool]:
-        """Replaces records that are as they were expected to be, before anything else is stored; raises if one is not.
+        """Replace the records that must be unchanged, before anything else is stored.
 
-        False if their session is not there any more.
+        Returns:
+            False if their session does not exist any more.
+
+        Raises:
+            HistoryConflictError: A record was changed or deleted since.
         """
+        # A single record is compared and replaced by one atomic update. Of several, some could be replaced before one
+        # turns out to be changed: compare them all first, which leaves only a short window.
         stored: Mapping[str, str] = expected
-        if len(expected) > 1:  # one is looked at and replaced in one go
+        if len(expected) > 1:
             mine = records_filter(user_id, place[0], **with_ids(user_id, list(expected)))
             digests = yield from self.reading(self._found(mine, {"digest": 1}))
             stored = {d["_id"]: d.get("digest", "") for d in digests}

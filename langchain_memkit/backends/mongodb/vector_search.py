@@ -1,4 +1,4 @@
-"""`$vectorSearch` and `$search`, where a deployment has them. The pipelines are pure."""
+"""Search with `$vectorSearch` and `$search`, where a deployment has them. Building the pipelines does no I/O."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from langchain_memkit.backends.mongodb.vector_records import VectorRecords
 from langchain_memkit.errors import ConfigurationError
 
 NEAR, WORDS = "memkit_near", "memkit_words"
-WIDER = 10  # candidates of the approximate search for each one that is wanted
-MOST = 10_000  # candidates that the server takes
+WIDER = 10  # candidates of the approximate search for each result
+MOST = 10_000  # the most candidates that the server accepts
 SCORE = "memkit_score"
 
 _ready: dict[Any, frozenset[str]] = {}
 
 
 class Candidates(NamedTuple):
-    """What two searches of the server found for one user.
+    """Results of the server's two searches for one user.
 
     Attributes:
-        near: Cosine by record id, of the records with the nearest vectors.
-        words: The server's BM25 by record id, of the records with the words.
+        near: Cosine by record id, for the records with the nearest vectors.
+        words: The server's BM25 score by record id, for the records that contain the words.
     """
 
     near: Mapping[str, float]
@@ -37,7 +37,11 @@ class Candidates(NamedTuple):
 
 
 def search_index_models(dims: int) -> list[SearchIndexModel]:
-    """What the server has to build: vectors with their user as a filter, and words."""
+    """Return the two search indexes: vectors (with user and session as filters), and words.
+
+    Args:
+        dims: The number of dimensions of the vectors.
+    """
     near = [{"type": "vector", "path": "vector", "numDimensions": dims, "similarity": "cosine"}]
     near += [{"type": "filter", "path": path} for path in ("user_id", "session_id")]
     fields = {"text": {"type": "string", "analyzer": "lucene.english"}, "user_id": {"type": "token"}}
@@ -48,7 +52,7 @@ def search_index_models(dims: int) -> list[SearchIndexModel]:
 
 
 def near_pipeline(user_id: str, session_id: str | None, vector: Sequence[float], k: int) -> list[dict[str, Any]]:
-    """The records with the nearest vectors; the user is a filter inside of the search."""
+    """Build the search for the `k` records with the nearest vectors; the user is a filter inside the search."""
     where: dict[str, Any] = {"user_id": {"$eq": user_id}}
     if session_id is not None:
         where["session_id"] = {"$eq": session_id}
@@ -64,7 +68,7 @@ def near_pipeline(user_id: str, session_id: str | None, vector: Sequence[float],
 
 
 def words_pipeline(user_id: str, words: str, k: int) -> list[dict[str, Any]]:
-    """The records with words of a text; the server stems both."""
+    """Build the search for the `k` records that best match the words of a text; the server stems both sides."""
     search = {
         "index": WORDS,
         "compound": {
@@ -76,29 +80,33 @@ def words_pipeline(user_id: str, words: str, k: int) -> list[dict[str, Any]]:
 
 
 class SearchedRecords(VectorRecords):
-    """The flows of a store, with the searches of the server."""
+    """All flows of a vector collection, including the server's own searches."""
 
     def searches(self) -> Flow[frozenset[str]]:
-        """The search indexes that can be used; the server is asked once per process and collection."""
+        """Return the names of the search indexes that are ready; asks the server once per process and collection."""
         if self.place not in _ready:
             try:
                 rows = yield from self._asked([{"$listSearchIndexes": {}}])
             except OperationFailure as error:
                 if is_transient(error):
                     raise
-                rows = []  # the server knows no such stage
+                rows = []  # a server without search indexes does not know the stage
             _ready[self.place] = frozenset(row["name"] for row in rows if row.get("queryable") is True)
         return _ready[self.place]
 
     def _asked(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
-        """The result of a search: the server runs none with a read concern of majority."""
+        """Run a search pipeline with read concern local: the server refuses searches with majority."""
         timeout, plain = self.settings.timeout, ReadConcern("local")
         cursor = yield Call(lambda c: c.with_options(read_concern=plain).aggregate(pipeline), timeout)
         rows: list[dict[str, Any]] = yield Call(lambda c: cursor.to_list(), timeout)
         return rows
 
     def build_searches(self, dims: int) -> Flow[None]:
-        """Has the server build its search indexes, which takes it a while."""
+        """Create missing search indexes, which the server builds in the background.
+
+        Raises:
+            ConfigurationError: The deployment has no search indexes.
+        """
         models = search_index_models(dims)
         try:
             names = {row["name"] for row in (yield from self._asked([{"$listSearchIndexes": {}}]))}
@@ -112,16 +120,18 @@ class SearchedRecords(VectorRecords):
         _ready.pop(self.place, None)
 
     def near(self, user_id: str, session_id: str | None, vector: Vector, k: int) -> Flow[list[tuple[Shown, float]]]:
-        """Records with the nearest vectors, with their cosines, nearest first."""
+        """Return the records with the nearest vectors and their cosines, nearest first."""
         found = yield from self._hits(user_id, near_pipeline(user_id, session_id, vector.tolist(), k))
+        # The server's score is (1 + cosine) / 2.
         return [(shown, 2 * score - 1) for shown, score in found]
 
     def saying(self, user_id: str, words: str, k: int) -> Flow[list[tuple[Shown, float]]]:
-        """Records with words of a text, with the server's scores, best first."""
+        """Return the records that match the words of a text and the server's scores, best first."""
         return (yield from self._hits(user_id, words_pipeline(user_id, words, k)))
 
     def _hits(self, user_id: str, pipeline: list[dict[str, Any]]) -> Flow[list[tuple[Shown, float]]]:
         rows = yield from self.reading(self._asked(pipeline))
         scores = {row["_id"]: float(row[SCORE]) for row in rows}
         shown = shown_of([stored_of(row) for row in rows], self._now())
-        return [(s, scores[s.document.id]) for s in shown if s.user_id == user_id]  # checked again: never trusted
+        # The user is checked again here: the server's filter alone is never trusted.
+        return [(s, scores[s.document.id]) for s in shown if s.user_id == user_id]

@@ -1,4 +1,4 @@
-"""Flows that change a collection of vectors, but for the storing of records: recalls, deleting."""
+"""Note recalls in a vector collection, and delete from it."""
 
 from __future__ import annotations
 
@@ -23,56 +23,69 @@ from langchain_memkit.backends.mongodb.vector_indexes import ensure_vector_index
 from langchain_memkit.backends.mongodb.vector_reader import VectorReader
 from langchain_memkit.errors import HistoryConflictError
 
-SEVERAL = 5  # tries of what may meet somebody else
+SEVERAL = 5  # sessions to try, since one may be forgotten meanwhile
 
 
 class VectorWriter(VectorReader, RepeatingRunner):
-    """What is recalled and deleted."""
+    """Flows that note recalls and delete records."""
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> Flow[None]:
-        """Keeps recalls."""
+        """Note that records were recalled at a time; an earlier time changes nothing."""
         query, change = records_filter(user_id, **with_ids(user_id, ids)), {"$max": {"accessed_at": at}}
         yield from self._sent(lambda c: c.update_many(query, change))
 
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
-        """Deletes records of a user."""
+        """Delete records of a user by their ids."""
         for batch in batches(ids):
             gone = {"user_id": {"$eq": user_id}, **with_ids(user_id, batch)}
-            # before, too: whoever calls again after this process was killed cannot know that there were some
+            # Bump the version before the deletion as well as after it. If this process is killed in between, a repeated
+            # call finds no records and bumps nothing, and caches would show the deleted records for ever.
             if (yield from self._sent(lambda c, gone=gone: c.find(gone, {"_id": 1}, limit=1).to_list())):  # type: ignore[misc]  # bound now
                 yield from self._stir(user_id)
                 yield from self._sent(lambda c, gone=gone: c.delete_many(gone))  # type: ignore[misc]  # bound now
                 yield from self._stir(user_id)
 
     def _stir(self, user_id: str) -> Flow[None]:
-        """Tells that records are deleted, by any session of the user: without one nobody relies on what he holds."""
+        """Bump the version of any session of the user, so that cached indexes of this user are read again."""
+        # Any session will do, since caches compare the sum. A user without sessions needs no bump: without a version no
+        # cache relies on what it holds.
         step = {"$inc": {"stamp": Int64(draw_step())}}
         some = not_records(user_id)
         found = yield from self._sent(lambda c: c.find(some, {"session_id": 1}, limit=SEVERAL).to_list(), begun=True)
         for session in found:
-            one = session_filter(user_id, session["session_id"])  # with the shard key, which servers before 7.0 need
+            # The filter has the shard key, which servers before 7.0 need for an `update_one`.
+            one = session_filter(user_id, session["session_id"])
             result = yield from self._sent(lambda c, one=one: c.update_one(one, step), begun=True)  # type: ignore[misc]  # bound now
             if result.matched_count:
                 return
 
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
-        """Deletes a session or a user; returns how many records."""
-        # the generations first: from then on a save is refused
+        """Delete a session, or with None all of the user's; return how many records that were."""
+        # The session documents first: without its generation every save of the session is refused from then on.
         first = not_records(user_id) if session_id is None else session_filter(user_id, session_id)
         yield from self._sent(lambda c: c.delete_many(first))
         result = yield from self._sent(lambda c: c.delete_many(records_filter(user_id, session_id)), begun=True)
-        # once more: a save that was overtaken may have stored something since, and been killed
+        # Once more: a save that was under way may have stored records since, and been killed before withdrawing them.
+        # This read deletes dead records.
         yield from self.reading(self._alive(user_id, records_filter(user_id, session_id), ON_DEAD))
         yield from self._stir(user_id)
         return int(result.deleted_count)
 
     def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]:
-        """Deletes what is too much; returns how many."""
+        """Delete the records above a limit; return how many that were.
+
+        Args:
+            user_id: The user.
+            max_records: How many records may stay. Those never recalled go first, then those whose last recall is the
+                oldest; among equals the older record.
+            keep: Ids of records that are not deleted.
+        """
         counting = self._call(lambda c: c.count_documents(records_filter(user_id)))
         count: int = yield from self.reading(counting)
         surplus = left = max(0, count - max_records)
         if surplus:
-            yield from self._stir(user_id)  # before, too: whoever calls again finds nothing to do
+            # Before and after, as in `delete`: a repeated call would find no surplus and bump nothing.
+            yield from self._stir(user_id)
         for recalled in (None, {"$type": "date"}):
             order = [("accessed_at", 1), ("created_at", 1)]
             query = records_filter(user_id, accessed_at=recalled, _id={"$nin": with_ids(user_id, keep)["_id"]["$in"]})
@@ -92,7 +105,9 @@ class VectorWriter(VectorReader, RepeatingRunner):
         sessions = {row.entry.id: row.entry.session for row in rows}
         for batch in batches(list(sessions)):
             mine = {"user_id": {"$eq": user_id}, **with_ids(user_id, batch)}
-            if not user_id:  # an id alone may be that of a record that memkit 0.1.0 stored for a user
+            # A plain id may belong to a record that memkit 0.1.0 stored for a user, so an unowned write looks at those
+            # of all users.
+            if not user_id:
                 del mine["user_id"]
             for other in (yield from self.reading(self._found(mine, {"user_id": 1, "session_id": 1}, hint=BY_ID))):
                 if (other.get("user_id"), other.get("session_id")) != (user_id, sessions[other["_id"]]):
@@ -100,7 +115,7 @@ class VectorWriter(VectorReader, RepeatingRunner):
                     raise HistoryConflictError(msg)
 
     def _withdraw(self, user_id: str, rows: Sequence[Row], place: tuple[str, str]) -> Flow[None]:
-        """Removes what was written for a session that is gone."""
+        """Delete the records just written for a session that was forgotten meanwhile, and bump the user's version."""
         for batch in batches([row.entry.id for row in rows]):
             mine = records_filter(user_id, place[0], generation={"$eq": place[1]}, **with_ids(user_id, batch))
             yield from self._sent(lambda c, mine=mine: c.delete_many(mine), begun=True)  # type: ignore[misc]  # bound now

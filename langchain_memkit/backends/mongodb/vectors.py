@@ -1,4 +1,4 @@
-"""`MongoDBVectorStore`: documents with their vectors and words, one document for each."""
+"""`MongoDBVectorStore`: one document for each record, with its text, vector and stemmed words."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ ATLAS_ONLY = frozenset(
 
 
 class MongoDBVectorStore(RecordVectorStore):
-    """A LangChain `VectorStore` in MongoDB: exact search per user on any server, stored by a majority.
+    """A LangChain `VectorStore` in MongoDB: exact search per user on any server, writes stored by a majority.
 
     Give it to `VectorMemory`, or use it as any vector store. A document whose metadata has a `user_id` is found only by
-    a search with that user in the filter; one without belongs to nobody. What another process wrote or deleted is seen
-    by the next search. A save that is under way while anybody forgets its session or user stores nothing. No I/O
-    happens before the first use. Clients are shared as with `MongoDBChatMessageHistory`.
+    a search with that user in the filter; one without is unowned. What another process wrote or deleted is seen by the
+    next search. A save that is under way while its session or user is forgotten stores nothing. No I/O happens before
+    the first use. Clients are shared as with `MongoDBChatMessageHistory`.
 
-    The search is exact and runs in process on the records of one user, so any server will do. Where the deployment has
-    search indexes (Atlas, or a server with mongot) and `setup(search_index=True)` built them, `similarity_search` asks
-    the server instead: approximate, seconds behind the writes, and for users who are too large to be held in process.
+    The search is exact and runs in process on the records of one user, so it works on any server. Where the deployment
+    has search indexes (Atlas, or a server with mongot) and `setup(search_index=True)` built them, `similarity_search`
+    asks the server instead: approximate, seconds behind the writes, and for users too large to be held in process.
     The shard key is `{user_id: 1, session_id: 1}`. Other indexes are built at the first write, unless the collection is
     large already.
 
@@ -58,12 +58,12 @@ class MongoDBVectorStore(RecordVectorStore):
         async_client: Your own `AsyncMongoClient`, never closed here.
         timeout: Seconds within which reads and the first use fail if the server cannot be reached.
         save_timeout: Seconds for which a write is retried on a server that was reached before.
-        cache_bytes: How much of the last users' records is held in process, 96 MB by default; about 9 KB for a record
-            with 384 dimensions. The last user is held however large, until another one is asked for.
+        cache_bytes: Size of the cache of the most recently used users' records, in bytes, 96 MB by default; a record
+            with 384 dimensions takes about 9 KB. The last user is cached however large, until another one is used.
         now: The clock, for tests.
 
     Raises:
-        ConfigurationError: Arguments do not fit together, or `embedding` is no `Embeddings`.
+        ConfigurationError: The arguments contradict each other, or `embedding` is no `Embeddings`.
 
     Example:
         ```python
@@ -105,19 +105,19 @@ class MongoDBVectorStore(RecordVectorStore):
     def from_connection_string(
         cls, connection_string: str, namespace: str, embedding: Embeddings, **kwargs: Any
     ) -> MongoDBVectorStore:
-        """Return a store for a namespace, as langchain-mongodb's vector store has it. No I/O.
+        """Create a store for a namespace, with the signature of langchain-mongodb's vector store. No I/O.
 
         Args:
-            connection_string: As in the class.
+            connection_string: `mongodb://...`.
             namespace: `"database.collection"`: a collection of this store's own, not one that langchain-mongodb filled.
-            embedding: As in the class.
-            **kwargs: The class's further arguments.
+            embedding: The embedding model.
+            **kwargs: The other arguments of the constructor.
 
         Returns:
             The store.
 
         Raises:
-            ConfigurationError: `namespace` has no dot, or an argument concerns an index of Atlas.
+            ConfigurationError: `namespace` has no dot, or an argument describes an Atlas index.
 
         Example:
             ```python
@@ -146,15 +146,15 @@ class MongoDBVectorStore(RecordVectorStore):
         return self._searched.collection(self._searched.clients.sync())
 
     def __repr__(self) -> str:
-        """Names hosts and collection only."""
+        """Name hosts and collection only."""
         return f"{type(self).__name__}({self._name})"
 
     def setup(self, *, search_index: bool = False) -> None:
-        """Builds the indexes of the collection, however large it is.
+        """Build the indexes of the collection, however large it is.
 
         Args:
-            search_index: Also those of `$vectorSearch` and `$search`, for vectors of this embedding model. The server
-                builds them in the background; a process that asked for them before uses them after a restart.
+            search_index: Build those of `$vectorSearch` and `$search` as well, for vectors of this embedding model. The
+                server builds them in the background; a process that searched before uses them after a restart.
 
         Raises:
             ConfigurationError: The server has no search indexes.
@@ -163,7 +163,7 @@ class MongoDBVectorStore(RecordVectorStore):
         drive(self._setup(search_index), run_step)
 
     async def asetup(self, *, search_index: bool = False) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         await adrive(self._setup(search_index), arun_step)
 
     def _setup(self, search_index: bool) -> Flow[None]:
@@ -173,27 +173,27 @@ class MongoDBVectorStore(RecordVectorStore):
             yield self._step(lambda: self._searched.reading(self._searched.build_searches(dims)))
 
     def candidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
-        """What the server's two searches find for a user, without the user's records in process.
+        """Search a user's records on the server by vector and by words, without loading them into this process.
 
         Args:
-            user_id: Whose.
-            vector: Of the question, as `embed_query` gives it.
+            user_id: The user.
+            vector: The question's vector, as `embed_query` returns it.
             words: The question; the server stems it as English.
-            k: How many of each search.
+            k: The most results of each search.
 
         Returns:
             Cosines and word scores by record id. What was written in the last seconds may be missing.
 
         Raises:
-            TypeError: `user_id` is no string.
-            ValueError: `user_id` is no valid id, or `k` is below 0.
+            TypeError: `user_id` is not a string.
+            ValueError: `user_id` is not a valid id, or `k` is below 0.
             ConfigurationError: The deployment has no search indexes, or they are not ready.
             HistoryReadError: The server cannot be reached or read.
         """
         return drive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)), run_step)
 
     async def acandidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
-        """Async twin of `candidates`."""
+        """Run `candidates` asynchronously."""
         return await adrive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)), arun_step)
 
     def _candidates(self, user_id: str, vector: Any, words: str, k: int) -> Flow[Candidates]:
@@ -208,7 +208,7 @@ class MongoDBVectorStore(RecordVectorStore):
         return Candidates({s.document.id: n for s, n in nearest}, {s.document.id: n for s, n in saying})
 
     def _nearest(self, vector: Vector, k: int, scope: Scope) -> Flow[list[tuple[Shown, float]]]:
-        """By the server, if it can; by its filters only."""
+        """Search on the server if its index is ready and the scope has only filters that the index covers."""
         searched = self._searched
         if scope.matches or NEAR not in (yield self._step(lambda: searched.reading(searched.searches()))):
             return (yield from super()._nearest(vector, k, scope))

@@ -1,4 +1,4 @@
-"""Connections to a SQLite file: opened, shared, migrated."""
+"""Connections to a SQLite file: opening, sharing, migrating."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ MIGRATIONS = [
     ) WITHOUT ROWID;
     CREATE TABLE vector_meta (name TEXT NOT NULL PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
     """,
-    # who changes messages by hand means it; what a disk changes no trigger sees
+    # Whoever edits messages with SQL means to, so the trigger drops the checksum. Damage on disk fires no trigger.
     """
     ALTER TABLE turns ADD COLUMN checksum INTEGER;
     CREATE TRIGGER turns_edited AFTER UPDATE OF messages ON turns BEGIN
         UPDATE turns SET checksum = NULL WHERE rowid = new.rowid;
     END;
     """,
-    # an id was unique for all users; the last number that was ever given goes with the records
+    # Ids used to be unique among all users. The last number ever given out is copied too: numbers are never reused.
     """
     CREATE TABLE vectors_of_users (
         seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, user_id TEXT NOT NULL, session_id TEXT NOT NULL,
@@ -101,7 +101,7 @@ TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", "".join(MIGRATIONS)))
 
 
 class Database:
-    """Connections to one file: a few idle ones are kept, each is used by one thread at a time."""
+    """The connections to one file: a few idle ones are kept, and each is used by one thread at a time."""
 
     def __init__(self, path: str, timeout: float, file_mode: int = OWNER_ALONE) -> None:
         self.path = path
@@ -113,14 +113,14 @@ class Database:
             databases.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Names the file, which another process opens itself."""
+        """Pickle the file name and options; another process opens the file itself."""
         if self.in_memory:
             msg = "what lies in ':memory:' cannot be pickled: give a file name as path"
             raise TypeError(msg)
         return shared_database, (self.path, self.timeout, self.file_mode)
 
     def __deepcopy__(self, memo: object) -> Database:
-        """Return itself: a copy of a history is another way to the same conversation."""
+        """Return this object: a copied history reads and writes the same conversation."""
         return self
 
     def _forget(self) -> None:
@@ -128,15 +128,17 @@ class Database:
         self._lock = threading.Lock()
         self._turnstile = threading.Lock()  # an in-memory database has a single connection
         self._closed = False
-        self._file: tuple[int, int] | None = None  # which file the idle connections belong to
+        self._file: tuple[int, int] | None = None  # the file (device, inode) to which the idle connections belong
         self._pid = os.getpid()
         weakref.finalize(self, _close_idle, self._pid, self._idle)
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """Lends a connection; it goes back to the idle ones afterwards."""
+        """Lend a connection, and take it back afterwards."""
         if self._pid != os.getpid():
-            # connections of the parent must be neither used nor closed after a fork: keep them, out of reach
+            # Connections opened in the parent must be neither used nor closed in the child
+            # (sqlite.org/howtocorrupt.html): they stay referenced, out of reach. An in-memory database stays behind
+            # with them: it counts as closed, so that using it raises instead of silently starting empty.
             _INHERITED.append(self._idle)
             self._forget()
             self._closed = self.in_memory
@@ -147,7 +149,8 @@ class Database:
     def _lend(self) -> Iterator[sqlite3.Connection]:
         file = self.identity()
         with self._lock:
-            if file != self._file:  # deleted or replaced behind our back: the old connections lead nowhere
+            # The file was deleted or replaced: the old connections write to a file that no longer has a name.
+            if file != self._file:
                 _close_idle(self._pid, self._idle)
                 self._file = file
             connection = self._idle.pop() if self._idle else None
@@ -163,22 +166,25 @@ class Database:
         state = _state_of(self.path) if access is Access.UNCHANGED else None
         try:
             yield connection
+            # `immutable=1` switches off locking and change detection: what was read while the file changed may be
+            # inconsistent.
             if access is Access.UNCHANGED and _state_of(self.path) != state:
                 msg = "it was changed while it was read; call again"
                 raise sqlite3.OperationalError(msg)
         finally:
-            if connection.in_transaction:  # interrupted: whatever was under way did not happen
+            # interrupted, e.g. by Ctrl-C: the transaction did not happen
+            if connection.in_transaction:
                 connection.rollback()
             with self._lock:
                 keep = not self._closed and file == self._file and len(self._idle) < MAX_IDLE
-                keep = keep and access is Access.WRITE  # rights may be given later
+                keep = keep and access is Access.WRITE  # a read-only one is not kept: write access may be granted later
                 if keep:
                     self._idle.append(connection)
             if not keep:
                 connection.close()
 
     def identity(self) -> tuple[int, int] | None:
-        """Device and inode of the file; None if there is none."""
+        """Return device and inode of the file; None if there is no file."""
         if self.in_memory:
             return (0, 0)
         try:
@@ -192,6 +198,8 @@ class Database:
             msg = "this in-memory database was closed (or left behind by a fork), and its content went with it"
             raise sqlite3.ProgrammingError(msg)
         address = ":memory:" if self.in_memory else address_of(self.path, access)
+        # No `isolation_level`: transactions are begun explicitly. Connections move between threads, but each is used
+        # by one at a time, so SQLite's check of the thread is switched off.
         connection = sqlite3.connect(
             address, timeout=self.timeout, isolation_level=None, check_same_thread=False, uri=not self.in_memory
         )
@@ -205,7 +213,8 @@ class Database:
             deadline = time.monotonic() + self.timeout
             while True:
                 try:
-                    # switching to WAL ignores the busy time-out when several processes open a new file at once
+                    # Switching to WAL ignores the busy time-out when several processes open a new file at once, hence
+                    # this loop.
                     connection.execute("PRAGMA journal_mode = WAL")
                     break
                 except sqlite3.OperationalError as error:
@@ -233,7 +242,8 @@ class Database:
             return
         connection.execute("BEGIN IMMEDIATE")
         try:
-            version = self._check_version(connection)  # another process may have been faster
+            # again, now under the lock: another process may have migrated the file meanwhile
+            version = self._check_version(connection)
             for script in MIGRATIONS[version:]:
                 for statement in _statements(script):
                     connection.execute(statement)
@@ -245,19 +255,19 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Closes the idle connections; using the database again opens new ones (a file's, not an in-memory one's)."""
+        """Close the idle connections. A file is opened again at its next use; an in-memory database is gone."""
         with self._lock:
             self._closed = True
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Closes the connections that nobody uses; the next use opens new ones."""
+        """Close the connections that are not in use; the next use opens new ones."""
         with self._lock:
             _close_idle(self._pid, self._idle)
 
 
 def _close_idle(pid: int, idle: list[sqlite3.Connection]) -> None:
-    """Closes connections, in the process that opened them only."""
+    """Close connections, but only in the process that opened them."""
     while idle and pid == os.getpid():
         idle.pop().close()
 
@@ -266,20 +276,20 @@ _INHERITED: list[list[sqlite3.Connection]] = []
 
 
 class Access(Enum):
-    """What may be done with a file, as SQLite is told it."""
+    """The access to a file, as an option of its address."""
 
-    WRITE = "mode=rw"  # never "rwc": SQLite would make the file for everybody to read
+    WRITE = "mode=rw"  # never "rwc": SQLite would create the file readable for everybody
     READ = "mode=ro"
-    UNCHANGED = "mode=ro&immutable=1"  # needs no files beside it: for a folder in which there can be none
+    UNCHANGED = "mode=ro&immutable=1"  # needs no -wal and -shm beside it: for a folder where they cannot be created
 
 
 def make_file(path: str, mode: int) -> None:
-    """Makes an empty file with these rights, unless there is one; its -wal and -shm get the same from SQLite."""
+    """Create an empty file with these permissions, unless it exists; SQLite copies them to its -wal and -shm."""
     if Path(path).exists():
         return
     try:
         number = os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), mode)
-    except OSError as error:  # it is there, or SQLite says why it cannot be opened
+    except OSError as error:  # it exists, or SQLite will say why it cannot be opened
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             full = sqlite3.OperationalError("database or disk is full")
             full.sqlite_errorcode = sqlite3.SQLITE_FULL
@@ -287,13 +297,13 @@ def make_file(path: str, mode: int) -> None:
         return
     try:
         if hasattr(os, "fchmod"):
-            os.fchmod(number, mode)  # the umask may have taken away what is wanted
+            os.fchmod(number, mode)  # the umask may have removed some of the permissions
     finally:
         os.close(number)
 
 
 def access_to(path: str) -> Access:
-    """What this process may do with a file, and how it is opened for that."""
+    """Return the access that this process has to a file."""
     log = _state_of(f"{path}-wal")
     of_file, of_folder = (_may_write(name) for name in (path, Path(path).parent))
     if of_file and (of_folder or log):
@@ -302,7 +312,7 @@ def access_to(path: str) -> Access:
 
 
 def address_of(path: str, access: Access) -> str:
-    """A file as SQLite takes it, with what may be done with it."""
+    """Return the URI of a file for SQLite, with an access mode."""
     return f"{Path(path).absolute().as_uri()}?{access.value}"
 
 
@@ -311,7 +321,7 @@ def _may_write(path: str | Path) -> bool:
 
 
 def _state_of(path: str) -> tuple[int, int] | None:
-    """Size and last change of a file; None if there is none."""
+    """Return size and modification time of a file; None if there is no file."""
     try:
         found = Path(path).stat()
     except OSError:
@@ -324,7 +334,7 @@ _databases_lock = threading.Lock()
 
 
 def _statements(script: str) -> Iterator[str]:
-    """Single statements of a script, so that they run inside one transaction (`executescript` would commit)."""
+    """Yield the statements of a script one by one, to run them in one transaction (`executescript` would commit)."""
     statement = ""
     for line in script.splitlines():
         statement += line + "\n"
@@ -334,11 +344,21 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def shared_database(path: str | os.PathLike[str], timeout: float, file_mode: int = OWNER_ALONE) -> Database:
-    """One `Database` per file, timeout, mode and process; in-memory ones are never shared."""
+    """Return the one `Database` per file, timeout, mode and process; in-memory ones are never shared.
+
+    Args:
+        path: The file, or `":memory:"`.
+        timeout: Seconds to wait for another process that is writing; 0 not to wait.
+        file_mode: The permissions of the file if it is created.
+
+    Raises:
+        TypeError: The path is not a file name.
+        ConfigurationError: The path is a connection string, or another argument is out of range.
+    """
     if not isinstance(path, (str, Path)) or not str(path):
         msg = f"path must be a file name or ':memory:', not {type(path).__name__}"
         raise TypeError(msg)
-    if timeout != 0:  # which is not to wait at all
+    if timeout != 0:  # 0 means not to wait at all
         seconds_given(timeout, "timeout")
     if type(file_mode) is not int or not 0 <= file_mode <= 0o777 or file_mode & OWNER_ALONE != OWNER_ALONE:
         given = oct(file_mode) if type(file_mode) is int else f"{file_mode!r:.50}"
@@ -349,6 +369,8 @@ def shared_database(path: str | os.PathLike[str], timeout: float, file_mode: int
     name = os.path.abspath(file_given(path))
     key = (name, timeout, file_mode)
     with _databases_lock:
+        # The dictionary is weak: a database is shared while somebody uses it, and its connections close with the last
+        # user.
         database = _databases.get(key) or Database(*key)
         _databases[key] = database
     return database
@@ -371,8 +393,8 @@ HINTS = {
 
 
 def explained(error: Exception) -> str:
-    """SQLite's words, with what to do where they are too short."""
+    """Return SQLite's message, with a hint on what to do where it is too short."""
     if isinstance(error, UnicodeDecodeError):
         return f"database disk image is malformed ({REPAIR})"
-    hint = HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)  # the rest says where in SQLite
+    hint = HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)  # the higher bits say where in SQLite
     return f"{error} ({hint})" if hint else str(error)

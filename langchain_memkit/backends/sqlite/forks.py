@@ -1,8 +1,9 @@
-"""Forking with SQLite open: nothing is under way and nothing is open at the moment of the fork.
+"""Safe forking: no operation is running and no connection is open at the moment of a fork.
 
-SQLite keeps locks per process in memory of its own. A child that inherits them believes in locks that it does not have,
-and in locks of threads that it does not have either: it waits for ever, or writes beside its parent. So a fork waits
-for the operations under way, and idle connections are closed before it. `subprocess` does not fork in this sense.
+SQLite keeps its locks per process, in memory of its own. A forked child inherits them and believes in file locks that
+it does not have, and in locks held by threads that do not exist in it: it waits for ever, or writes at the same time as
+its parent. So a fork waits for the operations under way, and idle connections are closed before it. `subprocess` does
+not fork in this sense.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-PATIENCE = 5.0  # seconds; a fork from inside an operation must not wait for itself
+PATIENCE = 5.0  # seconds; a fork from inside an operation must not wait for itself for ever
 
 
 class Closable(Protocol):
-    """What is closed before a fork."""
+    """An object whose idle connections are closed before a fork."""
 
     def close_idle(self) -> None:
-        """Closes what nobody uses."""
+        """Close the connections that are not in use."""
 
 
 class _Gate:
@@ -38,7 +39,7 @@ databases: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 @contextmanager
 def operation() -> Iterator[None]:
-    """Marks an operation, which a fork waits for; begins after a fork that is under way."""
+    """Mark an operation that a fork waits for. If a fork is under way, wait for it first."""
     gate = _gate
     with gate.changed:
         gate.changed.wait_for(lambda: not gate.forking, PATIENCE)
@@ -53,6 +54,7 @@ def operation() -> Iterator[None]:
 
 def _before() -> None:
     with _gate.changed:
+        # from here on new operations wait; those under way may take `PATIENCE` seconds to finish
         _gate.forking = True
         _gate.changed.wait_for(lambda: _gate.under_way == 0, PATIENCE)
     for database in list(databases):
@@ -66,7 +68,9 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    global _gate  # the parent's condition may be held by a thread that does not exist here
+    # The parent's condition may be held by a thread that does not exist in the child, so it is replaced, not
+    # released.
+    global _gate
     _gate = _Gate()
 
 

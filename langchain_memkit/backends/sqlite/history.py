@@ -29,26 +29,27 @@ class SQLiteOptions(TypedDict, total=False):
 class SQLiteChatMessageHistory(TurnHistory):
     """A chat history in one SQLite file: durable, atomic turns, no server. The default for one machine.
 
-    A LangChain chat history: use it wherever one is taken. Safe with threads and with several processes on one file
-    (not on a network drive). No I/O happens before the first use.
+    It is a LangChain chat history: use it wherever one is accepted. Safe with threads and with several processes on one
+    file (not on a network drive). No I/O happens before the first use.
 
     Args:
-        path: The file; created at first use, its folder must exist. `":memory:"` keeps it in this object (or factory).
+        path: The file; created at first use, its folder must exist. `":memory:"` keeps the data in this object (or
+            factory).
         session_id: The conversation, 1 to 512 bytes.
-        user_id: Whose it is. Histories of the same session id and different users never meet.
-        history_size: `messages` returns at most this many, cut at a turn. None returns all.
-        ttl: Seconds after which a turn disappears. None keeps it.
+        user_id: The owner. Histories of the same session id and different users share nothing.
+        history_size: The greatest number of messages in `messages`, cut at a turn. None returns all.
+        ttl: Seconds after which a turn expires. None keeps it.
         token_counter: Counts tokens of messages when they are stored: None or `"approximate"` (fast), an OpenAI
             encoding or model (`"o200k_base"`, `"gpt-4o"`: exact, extra `tokens`), a function of messages, or a model.
-            Stored counts serve whoever counts with the same name.
+            Stored counts are reused by every reader whose counter has the same name.
         on_corrupt: `"report"` leaves damaged messages out and logs them, `"raise"` raises `MessageDecodeError`.
         timeout: Seconds to wait for another process that is writing.
-        file_mode: The rights of the file if it is made here, with its -wal and -shm: 0o600 by default, which is the
-            owner's alone; 0o660 shares it with a group. A file that is there keeps its own.
+        file_mode: The permissions of the file, its -wal and its -shm if they are created here: 0o600 by default, for
+            the owner alone; 0o660 shares it with a group. An existing file keeps its own.
         now: The clock, for tests.
 
     Raises:
-        TypeError: An id is no string.
+        TypeError: An id is not a string.
         ValueError: An id is empty or malformed, or another argument is wrong.
 
     Example:
@@ -90,14 +91,14 @@ class SQLiteChatMessageHistory(TurnHistory):
         path: str | os.PathLike[str],
         **options: Unpack[SQLiteOptions],
     ) -> HistoryFactory[Self]:
-        """A `get_session_history(session_id, user_id=None)` for this file.
+        """Return a `get_session_history(session_id, user_id=None)` for this file.
 
         Args:
-            path: As in the class.
+            path: The file, as in the class.
             **options: The class's further arguments, by the same names, and those of your subclass.
 
         Returns:
-            A callable that makes histories of this class, with `list_sessions`, `purge`, `setup` and `close`.
+            A callable that creates histories of this class, with `list_sessions`, `purge`, `setup` and `close`.
 
         Raises:
             ConfigurationError: There is no such argument, or the constructor of your subclass takes others.

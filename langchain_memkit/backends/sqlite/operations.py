@@ -1,4 +1,4 @@
-"""What is done inside one transaction: SQL on a borrowed connection."""
+"""The SQL of chat histories: functions of a borrowed connection, each run inside one transaction."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from langchain_memkit.errors import HistoryConflictError, MessageTooLargeError, 
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.counting import counter_name
 
-MAX_TURN = 16 * 2**20  # bytes, as of a document in MongoDB: what is stored here can be moved there
+MAX_TURN = 16 * 2**20  # bytes, the limit of a MongoDB document, so that every turn stored here can be migrated there
 
 
 class Operations:
-    """Each takes the connection last, so that the store can bind everything else."""
+    """Operations on the table `turns`. Each takes the connection last, so that the store can bind the rest."""
 
     def __init__(self, database: Database, ttl: float | None, token_counter: TokenCounter | None, now: Now) -> None:
         seconds_given(ttl, "ttl", none="to keep turns", most=math.inf)
@@ -67,7 +67,7 @@ class Operations:
         return Head(*row) if row else None
 
     def _purged(self, connection: sqlite3.Connection, user_id: str) -> int:
-        """The epoch of the user's last purge, kept under the session id that no caller can pass."""
+        """Return the epoch of the user's last purge (0: none), kept under a session id that no caller can pass."""
         head = self._head(connection, Scope(user_id, "")) if user_id else None
         return head.epoch if head else 0
 
@@ -81,6 +81,8 @@ class Operations:
         connection: sqlite3.Connection,
     ) -> Page:
         before, base = older or (MOST + 1, 0)
+        # `base` is the position of the last tombstone: rows up to it are void, even if their deletion is not
+        # finished.
         base = max(base, floor - 1)
         found = connection.execute(
             f"SELECT *, {SOUND} AS sound FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
@@ -88,13 +90,18 @@ class Operations:
             self._parameters(scope, before=before, base=base, limit=limit),
         )
         rows = own(found, scope)
+        # A damaged row cannot tell where the session ends: one with a wild position would hide all others.
         head = next((Head(row["seq"], row["epoch"], row["base"]) for row in rows if row["sound"]), EMPTY)
         if older is None:
             base = max(base, head.base) if rows else 0
+        # An empty session has no epoch. Its turns are given that of the user's last purge instead, by which a later
+        # append notices a purge of a session that held nothing.
         epoch = head.epoch or self._purged(connection, scope.user_id)
         shown = (row for row in rows if row["seq"] > base and row["is_deleted"] != 1)
+        # The rows are decoded lazily: the rest of the page is not, once it holds enough.
         turns, stopped = until_enough((self._turn(row, enough.messages) for row in shown), enough)
         last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
+        # Gaps are looked for among all rows, hidden ones included: a soft-deleted turn is not lost.
         lost = lost_turns(connection, scope, [before, *(row["seq"] for row in rows if row["seq"] > base)], last or base)
         if lost:
             turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
@@ -110,6 +117,7 @@ class Operations:
         )
         rows = own(found, scope)
         turns = [self._turn(row) for row in rows if hidden or row["is_deleted"] != 1]
+        # On the last page the gap behind the last row counts as well.
         end = [] if len(rows) == limit else [MOST + 1]
         seqs = [*end, *(row["seq"] for row in reversed(rows))]
         lost = lost_turns(connection, scope, seqs, max(after or 0, head.base))
@@ -170,6 +178,8 @@ class Operations:
     ) -> int:
         self._expire(connection, scope)
         head = self._head(connection, scope)
+        # Idempotency comes before every other check: a retry whose first try was stored must succeed, although the
+        # session has moved on since. Of an interrupted import only the missing rows are inserted.
         stored = self._stored_rows(connection, scope, [row.op for row in batch.rows])
         last = 0
         for index, row in enumerate(batch.rows):
@@ -177,12 +187,15 @@ class Operations:
                 last = stored_or_conflict(batch, index, stored[row.op])
         if len(stored) == len(batch.rows):
             return last
+        # `BEGIN IMMEDIATE` holds the write lock, so no clear can come between this check and the insert.
         if not admits(head, origin, self._purged(connection, scope.user_id), self._now()):
             msg = f"session {scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
             raise StaleTurnError(msg, **batch.error_context)
         if expected_seq is not None and expected_seq != (head or EMPTY).seq:
             msg = f"expected the session at position {expected_seq}, it is at {(head or EMPTY).seq}; read it again"
             raise HistoryConflictError(msg, **batch.error_context)
+        # The first turn of a session draws its epoch; later ones copy it. Damaged rows count too: their positions are
+        # still taken.
         head = (head or Head(0, new_epoch(), 0))._replace(seq=self._last(connection, scope, head))
         for row in batch.rows:
             if row.op not in stored:
@@ -214,6 +227,7 @@ class Operations:
         elif row.expires_at is not None:
             expires = row.expires_at.timestamp()
         messages = json.dumps(row.messages, ensure_ascii=False)
+        # the number of characters first, which is free: it is at most the number of bytes
         if len(messages) > MAX_TURN or len(messages.encode()) > MAX_TURN:
             msg = (
                 f"a turn is larger than {MAX_TURN >> 20} MB, the most of every store. Nothing was stored. Keep large "
@@ -239,18 +253,19 @@ class Operations:
                 checksum_of(messages),
             ),
         )
-        ids = {i for data in row.messages if isinstance(i := data.get("id"), str)}  # what is no UTF-8 is tagged
+        # An id with a lone surrogate is encoded as a tagged value, not as text, so it cannot be looked up.
+        ids = {i for data in row.messages if isinstance(i := data.get("id"), str)}
         connection.executemany("INSERT INTO message_ids VALUES (?, ?, ?, ?)", [(*scope, i, head.seq) for i in ids])
 
     def _last(self, connection: sqlite3.Connection, scope: Scope, head: Head | None) -> int:
-        """The last position that was ever taken, also by a turn whose row is damaged."""
+        """Return the last position ever taken in this session, including turns whose row is damaged."""
         (known,) = connection.execute(
             f"SELECT MAX(seq) FROM message_ids WHERE {HERE} AND seq <= {MOST}", self._parameters(scope)
         ).fetchone()
         return max((head or EMPTY).seq, known or 0)
 
     def _expire(self, connection: sqlite3.Connection, scope: Scope) -> None:
-        """Removes what has expired: all of this session, so that positions are free, and some of the rest."""
+        """Delete expired rows: all of this session, to free their positions and turn ids, and up to 100 others."""
         parameters = self._parameters(scope)
         # the plus signs keep SQLite from walking the whole session: few rows expire, and they have an index
         here = "+user_id = :user AND +session_id = :session"
@@ -268,9 +283,12 @@ class Operations:
         return cursor.rowcount > 0
 
     def _void(self, connection: sqlite3.Connection, scope: Scope, kind: Literal["clear", "purge"] = "clear") -> int:
-        """Puts a contentless marker at the end of the session and deletes what is older; returns turns deleted."""
+        """Insert a tombstone at the end of the session, delete everything older, and return how many turns that was."""
         self._expire(connection, scope)
         seq = self._last(connection, scope, self._head(connection, scope)) + 1
+        # The tombstone carries a new epoch, and its own position as base: readers stop at it, and a turn that began
+        # in the old epoch is refused, so that the text it was based on does not come back. It stays for two hours
+        # (see `admits`).
         self._insert(connection, scope, Head(seq, new_epoch(), seq), kind, Row(f"{kind}:{uuid4()}", [], []))
         parameters = self._parameters(scope, seq=seq)
         (turns,) = connection.execute(
@@ -280,6 +298,8 @@ class Operations:
         return int(turns)
 
     def _purge(self, user_id: str, connection: sqlite3.Connection) -> dict[str, int]:
+        # First the tombstone of the user: it refuses turns of sessions that hold no rows yet, which get none of their
+        # own.
         self._void(connection, Scope(user_id, ""), "purge")
         names = connection.execute(
             "SELECT DISTINCT session_id FROM turns WHERE user_id = ? AND session_id <> '' ORDER BY 1", (user_id,)

@@ -1,4 +1,4 @@
-"""What rows say, those of the table `turns` above all, and how damage to them is noticed."""
+"""Reading the cells of rows, above all of the table `turns`, and noticing damage to them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from langchain_memkit.base import Turn
 
 HERE = "user_id = :user AND session_id = :session"
 LIVE = "(expires_at IS NULL OR expires_at > :now)"
-SOUND = (  # of a row that says where the session stands; a damaged one is passed over
+SOUND = (  # a condition on rows that tell where the session ends; damaged ones are skipped
     f"typeof(seq) = 'integer' AND seq BETWEEN 1 AND {MOST} AND typeof(epoch) = 'integer'"
     " AND typeof(base) = 'integer' AND base BETWEEN 0 AND seq"
 )
-LOST = (  # the newest position between two others at which messages are known, if there is no row
+LOST = (  # the newest position between two others that has message ids but no row
     f"SELECT seq FROM (SELECT seq FROM message_ids WHERE {HERE} AND seq > :above AND seq < :below"
     " ORDER BY seq DESC LIMIT 1) AS known"
     f" WHERE NOT EXISTS (SELECT 1 FROM turns WHERE {HERE} AND turns.seq = known.seq)"
@@ -28,10 +28,10 @@ LOST = (  # the newest position between two others at which messages are known, 
 
 
 def own(rows: Iterable[sqlite3.Row], scope: Scope) -> list[sqlite3.Row]:
-    """The rows, which are all of this session: a damaged index leads to those of others.
+    """Return the rows as a list, checked to be of this session: a damaged index may lead to rows of others.
 
     Raises:
-        sqlite3.DatabaseError: They are not.
+        sqlite3.DatabaseError: A row belongs to another session.
     """
     found = list(rows)
     if any((row["user_id"], row["session_id"]) != scope for row in found):
@@ -41,9 +41,20 @@ def own(rows: Iterable[sqlite3.Row], scope: Scope) -> list[sqlite3.Row]:
 
 
 def lost_turns(connection: sqlite3.Connection, scope: Scope, seqs: Sequence[int], end: int) -> list[Turn]:
-    """Turns between these positions, newest first down to `end`, whose messages are known but no row is found.
+    """Report positions that have message ids but no row, as turns with a problem.
 
-    A damaged index hides rows without an error. What was deleted is not known either, so it is not taken for lost.
+    A damaged index hides rows without an error. Deleting a row deletes its message ids too, so a deleted turn is not
+    taken for lost.
+
+    Args:
+        connection: The connection.
+        scope: The session.
+        seqs: Positions in descending order: those of the rows read, and an upper end. The gaps between them are
+            searched.
+        end: The lowest position, exclusive.
+
+    Returns:
+        Newest first; at most one for each gap.
     """
     lost: list[Turn] = []
     for below, above in pairwise([*(seq for seq in seqs if seq > end), end]):
@@ -57,12 +68,12 @@ def lost_turns(connection: sqlite3.Connection, scope: Scope, seqs: Sequence[int]
 
 
 def checksum_of(text: str | bytes) -> int:
-    """What is kept of the messages of a turn beside them: a changed bit of text is still text."""
+    """Return the checksum of a turn's messages, stored beside them: a flipped bit in a text still leaves a text."""
     return zlib.crc32(text.encode("utf-8", "replace") if isinstance(text, str) else text)
 
 
 def fits_checksum(row: Mapping[str, Any]) -> bool:
-    """Whether the messages of a row are those that were stored; a row of memkit 0.1.0 has nothing to tell by."""
+    """Return whether a row's messages match their checksum; rows of memkit 0.1.0 have none and pass."""
     known = row.get("checksum")
     if known is None:
         return True
@@ -71,7 +82,7 @@ def fits_checksum(row: Mapping[str, Any]) -> bool:
 
 
 def loaded(text: object) -> Any:
-    """The plain data of a cell; None, which nothing is that is stored, if it is damaged."""
+    """Parse the JSON of a cell; None, which is never stored, if it is damaged."""
     try:
         return json.loads(text)  # type: ignore[arg-type]  # a damaged cell may hold anything
     except (TypeError, ValueError, RecursionError):
@@ -79,7 +90,7 @@ def loaded(text: object) -> Any:
 
 
 def date_of(seconds: Any) -> datetime | None:
-    """A stored moment; None if it is damaged, or after every date."""
+    """Return a datetime from stored seconds; None if damaged or out of range."""
     try:
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
     except (TypeError, ValueError, OverflowError, OSError):
@@ -87,7 +98,7 @@ def date_of(seconds: Any) -> datetime | None:
 
 
 def iso_date_of(text: object) -> datetime | None:
-    """A stored date; None if it is damaged."""
+    """Return a datetime from stored ISO 8601 text; None if damaged."""
     try:
         return datetime.fromisoformat(str(text))
     except ValueError:

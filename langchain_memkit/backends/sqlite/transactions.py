@@ -1,4 +1,4 @@
-"""Running flows on a SQLite file: each step is a function of a borrowed connection, and each write one transaction."""
+"""Running flows on a SQLite file: each step is a function of a borrowed connection, each write one transaction."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from langchain_memkit.errors import HistoryReadError, HistoryWriteError, Message
 
 logger = logging.getLogger("langchain_memkit")
 
-WRITTEN_ANEW = 8 * 2**20  # bytes: how large a file may be to be written anew after a deletion, in some 0.05 s
+WRITTEN_ANEW = 8 * 2**20  # bytes; a file up to this size is rewritten after a deletion, in some 0.05 s
 
 T = TypeVar("T")
 
 
 class Transactions:
-    """Runners and steps. Transactions do not need to be retried, because SQLite waits for other writers itself."""
+    """Runners and steps of flows. Transactions are not retried: SQLite itself waits for other writers."""
 
     _database: Database
 
     def __repr__(self) -> str:
-        """Names the file."""
+        """Show the file."""
         return f"{type(self).__name__}({self._database.path!r})"
 
     @property
     def place(self) -> Any:
-        """Equal for stores on the same file, by whatever name or link."""
+        """A value that is equal for stores on the same file, under whatever name or link."""
         if self._database.in_memory:
             return self._database
         return self._database.identity() or os.path.realpath(self._database.path)
 
     @property
     def in_memory(self) -> bool:
-        """Whether there is no file."""
+        """Whether the database has no file."""
         return self._database.in_memory
 
     def run(self, flow: Flow[T]) -> T:
-        """Runs a flow, each step on a borrowed connection."""
+        """Run a flow, each step on a borrowed connection."""
 
         def step(operation: Callable[[sqlite3.Connection], Any]) -> Any:
             with self._database.connection() as connection:
@@ -52,15 +52,15 @@ class Transactions:
         return drive(flow, step)
 
     async def arun(self, flow: Flow[T]) -> T:
-        """The same in a worker thread: SQLite has no other way to be async. Cancelling does not stop the thread."""
+        """Run a flow in a worker thread, SQLite's only way to be async. Cancelling does not stop the thread."""
         return await asyncio.to_thread(self.run, flow)
 
     def close(self) -> None:
-        """Closes the idle connections."""
+        """Close the idle connections."""
         self._database.close()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         await asyncio.to_thread(self._database.close)
 
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> Flow[T]:
@@ -71,13 +71,13 @@ class Transactions:
             raise HistoryReadError(msg) from error
 
     def _write(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False, **context: Any) -> Flow[T]:
-        """One transaction.
+        """Run a function in one transaction.
 
         Args:
-            work: What is done in it.
-            deleting: Where the disk is full, empty the write-ahead log and try again: SQLite needs room to delete, and
-                what the log gives back is often all that there is.
-            **context: Goes into the error.
+            work: The function of the connection.
+            deleting: If the disk is full, empty the write-ahead log and try again: SQLite needs room to delete, and
+                the room that the log gives back is often all there is.
+            **context: Attributes of the error, if one is raised.
         """
         committing = False
 
@@ -94,7 +94,7 @@ class Transactions:
         def transaction(connection: sqlite3.Connection) -> T:
             nonlocal committing
             try:
-                # inside, because Ctrl-C may arrive between the lock and the next line
+                # inside the try, because Ctrl-C may arrive between taking the lock and the next line
                 connection.execute("BEGIN IMMEDIATE")
                 result = work(connection)
                 committing = True
@@ -107,13 +107,14 @@ class Transactions:
 
         try:
             return (yield written)  # type: ignore[no-any-return]  # results of operations are untyped
-        except MessageTooLargeError as error:  # seen where the caller is not known
+        except MessageTooLargeError as error:  # raised where the batch is not known: add its context
             raise MessageTooLargeError(str(error), **context) from None
         except (sqlite3.DataError, OverflowError) as error:
             msg = f"larger than SQLite stores in one row: {error}. Nothing was stored."
             raise MessageTooLargeError(msg, **context) from error
         except FAILURES as error:
-            # the log may hold all of it, and yet the disk did not confirm it: then it is there after a restart
+            # The commit may be whole in the log although the disk did not confirm it: then the turn is there after a
+            # restart. After every other error nothing was stored.
             unknown = committing and getattr(error, "sqlite_errorname", "") == "SQLITE_IOERR_FSYNC"
             again = "retry with the same turn_id" if "turn_id" in context else "call again"
             state = f"It may be stored: {again}" if unknown else "Nothing was stored"
@@ -121,21 +122,21 @@ class Transactions:
             raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
 
     def _erase(self, *, moved: bool = False) -> Flow[None]:
-        """Empties the write-ahead log, which still holds deleted text; who reads may delay that to the next time.
+        """Empty the write-ahead log, which still holds deleted text. A reader may delay that until the next time.
 
         Args:
-            moved: Whether copies of rows are to go as well. `secure_delete` overwrites a row where it stands; if
-                SQLite had moved it before, as it does when rows beside it change, the page that it came from keeps a
-                copy (after 8 of 120 purges of key-values, 1 of 240 of turns). Writing a small file anew leaves none;
-                a file with tables of others is left as it is, since that would give their rows other rowids.
+            moved: Whether to remove copies of rows as well. `secure_delete` overwrites a row where it is; if SQLite had
+                moved it before, as it does when neighbouring rows change, the page that it came from keeps a copy
+                (after 8 of 120 purges of key-values, 1 of 240 of turns). Rewriting a small file leaves none; a file
+                with tables of other programs is not rewritten, since that would change the rowids of their rows.
         """
 
         def scrub(connection: sqlite3.Connection) -> None:
             try:
                 connection.execute("PRAGMA busy_timeout = 200")
-                # the log first: while somebody reads it cannot be emptied, and a file written anew would stay in it
+                # The log first: while somebody reads, it cannot be emptied, and a rewritten file would stay in it.
                 if _truncated(connection) and moved and _small_and_ours(connection):
-                    connection.execute("PRAGMA temp_store = MEMORY")  # no file beside ours
+                    connection.execute("PRAGMA temp_store = MEMORY")  # no temporary file beside ours
                     connection.execute("VACUUM")
                     _truncated(connection)
             finally:
@@ -152,17 +153,17 @@ class Transactions:
 
 
 def _kind_of(error: sqlite3.Error) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says where in SQLite
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits say where in SQLite
 
 
 def _truncated(connection: sqlite3.Connection) -> bool:
-    """Empties the write-ahead log, unless somebody reads or writes just then."""
+    """Empty the write-ahead log, and return whether that worked: not while somebody reads or writes."""
     busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy
 
 
 def _small_and_ours(connection: sqlite3.Connection) -> bool:
-    """Whether the file may be written anew: soon done, and no other tables in it."""
+    """Return whether the file may be rewritten: it is small, and holds no tables of other programs."""
     (pages,), (size,) = (connection.execute(f"PRAGMA page_{of}").fetchone() for of in ("count", "size"))
     tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
     return bool(pages * size <= WRITTEN_ANEW and {name for (name,) in tables.fetchall()} <= TABLES)

@@ -1,4 +1,4 @@
-"""Flows on the tables of vectors: each write is one transaction."""
+"""The SQL of vector records, as flows: each write is one transaction."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ from langchain_memkit.base import Now, SessionInfo
 from langchain_memkit.errors import HistoryConflictError
 
 STEP = 2**16
+# Stamps have random gaps, so two different sets of records hardly ever have the same sum: count and sum are a version
+# that no write has to maintain, and that rows deleted by hand change as well.
 MARK = (
     "SELECT count(*), coalesce(sum(seq), 0), (SELECT generation FROM vector_generations"
     " WHERE user_id = :user AND session_id = :session) FROM vectors WHERE user_id = :user"
@@ -44,14 +46,14 @@ PROBE = "probe 1"
 
 
 class VectorRecords(Transactions):
-    """Flows of a store; what they do for memories and searches, `backends/_vectors` says."""
+    """The vector backend on SQLite; see `backends/_vectors` for how memories and searches use it."""
 
     def __init__(self, database: Database, now: Now) -> None:
         self._database = database
         self._now = now
 
     def setup(self) -> Flow[None]:
-        """Opens the file, which creates the tables."""
+        """Open the file, which creates its tables."""
         yield from self._read(lambda connection: None)
 
     # -- reading
@@ -61,14 +63,17 @@ class VectorRecords(Transactions):
         return (yield from self._read(lambda connection: connection.execute(statement, given).fetchall()))
 
     def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]:
-        """Number of the user's records and the sum of their stamps, a session's generation, and what was added."""
+        """Return the user's version (record count, sum of stamps), a session's generation, and records added since."""
 
         def look(connection: sqlite3.Connection) -> News:
             given = {"user": user_id, "session": session_id}
             count, total, generation = connection.execute(MARK, given).fetchone()
+            # No state: the stamp of the session's last record serves as one.
             session = None if generation is None else Session(generation)
             if since is None or since.mark == (count, total):
                 return News(session, (count, total))
+            # The process's own writes are cached already. They cannot be skipped by a higher limit, since others may
+            # have written lower stamps meanwhile.
             added = f"SELECT {CELLS} FROM vectors WHERE user_id = :user AND seq > :stamp AND seq NOT {THESE}"
             more = {"user": user_id, "stamp": since.stamp, "these": json.dumps(since.own)}
             return News(session, (count, total), cells_of(connection.execute(added, more).fetchall()))
@@ -76,47 +81,47 @@ class VectorRecords(Transactions):
         return (yield from self._read(look))
 
     def change(self, cells: Sequence[Cells], replaced: Sequence[int]) -> Mark:
-        """Of the mark, by these records in place of some with these stamps."""
+        """Return by how much the version changes when records are added in place of those with some stamps."""
         return len(cells) - len(replaced), sum(row.stamp for row in cells) - sum(replaced)
 
     def stamps(self, user_id: str) -> Flow[list[int]]:
-        """Stamps of the user's records."""
+        """Return the stamps of the user's records, in ascending order."""
         rows = yield from self._select("SELECT seq FROM vectors WHERE user_id = :user ORDER BY seq", user=user_id)
         return [row[0] for row in rows]
 
     def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]:
-        """Records to rank."""
+        """Read the records with some stamps, to rank them."""
         rows = yield from self._rows(CELLS, user_id, stamps)
         return cells_of(rows)
 
     def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]:
-        """Records to show."""
+        """Read the records with some stamps, to return them as documents."""
         rows = yield from self._rows(STORED, user_id, stamps)
         return [stored_of(row) for row in rows]
 
     def _rows(self, columns: str, user_id: str, stamps: Sequence[int]) -> Flow[list[Any]]:
-        # the plus sign: the rows are looked up by their number, not by the index on users
+        # the plus sign makes SQLite look the rows up by number, not by the index on users
         statement = f"SELECT {columns} FROM vectors WHERE seq {THESE} AND +user_id = :user"
         return (yield from self._select(statement, user=user_id, these=json.dumps(stamps)))
 
     def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
-        """Records of a user to show."""
+        """Read records of a user by id, to return them as documents."""
         statement = f"SELECT {STORED if vectors else TEXTS} FROM vectors WHERE id {THESE} AND user_id = :user"
         rows = yield from self._select(statement, user=user_id, these=json.dumps(ids))
         return [stored_of(row) for row in rows]
 
     def owned(self, ids: Sequence[str]) -> Flow[bool]:
-        """Whether a user has a record with one of these ids."""
+        """Return whether any user has a record with one of these ids."""
         statement = f"SELECT 1 FROM vectors WHERE id {THESE} AND user_id <> '' LIMIT 1"
         return bool((yield from self._select(statement, these=json.dumps(ids))))
 
     def accesses(self, user_id: str) -> Flow[dict[str, datetime]]:
-        """Last recalls by record id."""
+        """Return the times at which the user's records were last recalled, by id."""
         rows = yield from self._select("SELECT id, at FROM vector_accesses WHERE user_id = :user", user=user_id)
         return {name: datetime.fromtimestamp(at, UTC) for name, at in rows}
 
     def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
-        """The user's sessions, most recently used first."""
+        """Return the user's sessions, most recently used first."""
         rows = yield from self._select(
             "SELECT session_id, count(DISTINCT round_id), min(created_at), max(created_at) FROM vectors"
             f" WHERE user_id = :user AND session_id <> '' AND {LIVE} GROUP BY session_id"
@@ -126,7 +131,7 @@ class VectorRecords(Transactions):
         return [SessionInfo(name, rounds, date_of(first), date_of(last)) for name, rounds, first, last in rows]
 
     def probe(self) -> Flow[bytes | None]:
-        """What is kept of the embedding model."""
+        """Return the stored vector of the probe text; None if nothing was embedded yet."""
         rows = yield from self._select("SELECT value FROM vector_meta WHERE name = :name", name=PROBE)
         return bytes(rows[0][0]) if rows else None
 
@@ -138,7 +143,7 @@ class VectorRecords(Transactions):
         ids: Sequence[str],
         messages: Collection[str] | None,
     ) -> Flow[Beginning]:
-        """Generation, last record, which costs nothing here, stored vectors, and records."""
+        """Read generation, last record (always: it costs nothing here), stored vectors, and records."""
         given = {"user": user_id, "session": session_id, "now": self._now().timestamp()}
 
         def look(connection: sqlite3.Connection) -> tuple[str | None, list[Any], list[Any], list[Any]]:
@@ -155,6 +160,7 @@ class VectorRecords(Transactions):
             return generation, found(last, [session_id]), found(vectors, digests), found(records, ids)
 
         def draw(connection: sqlite3.Connection) -> str:
+            # Another process may begin the session at the same time: the first one's generation is used by both.
             statement = "INSERT OR IGNORE INTO vector_generations VALUES (?, ?, ?)"
             connection.execute(statement, (user_id, session_id, uuid4().hex))
             return _generation(connection, user_id, session_id) or ""
@@ -168,7 +174,7 @@ class VectorRecords(Transactions):
     # -- writing
 
     def keep_probe(self, probe: bytes) -> Flow[bytes]:
-        """Keeps the probe unless there is one; returns the one that is kept."""
+        """Store the probe's vector unless there is one, and return the stored one."""
 
         def keep(connection: sqlite3.Connection) -> bytes:
             connection.execute("INSERT OR IGNORE INTO vector_meta VALUES (?, ?)", (PROBE, probe))
@@ -185,7 +191,7 @@ class VectorRecords(Transactions):
         expected: Mapping[str, str],
         state: int | None,
     ) -> Flow[Written | None]:
-        """Stores rows and deletes others in one transaction; None if the session is another one."""
+        """Store rows and delete others in one transaction; None if the session has another generation."""
         ready = [values_of(row) for row in rows]
         return (yield from self._write(partial(self._store, user_id, ready, delete, place, expected, state)))
 
@@ -199,8 +205,10 @@ class VectorRecords(Transactions):
         state: int | None,
         connection: sqlite3.Connection,
     ) -> Written | None:
+        # The session was forgotten after this write began: storing it would bring back erased text.
         if place is not None and _generation(connection, user_id, place[0]) != place[1]:
             return None
+        # Compare-and-set: whoever started from a cached snapshot has not seen records added since.
         if place is not None and state is not None:
             session = {"user": user_id, "session": place[0], "now": self._now().timestamp()}
             last = connection.execute(LAST_STAMP, session).fetchone()
@@ -228,7 +236,7 @@ class VectorRecords(Transactions):
         known = {name: seq for name, seq, *_ in old}
         stamp = _last_stamp(connection)
         for row in rows:
-            # numbers with gaps of chance: two sets of them do not have the same sum
+            # random gaps make the sum of stamps a version: two sets of records hardly ever have the same one
             row[0] = stamp = stamp + random.randint(1, STEP)  # noqa: S311  # no secret
             if row[1] in known:
                 connection.execute(UPDATE, (*row, row[1], user_id))
@@ -238,11 +246,12 @@ class VectorRecords(Transactions):
         if gone:
             remove = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
             connection.execute(remove, {"these": json.dumps(gone), "user": user_id})
+        # The change covers expired rows too, else the writer's own cache would be taken for outdated.
         lost = [*known.values(), *(seq for owner, seq in expired if owner == user_id)]
         return Written([row[0] for row in rows], (len(rows) - len(lost), sum(row[0] for row in rows) - sum(lost)))
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> Flow[None]:
-        """Keeps recalls."""
+        """Store the time at which records were recalled, unless a later one is stored."""
         statement = (
             f"INSERT INTO vector_accesses SELECT user_id, id, :at FROM vectors WHERE id {THESE} AND user_id = :user"
             " ON CONFLICT (user_id, id) DO UPDATE SET at = max(at, excluded.at)"
@@ -259,17 +268,19 @@ class VectorRecords(Transactions):
     # -- deleting
 
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
-        """Deletes records of a user."""
+        """Delete records of a user."""
         remove = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
         if (yield from self._changed(remove, deleting=True, user=user_id, these=json.dumps(ids))):
             yield from self._erase()
 
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
-        """Deletes a session or a user; returns how many records."""
+        """Delete a session, or all of a user, and return the number of records deleted."""
         here = "user_id = :user" if session_id is None else "user_id = :user AND session_id = :session"
 
         def delete(connection: sqlite3.Connection) -> int:
             given = {"user": user_id, "session": session_id}
+            # Without its generation the session is a new one, so a write under way that holds the old one stores
+            # nothing.
             connection.execute(f"DELETE FROM vector_generations WHERE {here}", given)
             return connection.execute(f"DELETE FROM vectors WHERE {here}", given).rowcount
 
@@ -278,7 +289,7 @@ class VectorRecords(Transactions):
         return count
 
     def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]:
-        """Deletes what is too much; returns how many."""
+        """Delete the records above the limit, first those never recalled, and return their number."""
         never = (
             "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors v WHERE user_id = :user AND NOT EXISTS"
             " (SELECT 1 FROM vector_accesses a WHERE a.user_id = :user AND a.id = v.id)"
@@ -302,7 +313,7 @@ class VectorRecords(Transactions):
 
 
 def _last_stamp(connection: sqlite3.Connection) -> int:
-    """The highest number that a row has or had."""
+    """Return the highest stamp that any row has or had, so that none is used twice."""
     (stamp,) = connection.execute(
         "SELECT max(coalesce((SELECT max(seq) FROM vectors), 0),"
         " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'vectors'), 0))"

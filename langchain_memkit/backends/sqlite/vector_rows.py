@@ -1,4 +1,4 @@
-"""Records as rows of the table `vectors`: the SQL, and what stands in a cell. No I/O."""
+"""Conversion between records and rows of the table `vectors`, with the SQL of the columns. No I/O."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from langchain_memkit.backends.sqlite.rows import loaded
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.scoring.words import STEMS_VERSION
 
-CELLS = "seq, facts, stems_version, vector, text, metadata, digest, v"  # as `Cells` has them
+CELLS = "seq, facts, stems_version, vector, text, metadata, digest, v"  # the columns of `Cells`, in order
 STORED = ", ".join(["seq", *Stored._fields[1:]])
-TEXTS = STORED.replace(", vector", ", NULL")  # the same without the vector, which takes time to read
+TEXTS = STORED.replace(", vector", ", NULL")  # without the vector, which takes time to read
 COLUMNS = (
     "seq", "id", "user_id", "session_id", "round_id", "position", "digest", "created_at", "expires_at", "facts",
     "stems_version", "vector", "text", "metadata", "v",
@@ -24,9 +24,9 @@ UPDATE = f"UPDATE vectors SET {', '.join(f'{name} = ?' for name in COLUMNS)} WHE
 
 
 def values_of(row: Row) -> list[Any]:
-    """A row in the order of `COLUMNS`; its number comes later."""
+    """Return the values of a row in the order of `COLUMNS`; its number is filled in when it is written."""
     entry = row.entry
-    # text that is not valid (a lone surrogate) is a blob of JSON
+    # text that is not valid Unicode (a lone surrogate) is stored as a blob of JSON
     text = row.text if isinstance(row.text, str) else json.dumps(row.text).encode()
     at, expires_at = _seconds(entry.at), _seconds(entry.expires_at)
     facts = [
@@ -45,9 +45,9 @@ def _seconds(at: datetime | None) -> float | None:
 
 
 def cells_of(rows: Sequence[Sequence[Any]]) -> list[Cells]:
-    """Rows with the columns `CELLS`."""
+    """Parse rows with the columns `CELLS`."""
     try:
-        facts = json.loads(f"[{','.join([row[1] for row in rows])}]")  # in one go, which is faster
+        facts = json.loads(f"[{','.join([row[1] for row in rows])}]")  # all rows at once, which is faster
         if len(facts) != len(rows):
             raise ValueError
     except (TypeError, ValueError, RecursionError):
@@ -59,7 +59,7 @@ def cells_of(rows: Sequence[Sequence[Any]]) -> list[Cells]:
 
 
 def stored_of(row: Sequence[Any]) -> Stored:
-    """A row with the columns `STORED`."""
+    """Parse a row with the columns `STORED`."""
     stored = Stored(*row)
     text = loaded(stored.text) if isinstance(stored.text, bytes) else stored.text
     return stored._replace(text=text, metadata=loaded(stored.metadata))

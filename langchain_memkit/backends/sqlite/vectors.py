@@ -1,4 +1,4 @@
-"""`SQLiteVectorStore`: documents with their vectors and words, in the file of the chat histories or one of their own.
+"""`SQLiteVectorStore`: documents with their vectors and words, in the file of the chat histories or one of its own.
 
 Search is exact and runs in process, on the records of one user: neither FTS5 nor an extension is used. An FTS5 index
 over all users is searched by words of all users, and before SQLite 3.42 it keeps deleted words in the file.
@@ -20,27 +20,27 @@ from langchain_memkit.base import Now, utc_now
 class SQLiteVectorStore(RecordVectorStore):
     """A LangChain `VectorStore` in one SQLite file: exact search per user, durable, no server.
 
-    Give it to `VectorMemory`, or use it as any vector store. A document whose metadata has a `user_id` is found only by
-    a search with that user in the filter; one without belongs to nobody. Safe with threads and with several processes
-    on one file: what another process wrote or deleted is seen by the next search. The file may hold chat histories as
-    well. Deleted text is overwritten, its words and its vector too: by `delete`, `forget` and `purge` everywhere and at
-    once; what `evict` deleted, was replaced or has expired stays in the write-ahead log beside the file until that is
-    used again, after some 4 MB of writes, or until the last process closes the file. No I/O happens before the first
-    use.
+    Pass it to `VectorMemory`, or use it as any vector store. A document whose metadata has a `user_id` is found only by
+    a search with that user in the filter; one without is unowned. Safe with threads and with several processes on one
+    file: the next search sees what another process wrote or deleted. The file may hold chat histories as well. Deleted
+    text is overwritten, its words and its vector too: `delete`, `forget` and `purge` do so everywhere and at once;
+    records that `evict` deleted, that were replaced or have expired stay in the write-ahead log beside the file until
+    that is reused, after some 4 MB of writes, or until the last process closes the file. No I/O happens before the
+    first use.
 
     Args:
-        path: The file; created at first use, its folder must exist. `":memory:"` keeps it in this object.
+        path: The file; created at first use, its folder must exist. `":memory:"` keeps the data in this object.
         embedding: The embedding model. Vectors of two models are never mixed: the store knows which one filled it.
-        cache_bytes: How much of the last users' records is held in process, 96 MB by default; about 9 KB for a record
-            with 384 dimensions. The last user is held however large, until another one is asked for.
+        cache_bytes: How many bytes of recently used users' records are cached in process, 96 MB by default; a record
+            with 384 dimensions takes about 9 KB. The last user is cached however large, until another one is asked for.
         timeout: Seconds to wait for another process that is writing.
-        file_mode: The rights of the file if it is made here, with its -wal and -shm: 0o600 by default, which is the
-            owner's alone; 0o660 shares it with a group. A file that is there keeps its own.
+        file_mode: The permissions of the file, its -wal and its -shm if they are created here: 0o600 by default, for
+            the owner alone; 0o660 shares it with a group. An existing file keeps its own.
         now: The clock, for tests.
 
     Raises:
-        TypeError: The path is no file name.
-        ConfigurationError: `embedding` is no `Embeddings`, or `cache_bytes` is no number of bytes.
+        TypeError: The path is not a file name.
+        ConfigurationError: `embedding` is not an `Embeddings`, or `cache_bytes` is not a number of bytes.
 
     Example:
         >>> from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -67,5 +67,5 @@ class SQLiteVectorStore(RecordVectorStore):
         self._path = database.path
 
     def __repr__(self) -> str:
-        """Names the file."""
+        """Show the file."""
         return f"{type(self).__name__}({self._path!r})"

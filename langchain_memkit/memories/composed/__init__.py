@@ -1,8 +1,8 @@
-"""Several memories as one.
+"""Several memories combined into one.
 
-`memory` is the public class. In the order of a load: `sources` asks every memory and bears that one fails or is late,
-`composing` makes one list of messages that fits. `factory` makes such memories; `templates` are other frames for
-records.
+`memory` is the public class. In the order of a load: `sources` asks every memory and tolerates one that fails or is
+late, `composing` merges the results into one list of messages that fits. `factory` makes such memories; `templates`
+holds other frames for records.
 """
 
 from langchain_memkit.memories.composed.factory import ComposedMemoryFactory

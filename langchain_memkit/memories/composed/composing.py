@@ -1,4 +1,4 @@
-"""From a dialogue and what memories recalled to one list of messages that fits. Pure."""
+"""Merge a dialogue and the records that memories recalled into one list of messages within a token budget. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Place: TypeAlias = Literal["before_input", "system"]
 
 
 class Found(NamedTuple):
-    """What one source recalled, and how many tokens of it may be shown."""
+    """Records that one source recalled, and how many tokens of them may be shown (None: no limit)."""
 
     records: Sequence[Record]
     max_tokens: int | None = None
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Composer:
-    """How messages and records become one list; see `ComposedMemory`."""
+    """Merges messages and records into one list; `ComposedMemory` documents the options."""
 
     max_tokens: int | None
     position: Place
@@ -40,7 +40,7 @@ class Composer:
 
     @classmethod
     def of(cls, max_tokens: Any, position: Any, template: Any, token_counter: TokenCounterLike) -> Composer:
-        """Checks the options."""
+        """Validate the options."""
         if max_tokens is not None:
             checked_size(max_tokens, "max_tokens", 1)
         if position not in ("before_input", "system"):
@@ -52,18 +52,21 @@ class Composer:
         return cls(max_tokens, position, template or framed, resolve_counter(token_counter))
 
     def kept(self, dialogue: list[BaseMessage]) -> list[BaseMessage]:
-        """What of a dialogue is shown in any case: without a budget all of it, else its lead and its newest turn."""
+        """Return the messages that are shown in any case: all, or with a budget the lead and the newest turn.
+
+        The lead is made of the system messages and summaries before the first turn.
+        """
         starts = _turns(dialogue)
         if self.max_tokens is None or not starts:
             return dialogue
         return [*dialogue[: starts[0]], *dialogue[starts[-1] :]]
 
     def compose(self, dialogue: list[BaseMessage], found: Sequence[Found]) -> list[BaseMessage]:
-        """All that fits, nothing twice.
+        """Return the dialogue and all records that fit, without duplicates.
 
         Args:
-            dialogue: Oldest first, without records.
-            found: In order of importance.
+            dialogue: Messages, oldest first, without records.
+            found: Records by source, the most important source first.
         """
         shown = self.kept(dialogue)
         room = None if self.max_tokens is None else self.max_tokens - sum(count_tokens(shown, self.counter))
@@ -71,13 +74,15 @@ class Composer:
         for source in found:
             new = unsaid(source.records, shown, records)
             records += self._fitting(new, shown, records, room, source.max_tokens)
+        # Older turns get what the records leave of the budget: records answer the question, older turns may not.
         older = [] if room is None else self._older_turns(dialogue, room - self._added(shown, records))
         lead = lead_length(shown)
-        # what an older turn says, or a larger record that came later, is not told once more
+        # Deduplicate again: an older turn that still fitted, or a larger record of a later source, may contain a
+        # record.
         return self.place([*shown[:lead], *older, *shown[lead:]], unsaid(records, older))
 
     def place(self, messages: list[BaseMessage], records: Sequence[Record]) -> list[BaseMessage]:
-        """The messages with the records where they belong."""
+        """Insert the records into the messages at the configured position."""
         if not records:
             return list(messages)
         if self.position == "before_input":
@@ -87,7 +92,7 @@ class Composer:
         return [with_records(first, records, self.template), *messages[first is not None :]]
 
     def _added(self, messages: list[BaseMessage], records: Sequence[Record]) -> int:
-        """Tokens that records add to messages."""
+        """Return how many tokens the records add to the messages."""
         changed = messages[:1] if self.position == "system" and messages[:1] else []
         placed, before = (count_tokens(m, self.counter) for m in (self.place(changed, records), changed))
         return sum(placed) - sum(before)
@@ -95,11 +100,20 @@ class Composer:
     def _fitting(
         self, new: list[Record], shown: list[BaseMessage], told: list[Record], room: int | None, most: int | None
     ) -> list[Record]:
-        """The best of a source's records that fit beside what is told already, in their order; none is shortened."""
+        """Return the records of one source that still fit, chosen by rank, in their order; none is shortened.
+
+        Args:
+            new: The source's records, without duplicates.
+            shown: Messages that are shown in any case.
+            told: Records of more important sources.
+            room: Tokens left in the whole budget; None for no limit.
+            most: Tokens that this source may use; None for no limit.
+        """
         if room is None and most is None:
             return new
         taken: list[int] = []
         for i in sorted(range(len(new)), key=lambda i: i if (rank := new[i].rank) is None else rank):
+            # Count the whole note each time: the template's frame makes the costs of records not additive.
             own = [new[j] for j in sorted([*taken, i])]
             if (most is None or self._added(shown, own) <= most) and (
                 room is None or self._added(shown, [*told, *own]) <= room
@@ -108,7 +122,7 @@ class Composer:
         return [new[i] for i in sorted(taken)]
 
     def _older_turns(self, dialogue: list[BaseMessage], room: int) -> list[BaseMessage]:
-        """As many whole turns before the newest one as fit, the newest of them first to be taken."""
+        """Return as many whole turns before the newest one as fit, without a gap."""
         starts = _turns(dialogue)
         first = last = starts[-1] if starts else 0
         for start in reversed(starts[:-1]):
@@ -120,12 +134,15 @@ class Composer:
 
 
 def _turns(dialogue: list[BaseMessage]) -> list[int]:
-    """Where turns begin, after the system lines and summaries in front."""
+    """Return the positions at which turns begin, after the leading system messages and summaries."""
     lead = lead_length(dialogue)
     return [lead + start for start in turn_starts(dialogue[lead:])]
 
 
 def _waiting(messages: list[BaseMessage]) -> int:
-    """How many messages at the end are calls of tools that wait for results, which must follow them."""
+    """Return how many messages at the end are tool calls whose results are still to come.
+
+    Nothing may be inserted between a tool call and its results.
+    """
     group = messages[group_starts(messages)[-1] :] if messages else []
     return len(group) if whole_tool_groups(group) != group else 0

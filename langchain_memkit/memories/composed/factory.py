@@ -1,4 +1,4 @@
-"""`memories(session_id, user_id)` as an object: one factory out of several."""
+"""Factory of composed memories, made from several factories: `memories(session_id, user_id)`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ComposedMemoryFactory"]
 
-UNKNOWN = datetime.min.replace(tzinfo=UTC)
+UNKNOWN = datetime.min.replace(tzinfo=UTC)  # sorts sessions without a date last
 
 
 class ComposedMemoryFactory(Closing):
-    """What `ComposedMemory.factory` makes; give it to `create_runnable_with_message_history(memories=[...])`.
+    """Callable that makes the `ComposedMemory` of a session, from what each of several factories makes.
 
-    Its verbs ask the factories that it is made of, the primary's first.
+    Returned by `ComposedMemory.factory`; pass it to `create_runnable_with_message_history(memories=[...])`. `setup`,
+    `list_sessions`, `purge` and `close` are forwarded to those factories, the primary's first.
 
     Example:
         >>> from langchain_core.messages import HumanMessage
@@ -54,22 +55,22 @@ class ComposedMemoryFactory(Closing):
                     f"as X.factory(...) returns; got {name_of(maker)}"
                 )
                 raise ConfigurationError(msg)
-        compose(RetrieverMemory(RunnablePassthrough()))  # so that wrong options are known now
+        compose(RetrieverMemory(RunnablePassthrough()))  # validate the options now, not at the first turn
 
     def __repr__(self) -> str:
         return f"ComposedMemoryFactory({', '.join(name_of(source.memory) for source in self._sources)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> ComposedMemory:
-        """The memory of one session; no I/O.
+        """Return the memory of a session; no I/O.
 
         Args:
             session_id: The conversation.
-            user_id: Whose it is; required where one of the memories needs it.
+            user_id: The user; required if one of the memories needs it.
 
         Raises:
-            ConfigurationError: A memory needs a `user_id` and there is none, or there is one and a function cannot
+            ConfigurationError: A memory needs a `user_id` and there is none, or there is one and a factory cannot
                 take it.
-            TypeError: An id is no string.
+            TypeError: An id is not a string.
             ValueError: An id is empty or malformed.
         """
         check_id(session_id, "session_id")
@@ -88,11 +89,11 @@ class ComposedMemoryFactory(Closing):
         return replace(source, memory=maker(session_id, **owner))
 
     def setup(self) -> None:
-        """Sets up the stores that have to be."""
+        """Set up the stores of all factories that have a `setup`."""
         drive(self._setup(), run_step)
 
     async def asetup(self) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         await adrive(self._setup(), arun_step)
 
     def _setup(self) -> Flow[None]:
@@ -100,7 +101,7 @@ class ComposedMemoryFactory(Closing):
         yield from on_all(able, "setup")
 
     def list_sessions(self, user_id: str) -> list[SessionInfo]:
-        """The user's sessions in any of the memories, the last used first.
+        """Return the sessions that the user has in any of the memories, the last used first.
 
         Raises:
             ConfigurationError: None of the factories can list sessions.
@@ -108,7 +109,10 @@ class ComposedMemoryFactory(Closing):
         return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
 
     async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
-        """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
+        """Run `list_sessions` asynchronously.
+
+        Returns a list, not an async iterator: `for session in await histories.alist_sessions(user_id)`.
+        """
         return await adrive(self._list_sessions(check_id(user_id, "user_id")), arun_step)
 
     def _list_sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
@@ -117,26 +121,29 @@ class ComposedMemoryFactory(Closing):
             msg = "none of the factories has list_sessions; that of the histories has"
             raise ConfigurationError(msg)
         lists = yield from on_all(able, "list_sessions", user_id)
+        # In reverse, so that of a session in several memories the primary's record is kept, then that of the first
+        # secondary.
         found = {info.session_id: info for infos in reversed(lists) for info in infos}
         return sorted(found.values(), key=lambda info: info.updated_at or UNKNOWN, reverse=True)
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Forgets a user in every memory: a part of `purge_user`.
+        """Delete everything of a user in every memory; part of `purge_user`.
 
         Returns:
-            What was deleted, by kind: `{"sessions": 2, "turns": 9, "facts": 7}`.
+            Counts of what was deleted, by kind: `{"sessions": 2, "turns": 9, "facts": 7}`.
 
         Raises:
-            ConfigurationError: A function that makes memories has no `purge`; nothing was deleted.
+            ConfigurationError: A factory has no `purge`; nothing was deleted.
             HistoryWriteError: A store failed; the others were tried, and calling again finishes the work.
         """
         return drive(self._purge(check_id(user_id, "user_id")), run_step)
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
 
     def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
+        # Check all before deleting anything: a purge that skips a memory would leave the user's data behind unnoticed.
         unable = [name_of(maker) for maker in self._makers if not hasattr(maker, "purge")]
         if unable:
             msg = f"{unable[0]} has no purge(user_id), so the user would not be forgotten; nothing was deleted"
@@ -148,11 +155,11 @@ class ComposedMemoryFactory(Closing):
         return dict(total)
 
     def close(self) -> None:
-        """Closes each of the factories, which end what they began."""
+        """Close all factories that have a `close`."""
         drive(self._close(), run_step)
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         await adrive(self._close(), arun_step)
 
     def _close(self) -> Flow[None]:

@@ -1,4 +1,4 @@
-"""`ComposedMemory`: several memories as one."""
+"""`ComposedMemory`: several memories combined into one."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ __all__ = ["ComposedMemory"]
 
 
 class ComposedMemory(Memory):
-    """A dialogue with what other memories recall for the new input: `save`, `load` and `clear` reach all of them.
+    """A dialogue combined with what other memories recall; `save`, `load` and `clear` reach all of them.
 
-    What the secondaries recall stands in one note, quoted, without what is shown anyway: nothing twice, by message id,
-    then by text. A secondary that fails or is late is left out and reported; the primary's errors are raised. Being a
-    memory itself, it nests, pipes, and goes into `memories=[...]`, where all that it loads becomes quoted records.
+    The records of the secondaries are quoted in one note, without what is shown anyway: duplicates are found by message
+    id, then by text. A secondary that fails or is late is left out and reported; errors of the primary are raised.
+    Being a memory itself, it nests, pipes, and goes into `memories=[...]`, where all that it loads becomes quoted
+    records.
 
     Args:
-        primary: The dialogue: `ChatHistoryMemory(history, preprocessor)`, say.
-        *secondary: What is recalled, the most important first: memories, LangChain retrievers, or a `Source` of one
+        primary: The dialogue, e.g. `ChatHistoryMemory(history, preprocessor)`.
+        *secondary: Memories that recall, the most important first: memories, LangChain retrievers, or a `Source` of one
             for a limit of tokens or time.
-        max_tokens: Of all that `load` returns, as `token_counter` counts; None for no limit. Beyond it records of the
-            last secondary are left out first; the primary's older turns get what the records leave. Its system
-            lines, its summary and its newest turn are never cut here: that is for its preprocessor. The memories'
-            own `max_tokens` hold before that.
+        max_tokens: Budget of what `load` returns, as `token_counter` counts; None for no limit. Over it, records of the
+            last secondary are left out first; the primary's older turns get what the records leave. System messages,
+            summary and newest turn of the primary are never cut here: its preprocessor does that. The memories'
+            own `max_tokens` apply first.
         position: `"before_input"`: the note is a human message at the end, just before the new input, so that all
-            before it stays the same for a provider's cache. `"system"`: it goes into the system line that the
+            before it stays the same for a provider's prompt cache. `"system"`: it goes into the system message that the
             primary begins with, or into one of its own if there is none.
-        template: From records to the text of the note; default quoted lines with speaker and date in a frame which
-            says that they are data. `llama_index_template` is that of LlamaIndex's notebook. In `memories=[...]`
-            the frame of the chain holds, and its place.
-        token_counter: What counts; default an estimate at four characters a token.
-        on_load_error: A secondary cannot be loaded: `"report"` logs it, and sends the event `memkit_load_error` to
+        template: Renders the records as the note's text; by default quoted lines with speaker and date, in a frame that
+            says that they are data. `llama_index_template` imitates LlamaIndex's notebook. In `memories=[...]` the
+            chain's own template and position apply instead.
+        token_counter: Counts tokens; by default an estimate of four characters per token.
+        on_load_error: If a secondary cannot be loaded, `"report"` logs it and sends the event `memkit_load_error` to
             the callbacks of a chain; `"raise"` raises a `MemoryReadError`; or a callable.
 
     Attributes:
@@ -97,12 +98,12 @@ class ComposedMemory(Memory):
 
     @classmethod
     def factory(cls, primary: MemoryFactory, *secondary: Any, **options: Any) -> ComposedMemoryFactory:
-        """`memories(session_id, user_id)` composes what each of several factories makes.
+        """Make a factory: `memories(session_id, user_id)` composes what each of several factories makes.
 
         Args:
-            primary: Makes the dialogues: `ChatHistoryMemory.factory(histories, preprocessor)`, say.
+            primary: Factory of the dialogues, e.g. `ChatHistoryMemory.factory(histories, preprocessor)`.
             *secondary: Factories of memories, memories and retrievers that all sessions share, or a `Source` of one.
-            **options: Those of the class.
+            **options: Keyword arguments of the class.
 
         Example:
             >>> from langchain_memkit import ChatHistoryMemory, SQLiteChatMessageHistory
@@ -116,7 +117,7 @@ class ComposedMemory(Memory):
         return ComposedMemoryFactory([Source(primary), *sources], partial(cls, **options))
 
     def __repr__(self) -> str:
-        """Names the kinds of memories and the session, never what is remembered."""
+        """Show the kinds of memories and the ids, never what is remembered."""
         kinds = ", ".join(type(part).__name__ for part in self._parts)
         return f"ComposedMemory({kinds}, session_id={self.session_id!r}, user_id={self.user_id!r})"
 
@@ -127,17 +128,17 @@ class ComposedMemory(Memory):
     # -- a turn
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """The primary's messages and a note of what the secondaries recall.
+        """Return the primary's messages, with a note of what the secondaries recall.
 
-        The primary is loaded first; the secondaries are told what is shown of it, so that they need not repeat it, and
-        on an event loop are loaded at once.
+        The primary is loaded first. The secondaries are told which of its messages the model will see, so that they do
+        not repeat them; on an event loop they are loaded concurrently.
 
         Args:
-            query: The new input. In a chain, messages of the primary that stand in the chain's own history are left
-                to that.
+            query: The new input. In a chain, messages of the primary that are also in the chain's own history are left
+                out, since the chain shows them.
 
         Returns:
-            Oldest first, the note last or in the first message, as `position` says; no note if there is nothing to say.
+            Oldest first; the note is last or in the first message (see `position`); no note if nothing is recalled.
 
         Raises:
             MemoryReadError: A secondary failed, with `on_load_error="raise"`.
@@ -146,41 +147,42 @@ class ComposedMemory(Memory):
         return drive(self._load(query), run_step)
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return await adrive(self._load(query), arun_step)
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Tells the primary of a finished turn, then every secondary; what was recalled is not saved.
+        """Save a finished turn in the primary, then in every secondary; recalled notes are not saved.
 
-        The same turn again is for each memory what it is for it alone: with ids or a `turn_id`, nothing.
+        Saving a turn again is as idempotent as in each memory alone: with message ids or a `turn_id` it stores nothing
+        new.
 
         Args:
-            messages: Oldest first.
+            messages: The turn, oldest first.
 
         Raises:
-            HistoryWriteError: The primary failed, and no secondary was told.
-            MemoryWriteError: The primary has the turn, all secondaries were tried, and this is the first that failed.
+            HistoryWriteError: The primary failed; no secondary was called.
+            MemoryWriteError: The primary stored the turn and all secondaries were tried; this is the first failure.
                 Saving it again is safe.
         """
         drive(self._save(messages), run_step)
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
+        """Run `save` asynchronously."""
         await adrive(self._save(messages), arun_step)
 
     def clear(self) -> None:
-        """Forgets this session in every memory; all are tried, then the first failure is raised."""
+        """Clear this session in every memory; all are tried, then the first failure is raised."""
         drive(on_all(self._parts, "clear"), run_step)
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await adrive(on_all(self._parts, "clear"), arun_step)
 
     def forget_messages(self, ids: Collection[str]) -> int:
-        """Deletes what the memories took from these messages of this session; the dialogue itself stays.
+        """Delete what the memories derived from messages of this session; the dialogue itself is not changed.
 
         Args:
-            ids: Of the messages.
+            ids: Ids of the messages.
 
         Returns:
             How many records were deleted.
@@ -188,12 +190,15 @@ class ComposedMemory(Memory):
         return sum(drive(on_all(self._forgetting, "forget_messages", ids), run_step))
 
     async def aforget_messages(self, ids: Collection[str]) -> int:
-        """Async twin of `forget_messages`."""
+        """Run `forget_messages` asynchronously."""
         return sum(await adrive(on_all(self._forgetting, "forget_messages", ids), arun_step))
 
     @property
     def save_was_checked(self) -> bool:
-        """Whether the last save would have stored nothing if the session had been cleared since the load before it."""
+        """Return whether the last save was sure to store nothing had the session been cleared since the load.
+
+        True only if that holds for every memory that can forget messages.
+        """
         return all(getattr(part, "save_was_checked", False) for part in self._forgetting)
 
     @property
@@ -202,29 +207,31 @@ class ComposedMemory(Memory):
 
     @property
     def _prefetching(self) -> list[Any]:
-        """Those that can read before they are asked; what has a timeout reads within it."""
+        """Return the memories that can prefetch; those with a timeout are left out, since a prefetch has none."""
         patient = [self.primary, *(source.memory for source in self._sources if source.timeout is None)]
         return [part for part in patient if hasattr(part, "aprefetch")]
 
     @property
     def is_remote(self) -> bool:
-        """Whether reads of one of them wait for a server."""
+        """Return whether reads of at least one of the memories wait for a server."""
         return any(getattr(part, "is_remote", False) for part in self._prefetching)
 
     def prefetch(self) -> None:
-        """Read what the memories need whatever they are asked."""
+        """Read what the memories need for any query, before the query is known."""
         for part in self._prefetching:
             part.prefetch()
 
     async def aprefetch(self) -> None:
-        """Async twin of `prefetch`, all at once."""
+        """Run `prefetch` asynchronously, for all memories concurrently."""
         await asyncio.gather(*(part.aprefetch() for part in self._prefetching))
 
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
         composer, past, seen = self._composer, getattr(query, "past", ()), getattr(query, "seen", ())
         loaded = yield Step(partial(self.primary.load, query), partial(self.primary.aload, query))
-        theirs = {message.id for message in past if message.id}  # the chain shows these, or has cut them
+        theirs = {message.id for message in past if message.id}  # the chain shows these, or has trimmed them on purpose
         dialogue, records = apart(message for message in loaded if message.id not in theirs)
+        # With a token budget older turns of the dialogue may still be left out, so only what is kept in any case counts
+        # as seen.
         sure = [*composer.kept(dialogue), *seen]
         trial: bool = getattr(query, "trial", False)
         remarks: list[str] | None = getattr(query, "remarks", None)
@@ -234,6 +241,7 @@ class ComposedMemory(Memory):
         for source, messages in zip(self._sources, results, strict=True):
             found.append(Found(recalled(messages, name_of(source.memory)), source.max_tokens))
         compose = partial(composer.compose, dialogue, found)
+        # Our own counter and template are fast and may run on the event loop; the user's may block and get a thread.
         if composer.counter is approximate_tokens and composer.template is framed:
             return compose()
         return (yield user_code(compose, name="template or token_counter"))  # type: ignore[no-any-return]  # results of steps are untyped
@@ -246,13 +254,19 @@ class ComposedMemory(Memory):
         turn = SavedTurn(said, known[0], known[1] or 0, known[2])
         if not self.primary.read_only:
             yield Step(partial(self.primary.save, turn), partial(self.primary.asave, turn))
+        # The primary saves first: a secondary must never hold what the transcript does not. Then a turn that was erased
+        # while the secondaries saved is deleted from them again.
         yield from save_all(self.secondary, turn)
         if not self.primary.read_only:
             yield from take_back(self.secondary, turn, getattr(self.primary, "history", None))
 
 
 def _bound(parts: Sequence[Memory], name: str) -> str | None:
-    """The session or user that the memories are bound to; None if they serve all."""
+    """Return the session or user that the memories are bound to; None if none of them is bound.
+
+    Raises:
+        ConfigurationError: They are bound to different ones.
+    """
     ids = {getattr(part, name): type(part).__name__ for part in reversed(parts)}
     ids.pop(None, None)
     if len(ids) > 1:

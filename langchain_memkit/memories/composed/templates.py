@@ -1,4 +1,4 @@
-"""How records are put before a model, other than quoted in our frame. Pure."""
+"""Templates that render records for a model in other formats than our quoted frame. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CALLS = re.compile(r"\[calls .*\]", re.DOTALL)  # a message that says nothing el
 
 
 def llama_index_template(records: Sequence[Record]) -> str:
-    r"""Records as the notebook on LlamaIndex's `SimpleComposableMemory` prints them, for `position="system"`.
+    r"""Render records as the notebook on LlamaIndex's `SimpleComposableMemory` prints them, for `position="system"`.
 
-    As there, a message that only calls tools says `None`; dates and sources are left out, and nothing says that this is
-    no instruction. Other than there, further lines of a message are indented, so that what was said cannot pass for
-    the end of the records or for another speaker. The lines of `=====` that LlamaIndex itself puts around each source
-    are not in what that notebook shows, nor here.
+    As there, a message that only calls tools is rendered as `None`; dates and sources are left out, and nothing says
+    that the records are no instructions. Unlike there, further lines of a message are indented, so that a message
+    cannot imitate the end of the records or another speaker. The lines of `=====` that LlamaIndex itself puts around
+    each source are neither in that notebook's output nor here.
 
     Args:
         records: In the order in which they are shown.
@@ -43,7 +43,7 @@ def _line(who: str, text: str) -> str:
 
 
 def _spoken(record: Record) -> Iterator[tuple[str, str]]:
-    """Who said what in a record: its text is a line `speaker: words` for each of its messages."""
+    """Yield speaker and words of each message in a record; its text holds a line `speaker: words` for each message."""
     at = 0
     lines: list[tuple[str, str]] = []
     for _, words in record.parts:

@@ -1,4 +1,4 @@
-"""All that is known of one user's entities, as it was read; who is meant by a name is decided here. Pure."""
+"""The registry of one user's entities, built from the stored rows; it decides which entities a name means. Pure."""
 
 from __future__ import annotations
 
@@ -18,35 +18,38 @@ from langchain_memkit.memories.entity.rows import DescriptionRow, FactRow, Keys,
 
 __all__ = ["Book", "Limits", "speaker_key"]
 
-WORDS = 200  # of a question
+WORDS = 200  # of a question are compared with misspelt names
 MOST_SHORT = 4  # letters: shorter names have one spelling
 ROLES = frozenset({"agent", "ai", "assistant", "bot", "human", "model", "system", "tool", "user"})
 
 
 class Limits(NamedTuple):
-    """How many facts are kept of an entity, and of a user."""
+    """How many facts are kept per entity (`facts`) and per user (`total`)."""
 
     facts: int
     total: int
 
 
 def speaker_key(name: str) -> str | None:
-    """The key of a speaker's name; None for a mere role ("user")."""
+    """Return the key of a speaker's name, or None if the name is only a role ("user", "assistant")."""
     key = name_key(name, given=True)
     return None if key is None or key in ROLES else key
 
 
 def in_order(row: FactRow) -> tuple[datetime, str, int, str]:
-    """Sorts facts by time, in the same order for every reader."""
+    """Return the sort key of a fact: by time, with ties broken the same way for every reader."""
     return row.at, row.message, row.start, row.text
 
 
 class Book:
-    """The rows of one user. Not for several threads at once: `Shelf` holds a lock.
+    """All rows of one user, indexed by name. Not thread-safe: `Shelf` guards it with a lock.
+
+    Entities, surface forms and near names are derived from the rows; the derived parts that a change affects are
+    dropped and computed again when they are next needed.
 
     Args:
-        keys: Of the user.
-        vocabulary: Names that the app gave, with their kinds.
+        keys: Builds the store keys of this user.
+        vocabulary: Names that the app passed as `names=`, each with its type; an empty type if none was given.
     """
 
     def __init__(self, keys: Keys, vocabulary: Mapping[str, str]) -> None:
@@ -73,7 +76,7 @@ class Book:
     # -- what is in it
 
     def add(self, key: str, row: FactRow) -> None:
-        """Takes a fact in; one that is there stays."""
+        """Add a fact under its store key; do nothing if the key is known."""
         if key in self.facts:
             return
         self.facts[key] = row
@@ -81,6 +84,9 @@ class Book:
         if sessions is None:
             sessions = self.names[row.key] = {}
             self._compare(row.key)
+        # The groups are reset only when this fact can change them: a new name or session, a new majority type, or the
+        # first sighting of a name in the middle of a sentence. Resolving all names again for each fact would make saves
+        # slow.
         if row.session not in sessions:
             sessions[row.session] = set()
             self._groups = None
@@ -94,6 +100,7 @@ class Book:
             if winner(votes) != before:
                 self._groups = None
         if _is_firm(row):
+            # A name that is firm for the first time may be the full name that a short one is moved to.
             self._groups = self._groups if row.key in self._firm else None
             self._firm[row.key] += 1
         self._forms.learn(display_form(row.surface), row.key)
@@ -101,7 +108,7 @@ class Book:
             self.hear(row.speaker)
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Takes facts out; those that are not there are no error."""
+        """Remove facts by store key; unknown keys are ignored."""
         gone = False
         for key in keys:
             row = self.facts.pop(key, None)
@@ -125,38 +132,39 @@ class Book:
             self._refresh_forms()
 
     def change_rules(self, rules: dict[str, Rule]) -> None:
-        """Takes decisions of people, all of them."""
+        """Replace all rules (merges, splits, renames) by these."""
         if rules != self.rules:
             self.rules = dict(sorted(rules.items()))
             self._groups = None
             self._refresh_forms()
 
     def hear(self, speaker: str) -> None:
-        """Takes the name of someone who spoke."""
+        """Register the name of a speaker, so that it is found in texts."""
         if speaker not in self._speakers and (key := speaker_key(speaker)):
             self._speakers[speaker] = key
             self._forms.learn(speaker, key)
 
     def holds(self, row: FactRow) -> bool:
-        """Whether the fact is there, in any live generation."""
+        """Return whether the fact is stored in any live generation of its session."""
         return any(self.keys.fact(row.session, g, row) in self.facts for g in self.generations.get(row.session, ()))
 
     def part(self, name: str, session: str) -> set[str]:
-        """Keys of the facts that a name has in a session."""
+        """Return the store keys of the facts that a name has in a session."""
         return self.names[name][session]
 
     def of_session(self, session: str) -> list[str]:
-        """Keys of the facts of a session."""
+        """Return the store keys of all facts of a session."""
         return [key for sessions in self.names.values() for key in sessions.get(session, ())]
 
     def expired(self, now: datetime) -> list[str]:
-        """Facts whose time is over."""
+        """Return the store keys of facts that have expired by `now`."""
         return [key for key in self._expiring if (end := self.facts[key].expires_at) and end <= now]
 
     def surplus(self, limits: Limits, now: datetime) -> list[str]:
-        """Facts that have to go: expired ones, and the oldest of what is too many."""
-        # a twentieth more than is too much, or every further turn would look for what is oldest
+        """Return the store keys of facts to delete: expired ones, and the oldest of those over the limits."""
+        # evict 5% more than needed: at the limit every further turn would have to search for the oldest facts again
         gone = set(self.expired(now))
+        # So few facts cannot exceed either limit; this saves resolving the entities in most turns.
         if len(self.facts) - len(gone) <= min(limits):
             return sorted(gone)
         for parts in self.groups.parts.values():
@@ -174,40 +182,42 @@ class Book:
     # -- names
 
     def kind(self, key: str) -> str:
-        """What the app said that a name is; empty if nothing."""
+        """Return the type that the app gave for a name; empty if it gave none."""
         return self._given.get(key, "")
 
     def is_weak(self, key: str) -> bool:
-        """Whether a name may be a mere word: an extractor saw it, but only with the capital of a sentence's beginning.
+        """Return whether a name may be a mere word, seen only at the beginning of sentences.
 
-        "Glad you came" makes a person of Glad; in every chat that was tried, real names soon stand elsewhere too.
+        There any word is capitalized: in "Glad you came" an extractor may take Glad for a person. A real name soon
+        appears elsewhere in a chat as well. Names of several words, speakers, names from the app and names in a rule
+        are never weak.
         """
         strong = " " in key or key in self._given or key in self._firm or key in self._speakers.values()
         return not strong and not any(key in (rule.key, rule.other_key) for rule in self.rules.values())
 
     def key_of(self, name: str) -> str | None:
-        """The key of a name; a common word is a name only where somebody is called so."""
+        """Return the key of a name, or None; a common word counts as a name only if it is known as one."""
         key = name_key(name, given=True)
         known = key in self.names or key in self._given or key in self._speakers.values()
         return key if known else name_key(name)
 
     def find(self, text: str) -> list[Found]:
-        """Known names in a text."""
+        """Find the known names in a text, with their positions."""
         return self._forms.find(text)
 
     def _refresh_forms(self) -> None:
-        """The forms from the beginning: names that are gone are not looked for."""
+        """Rebuild the surface forms from all rows, so that names that are gone are no longer found."""
         rules = [pair for rule in self.rules.values() for pair in ((rule.name, rule.key), (rule.other, rule.other_key))]
         given = [(form, key) for form in self._vocabulary if (key := name_key(form, given=True))]
         seen = [(display_form(row.surface), row.key) for row in self.facts.values()]
         self._forms.start_over([*given, *rules, *self._speakers.items(), *seen])
 
     def _compare(self, key: str) -> None:
-        """Finds the names that a new one is near to, once."""
+        """Relate a new name to every known name that is near to it; done once per name."""
         if key in self._near:
             return
         near = self._near[key] = {}
-        marks = {key[0], *key.split()}  # two names that share neither are far apart
+        marks = {key[0], *key.split()}  # blocking keys: `relation` is None for two names that share none of these
         for other in set[str]().union(*(self._like.get(mark, ()) for mark in marks)):
             if kind := relation(key, other):
                 near[other] = self._near[other][key] = kind
@@ -218,61 +228,71 @@ class Book:
 
     @property
     def groups(self) -> Groups:
-        """Names as entities."""
+        """Return all names resolved to entities; computed when first needed after a change."""
         if self._groups is None:
             names: dict[str, Mapping[str, object]] = dict(self.names)
             votes = dict(self._votes)
             for key, kind in self._given.items():
                 if kind and key in names:
-                    votes[key] = Counter({kind: 10**9})  # the app knows best
+                    votes[key] = Counter({kind: 10**9})  # the app's type outvotes every extractor
             self._groups = fold_names(names, votes, self._near, list(self.rules.values()), self._firm)
         return self._groups
 
     def roots(self, key: str) -> list[str]:
-        """The entities that a name means."""
+        """Return the roots of the entities that a name means."""
         return self.groups.roots_of(key)
 
     def full_names(self, key: str) -> list[str]:
-        """The one entity in whose name a word stands ("Blake" of "Katherine Blake"); none if there are several."""
+        """Return the one entity whose name contains this word; `[]` if there are several.
+
+        "Blake" finds "Katherine Blake" while nobody else is called Blake.
+        """
         found = {root for other in self.names if key in other.split() for root in self.groups.roots_of(other)}
         return list(found) if len(found) == 1 else []
 
     def other_half(self, root: str) -> str | None:
-        """The only other entity that has a word of this one for a name, or the other way round; it may be the same.
+        """Return the only other entity whose name is a word of this one's, or contains it: maybe the same.
 
-        "Marta" of one session may be the "Marta Vidal" of another. Both are told apart in what is shown.
+        "Marta" of one session may be the "Marta Vidal" of another: both are recalled, each under its own name. None if
+        there is no such entity, or more than one.
         """
         near = [other for other in self.groups.maybe.get(root, ()) if _is_part(root, other) or _is_part(other, root)]
         return near[0] if len(near) == 1 else None
 
     def respelled(self, text: str) -> list[str]:
-        """Known names that stand in a text with other spaces or another doubled letter: "harison", "lang chain"."""
+        """Return known names that are spelled with other spaces or another doubled letter in a text.
+
+        "harison" finds Harrison, "lang chain" LangChain. The first 200 words are read.
+        """
         words = fold_text(text).split()[:WORDS]
         found: dict[str, None] = {}
         for part in dict.fromkeys([*words, *map(" ".join, pairwise(words))]):
             if len(part) > MOST_SHORT and part not in self.names and not is_ordinary(part):
+                # Names that are the "same" begin with the same letter, so only those are compared.
                 like = sorted(self._like.get(part[0], ()))
                 found.update(dict.fromkeys(k for k in like if k in self.names and relation(part, k) == "same"))
         return list(found)
 
     def rows(self, root: str, now: datetime) -> dict[str, FactRow]:
-        """The facts of an entity that have not expired, oldest first, with their keys in the store."""
+        """Return the unexpired facts of an entity by store key, oldest first."""
         parts = self.groups.parts.get(root, [])
         found = [(key, self.facts[key]) for name, session in parts for key in self.names[name][session]]
         live = [(key, row) for key, row in found if row.expires_at is None or row.expires_at > now]
-        once: dict[str, tuple[str, FactRow]] = {}  # two who store a session's first turn at once each draw a generation
+        # Deduplicate over generations: two processes that save a session's first turn at once each draw one, so the
+        # same fact may be stored under both.
+        once: dict[str, tuple[str, FactRow]] = {}
         for key, row in sorted(live, key=lambda pair: in_order(pair[1])):
             once.setdefault(id_in(key), (key, row))
         return dict(once.values())
 
     def description(self, root: str, keys: Iterable[str]) -> DescriptionRow | None:
-        """What a model said of an entity; None unless every fact that it was made of is among these."""
+        """Return the newest description of an entity; None unless all facts behind it are among these store keys."""
         ids = set(map(id_in, keys))
         mine = [d for d in self.descriptions.values() if root in self.groups.roots_of(d.key) and ids >= set(d.facts)]
         return max(mine, key=lambda d: (d.at, d.text), default=None)
 
     def drop_descriptions(self) -> list[str]:
-        """Takes out descriptions that rest on facts which are gone; returns their keys."""
+        """Remove descriptions that were made from facts that are gone, and return their store keys."""
         ids = set(map(id_in, self.facts)) if self.descriptions else set[str]()
         stale = [key for key, d in self.descriptions.items() if not ids >= set(d.facts)]
         for key in stale:
@@ -281,7 +301,7 @@ class Book:
 
 
 def _is_firm(row: FactRow) -> bool:
-    """Whether an extractor saw a name as a name where a common word has no capital letter."""
+    """Return whether an extractor saw the name where a common word would not be capitalized, i.e. inside a sentence."""
     first = row.surface[:1]
     if not row.label or first.islower():
         return False

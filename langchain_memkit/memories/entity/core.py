@@ -1,4 +1,4 @@
-"""What all memories of a factory share: the options, the extractor, the books."""
+"""Options and collaborators that all entity memories of a factory share: extractor, cache of registries, limits."""
 
 from __future__ import annotations
 
@@ -26,14 +26,25 @@ from langchain_memkit.preprocessors.memory_store import MemoryStore
 
 __all__ = ["Core", "NameList"]
 
-SHORT = 2000  # characters whose names are not worth a thread
+SHORT = 2000  # characters: finding the names of shorter texts is not worth a thread
 
 NameList = Collection[str] | Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Core:
-    """See `EntityMemory` for what each of them is."""
+    """Checked options of an `EntityMemory`, which documents them; shared by all memories of a factory.
+
+    Attributes:
+        extractor: Finds names in a text; plain or async.
+        shelf: Stores the rows and caches the registry of each user.
+        max_tokens: Limit of what `load` returns, in tokens.
+        counter: Counts them.
+        get_session_history: Makes the histories in which messages are looked up before they are shown, if any.
+        describer: Describes entities after a save, if a model was given.
+        read_only: Refuse or skip all writes.
+        now: The clock.
+    """
 
     extractor: EntityExtractor
     shelf: Shelf
@@ -60,7 +71,11 @@ class Core:
         token_counter: TokenCounterLike,
         now: Now,
     ) -> Core:
-        """Checks the options; no I/O."""
+        """Validate the options and build the core; no I/O.
+
+        Raises:
+            ConfigurationError: An option is malformed; the error names it.
+        """
         if not callable(extractor):
             msg = f"extractor must be a function from a text to its names, not {type(extractor).__name__}"  # type: ignore[unreachable]  # callers without types
             raise ConfigurationError(msg)
@@ -88,12 +103,12 @@ class Core:
 
     @property
     def store(self) -> BaseStore[str, dict[str, Any]]:
-        """Where all is kept."""
+        """Return the key-value store that holds all rows."""
         return self.shelf.store
 
     @property
     def style(self) -> Step:
-        """Refuses an async extractor under the sync verbs."""
+        """Return a step that raises `ConfigurationError` if a sync method was called with an async extractor."""
 
         async def anything() -> None:
             return None
@@ -103,7 +118,7 @@ class Core:
         return Step(lambda: None, anything)
 
     def extract(self, texts: Sequence[str]) -> Flow[list[list[Spot]]]:
-        """The names in each text; many are read at once where the extractor can."""
+        """Extract the names of each text; several texts go through the extractor's `batch` at once if it has one."""
         batch = getattr(self.extractor, "batch", None)
         if callable(batch) and len(texts) > 1:
             found = list((yield _call(lambda: _whole(batch(list(texts))))))
@@ -117,7 +132,10 @@ class Core:
         )
 
     def gone(self, user_id: str, rows: Iterable[FactRow]) -> Flow[set[tuple[str, str]]]:
-        """Session and message of facts whose message does not stand in its history any more: one query a session."""
+        """Return the (session, message id) of facts whose message is no longer in its history: one query per session.
+
+        Only messages that came with an id of their own can be looked up; facts of others are never reported as gone.
+        """
         wanted: dict[str, set[str]] = {}
         for row in rows:
             if row.given:
@@ -126,7 +144,7 @@ class Core:
 
 
 def _whole(found: Any) -> Any:
-    """What a `batch` that is a generator does is done here, where it is called."""
+    """Consume a generator in the thread in which `batch` was called, so that its work happens there."""
     return found if inspect.isawaitable(found) else list(found)
 
 
@@ -136,11 +154,12 @@ def _refuse_async() -> None:
 
 
 def _call(function: Callable[[], Any]) -> Step:
-    """The extractor, plain or async; on an event loop a plain one runs in a thread."""
+    """Make a step that calls a plain or async extractor; on an event loop a plain one runs in a thread."""
 
     def sync() -> Any:
         result = function()
         if inspect.isawaitable(result):
+            # A coroutine that nobody awaits would warn when it is collected; the error below says what to do.
             if inspect.iscoroutine(result):
                 result.close()
             _refuse_async()
@@ -154,7 +173,7 @@ def _call(function: Callable[[], Any]) -> Step:
 
 
 def _vocabulary(names: NameList) -> dict[str, str]:
-    """Names with their kinds; an empty kind where none was said."""
+    """Validate `names=` and return the names with their types; the type is empty where none was given."""
     if isinstance(names, str):
         msg = f"names must be a list of names, or a dict of names with their types: names=[{names!r:.50}]"
         raise ConfigurationError(msg)

@@ -1,4 +1,4 @@
-"""`entities(session_id, user_id)` as an object: one store, many memories."""
+"""Factory of entity memories that share one store: `entities(session_id, user_id)`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ __all__ = ["EntityMemoryFactory"]
 
 
 class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
-    """What `EntityMemory.factory` makes: memories that share a store, and what was read of it for the last 64 users.
+    """Callable that makes the `EntityMemory` of a session; all of them share a store and a cache.
+
+    Returned by `EntityMemory.factory`. The cache holds what was read of the last 64 users.
 
     Example:
         >>> from langchain_core.messages import HumanMessage
@@ -33,37 +35,39 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
     _core: Core
 
     def list_sessions(self, user_id: str) -> list[SessionInfo]:
-        """The user's sessions of which something is remembered, the last used first; `turns` counts sentences."""
+        """Return the user's sessions that have facts, the last used first; `turns` counts facts (sentences)."""
         return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
 
     def rebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
-        """Makes all facts of a user anew from the transcripts.
+        """Rebuild all facts of a user from the transcripts.
 
         Args:
-            histories: A factory of ours, or what else takes ids and has `list_sessions(user_id)`.
-            user_id: Whose.
-            progress: Shows a bar if `rich` is installed.
+            histories: A history factory of this package, or any callable that takes the ids and has
+                `list_sessions(user_id)`.
+            user_id: Whose facts.
+            progress: Show a progress bar if `rich` is installed.
 
         Returns:
-            `{"messages": n, "added": n, "removed": n}`; a second time nothing is added or removed. Facts of sessions
-            that are not there any more are removed.
+            `{"messages": n, "added": n, "removed": n}`; a second run adds and removes nothing. Facts of sessions that
+            no longer exist are removed.
         """
         return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress), run_step)
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Deletes all that is remembered of a user for good: a part of `purge_user`.
+        """Delete everything that is stored of a user for good; part of `purge_user`.
 
         Returns:
-            `{"facts": n}`: how many sentences were deleted; what else was stored of the user is gone as well.
+            `{"facts": n}`: how many facts were deleted; the user's rules, descriptions and other rows are deleted as
+            well.
         """
         return drive(self._purge(check_id(user_id, "user_id")), run_step)
 
     def close(self) -> None:
-        """Forgets what was read; a store that you passed in stays open."""
+        """Empty the cache; a store that you passed in stays open."""
         self._core.shelf.forget_all()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         self._core.shelf.forget_all()
 
     # -- flows

@@ -1,4 +1,4 @@
-"""What the verbs of an entity memory do, written once for both call styles."""
+"""Logic of the operations of an entity memory, written once for sync and async."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ASKED = "a question to the entity memory"
 
 
 class EntityFlows(DerivedMemory):
-    """The flows of `EntityMemory`."""
+    """Base class of `EntityMemory` with the flows behind its methods."""
 
     _core: Core
     _seen: frozenset[str] = frozenset()
-    _loaded: tuple[datetime, Book] | None = None  # when the turn under way began, and the book as it was then
+    _loaded: tuple[datetime, Book] | None = None  # start of the current turn, and the registry as it was read then
 
     def _bind(self, session_id: str, user_id: str | None) -> None:
         super()._bind(session_id, user_id)
@@ -52,15 +52,17 @@ class EntityFlows(DerivedMemory):
 
     def _load(self, query: str) -> Flow[list[BaseMessage]]:
         core = self._core
-        yield core.style  # now, and not when a turn is answered and to be saved
+        yield core.style  # refuse an async extractor before the model is called, not when the answer is to be saved
         at: datetime
         book: Book
         at, book = self._take_fetched() or (yield from self._prefetch())
+        # Remember the generations that this session has now. If none of them is alive when the turn is saved, the
+        # session was cleared after the turn began, and the save must not bring its text back.
         seen, expired = yield core.shelf.held(
             lambda: (book.generations.get(self._session, ()), book.expired(core.now()))
         )
         self._seen = frozenset(seen)
-        if expired and not core.read_only:
+        if expired and not core.read_only and not getattr(query, "trial", False):
             yield from self._remove(book, expired, [])
             book = yield from self._read()
         self._loaded = at, book
@@ -77,7 +79,7 @@ class EntityFlows(DerivedMemory):
         budget = core.max_tokens, core.counter
         chosen = yield in_thread(lambda: choose(topics, *budget))
         gone = yield from core.gone(self._user, [row for topic, rows in chosen for row in (*rows, *topic.behind)])
-        if gone:  # what is chosen in their place has to be looked up as well
+        if gone:  # the facts chosen in their place have to be looked up as well: look up all candidates at once
             gone |= yield from core.gone(self._user, [row for topic in topics for row in (*topic.rows, *topic.behind)])
             for topic in topics:
                 topic.leave_out(gone)
@@ -88,19 +90,22 @@ class EntityFlows(DerivedMemory):
         core, shelf = self._core, self._core.shelf
         epoch: int = getattr(messages, "epoch", 0)
         loaded, self._loaded = self._loaded, None
-        # The time is taken before the book is read. Two that store one turn at once would otherwise date its facts by
-        # the later of them, after those of turns which the other has had since.
+        # Take the time before reading the registry. If two processes store one turn at once, its facts would otherwise
+        # carry the later time of the two, and sort after facts of turns that the faster process has stored since.
         at, book = loaded or (core.now(), None)
         sources = sources_of(messages, at, epoch, getattr(messages, "expires_at", None))
         self.save_was_checked = True
         if core.read_only or not sources:
             return
-        # a session that the load found is looked for in the write itself: nothing need be read before
+        # If the load found the session, and the store can check in the write itself that it still exists, no read is
+        # needed here: the registry of the load is good enough to find new facts in.
         self.save_was_checked = shelf.checks_writes and book is not None and bool(self._seen)
         if book is None or not self.save_was_checked:
             book = yield from self._read()
         known = book
         alive = yield shelf.held(lambda: self._seen & known.generations.get(self._session, set()))
+        # Compared with the registry as it is known now; a clear by another process after this point is noticed by the
+        # write.
         if self._seen and not alive:
             self._seen = frozenset()
             logger.warning("a turn was left out of the entity memory: its session was cleared after it began")
@@ -118,7 +123,11 @@ class EntityFlows(DerivedMemory):
     def _facts(
         self, book: Book, sources: Sequence[Source], found: Sequence[Sequence[Spot]], epoch: int
     ) -> tuple[list[FactRow], list[str]]:
-        """New facts, and keys of facts that belong to a conversation which was erased."""
+        """Return the facts that are not stored yet, and the store keys of facts from earlier epochs of the session.
+
+        A fact carries the epoch of its turn; one of another epoch belongs to a conversation that was erased. Epoch 0
+        means unknown and matches every epoch.
+        """
         with self._core.shelf.lock:
             for source in sources:
                 if source.speaker:
@@ -128,19 +137,24 @@ class EntityFlows(DerivedMemory):
                 for row in facts_of(self._session, source, find_names(source.text, spots, book)):
                     if not book.holds(row):
                         rows.setdefault(book.keys.fact(self._session, "", row), row)
+            # The turn's epoch is the session's current one. Facts of another epoch stem from a conversation that was
+            # erased, e.g. by expiry, after which the session began again under the same id.
             dead = book.of_session(self._session) if epoch else []
             return list(rows.values()), [key for key in dead if book.facts[key].epoch not in (0, epoch)]
 
     def _clear(self) -> Flow[None]:
         if self._core.read_only:
             return
+        # Order matters: with its generation rows gone, whatever a concurrent save still writes is dead, so nothing that
+        # was cleared can come back between the two deletes.
         shelf, keys = self._core.shelf, Keys(self._user)
         self._seen = frozenset()
         generations = yield shelf.stored(keys.sessions(self._session))
-        yield from shelf.delete(generations)  # first: what is stored from now on is dead
+        yield from shelf.delete(generations)
         facts = yield shelf.stored(keys.facts(self._session))
         yield from shelf.delete(facts)
         if generations or facts:
+            # An empty registry knows no versions: a version row is added, and none is deleted.
             yield from shelf.change(Book(keys, {}), [])
             yield from self._read()  # descriptions that rest on these facts go
 
@@ -174,15 +188,16 @@ class EntityFlows(DerivedMemory):
             keys = [book.key_of(text) or str(name_key(text, given=True)) for text in (name, other)]
             known = [any(root in book.groups.parts for root in book.roots(key)) for key in keys]
             last = max(book.rules, default="")
-        if not (known[0] or (kind != "rename" and known[1])):  # a slip of the pen, or an alias known beforehand
+        if not (known[0] or (kind != "rename" and known[1])):  # a typo, or an alias that is announced in advance
             logger.warning("%s: nobody is called %.100r so far; it counts for what is said from now on", kind, name)
         if kind == "split" and keys[0] == keys[1]:
             msg = f"{name!r:.100} and {other!r:.100} are one name, which cannot be split"
             raise ConfigurationError(msg)
+        # A decision is a row of its own and changes no fact, so it can be taken back by a later one.
         rule = Rule(kind, clean(display_form(name)), clean(display_form(other)), *keys)
         yield from shelf.change(book, [(book.keys.rule(self._core.now(), last), rule.to_dict())])
         book = yield from self._read()
-        yield from shelf.write(self._user, book, ("", ""), [])  # two that became one may be too much
+        yield from shelf.write(self._user, book, ("", ""), [])  # evict: a merged entity may exceed max_facts
 
     def _forget(self, name: str) -> Flow[int]:
         check_writable(self._core)
@@ -190,6 +205,7 @@ class EntityFlows(DerivedMemory):
         book = yield from self._read()
         with shelf.lock:
             roots = book.roots(book.key_of(name) or "")
+            # The entity of that name itself; only if it has no facts of its own, the full names that it stands for.
             roots = [root for root in roots[:1] if root in book.groups.parts] or roots
             facts = [key for root in roots for part in book.groups.parts.get(root, ()) for key in book.part(*part)]
             root_of = book.groups.root
@@ -197,6 +213,7 @@ class EntityFlows(DerivedMemory):
         return (yield from self._remove(book, facts, rules))
 
     def _delete_messages(self, ids: Collection[str]) -> Flow[int]:
+        # Message ids are stored cleaned, so the given ones are cleaned before they are compared.
         names = {clean(name) for name in ids}
         book = yield from self._read()
         with self._core.shelf.lock:
@@ -205,6 +222,7 @@ class EntityFlows(DerivedMemory):
 
     def _remove(self, book: Book, facts: Sequence[str], others: Sequence[str]) -> Flow[int]:
         if facts or others:
+            # The version row is added after the delete: a registry that was read between the two is then read again.
             yield from self._core.shelf.delete([*facts, *others])
             yield from self._core.shelf.change(book, [])
             yield from self._read()  # descriptions that rest on these facts go
@@ -212,7 +230,13 @@ class EntityFlows(DerivedMemory):
 
 
 def purge(core: Core, user_id: str) -> Flow[Mapping[str, int]]:
-    """Deletes all that is stored of a user; what saves under way still write is dead, and goes."""
+    """Delete everything that is stored of a user, including what concurrent saves still write.
+
+    The generation rows go first: facts that a save writes after that are dead, and are deleted when they are noticed.
+
+    Returns:
+        `{"facts": n}`: how many facts were deleted.
+    """
     shelf, keys = core.shelf, Keys(user_id)
     yield from shelf.delete((yield shelf.stored(f"{keys.prefix}session/")))
     stored = yield shelf.stored(keys.prefix)
@@ -222,7 +246,7 @@ def purge(core: Core, user_id: str) -> Flow[Mapping[str, int]]:
 
 
 def list_sessions(core: Core, user_id: str) -> Flow[list[SessionInfo]]:
-    """Sessions with facts, the last used first."""
+    """Return the sessions that have facts, the last used first; `turns` counts facts."""
     book = yield from core.shelf.read(user_id)
     times: dict[str, list[Any]] = {}
     with core.shelf.lock:

@@ -1,4 +1,7 @@
-"""Which names mean one entity: decided anew from all that is known, so that the order of events plays no part. Pure."""
+"""Entity resolution: which names mean one entity. Pure.
+
+It is computed from all rows at once, so the order in which they were stored does not matter.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ Names = Mapping[str, Mapping[str, object]]
 
 @dataclass(slots=True)
 class Groups:
-    """Names as entities. An entity is known by its *root*, the first of its keys in alphabetical order.
+    """Names resolved to entities. An entity is identified by its *root*, the alphabetically first of its name keys.
 
     Attributes:
-        root: Of each name.
-        moved: Short names that in one session can mean one longer name only, with that one's root.
-        parts: For each root the names and sessions whose facts are its own.
-        maybe: For each root the others that may be the same.
-        shown: How an entity is called by a person's decision.
-        kinds: Of each root, by vote.
+        root: The root of each name.
+        moved: Root of a full name by (short name, session), where the short name can only mean that full name.
+        parts: The (name, session) pairs whose facts belong to each root.
+        maybe: For each root, the other roots that may be the same entity.
+        shown: Display name of a root, where a person decided it.
+        kinds: Type of each root, by majority vote.
     """
 
     root: dict[str, str] = field(default_factory=dict)
@@ -36,7 +39,7 @@ class Groups:
     kinds: dict[str, str] = field(default_factory=dict)
 
     def roots_of(self, key: str) -> list[str]:
-        """Every entity that a name stands for: its own, and those it was moved to in some session."""
+        """Return every root that a name stands for: its own first, then those it was moved to in some session."""
         own = self.root.get(key)
         if own is None:
             return []
@@ -44,7 +47,7 @@ class Groups:
 
 
 class _Union:
-    """Names that are one, and pairs that must not become one."""
+    """Union-find over name keys, with pairs that must never be joined."""
 
     def __init__(self) -> None:
         self.parent: dict[str, str] = {}
@@ -53,6 +56,7 @@ class _Union:
     def find(self, name: str) -> str:
         parent = self.parent.setdefault(name, name)
         while parent != name:
+            # Path halving keeps the trees flat.
             self.parent[name] = self.parent[parent]
             name, parent = parent, self.parent[parent]
         return name
@@ -74,18 +78,22 @@ def fold_names(
     rules: Sequence[Rule],
     firm: Container[str],
 ) -> Groups:
-    """Folds names to entities.
+    """Resolve names to entities.
+
+    Rules of people come first, the latest before the others; then spellings with the same letters; then very similar
+    names that are no person's. What is only similar is listed as possible duplicates.
 
     Args:
         names: Every name with its sessions.
-        votes: For each name, how often it was taken for which kind.
-        near: For each name, those that are near it.
-        rules: Decisions of people, oldest first: a later one wins.
+        votes: For each name, how often it was labelled with which type.
+        near: For each name, the related names.
+        rules: Decisions of people, oldest first; a later one wins.
         firm: Names that were seen elsewhere than at the beginning of a sentence.
     """
     union = _Union()
     for name in names:
         union.find(name)
+    # Newest first: a join cannot be undone and a bar is never lifted here, so the first rule applied to a pair decides.
     for rule in reversed(rules):
         if rule.kind != "split":
             union.join(rule.key, rule.other_key)
@@ -94,8 +102,10 @@ def fold_names(
     kinds = {name: winner(count) for name, count in votes.items()}
     pairs = [(kind, a, b) for a, others in near.items() if a in names for b, kind in others.items() if a < b]
     pairs = [pair for pair in pairs if pair[2] in names]
+    # "same" pairs before "close" ones and in alphabetical order, so that every process resolves the same rows alike.
     for kind, a, b in sorted((p for p in pairs if p[0] != "near"), key=lambda p: (p[0] != "same", *p)):
         ours = kinds.get(a, ""), kinds.get(b, "")
+        # People are joined by "same" spellings only: names that are merely similar may well be two people.
         if kind == "same" or (PERSON not in ours and compatible(*ours)):
             union.join(a, b)
     groups = Groups({name: union.find(name) for name in union.parent})
@@ -110,23 +120,25 @@ def fold_names(
 
 
 def winner(votes: Counter[str]) -> str:
-    """The kind with most votes; of equal ones the first in the alphabet."""
+    """Return the type with the most votes; the alphabetically first of a tie, empty without votes."""
     return min(votes, key=lambda kind: (-votes[kind], kind)) if votes else ""
 
 
 def _moved(names: Names, groups: Groups, union: _Union, firm: Container[str]) -> dict[tuple[str, str], str]:
-    """First or last names that stand in a session together with exactly one full name of a person."""
+    """Find first or last names that occur in a session together with exactly one full name of a person."""
     found: dict[tuple[str, str], set[str]] = {}
     for full in names:
         words = full.split()
         root = groups.root[full]
         if len(words) == 1 or groups.kinds.get(root) != PERSON:
             continue
-        # what only begins sentences may be "Bravo Joanna"
+        # the last word is used only if the full name was seen inside a sentence: at its beginning it may be "Bravo
+        # Joanna"
         for word in {words[0], words[-1] if full in firm else words[0]} & names.keys():
             if groups.root[word] != root and groups.kinds.get(groups.root[word], PERSON) in (PERSON, ""):
                 for session in names[full].keys() & names[word].keys():
                     found.setdefault((word, session), set()).add(root)
+    # In a session with two people called Priya it is unknown which one is meant: the short name keeps its facts.
     one = {place: next(iter(roots)) for place, roots in found.items() if len(roots) == 1}
     return {place: root for place, root in one.items() if not union.barred(place[0], root)}
 

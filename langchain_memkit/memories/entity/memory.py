@@ -1,4 +1,4 @@
-"""`EntityMemory`: who and what a user talked about, and what was said of them."""
+"""`EntityMemory`: who and what a user talked about, and the sentences that mention them."""
 
 from __future__ import annotations
 
@@ -24,37 +24,38 @@ __all__ = ["EntityMemory"]
 
 
 class EntityMemory(EntityVerbs):
-    """Remembers the sentences in which people, places and things were named, for all sessions of a user.
+    """Memory of the sentences that mention people, places and things, over all sessions of a user.
 
-    A question that names someone is given what was said of them, as quoted records. No model is called unless you pass
-    `describe`. Nothing guesses what "she" or "my sister" means.
+    A question that names an entity gets the sentences that mention it, as quoted records. No model is called unless you
+    pass `describe`. Pronouns and descriptions ("she", "my sister") are not resolved.
 
-    Spellings become one entity by themselves only where they hardly differ: by case, spaces, punctuation, 's, an
-    article or a title, and in names of five letters or more by one doubled letter (Harrison and Harison; so do Hansen
-    and Hanssen: `split` them). Names of several words that are no person's also if they are 92% alike. "Priya" is
-    "Priya Raman" in a session where nobody else is a Priya. All else that looks alike is listed as `Entity.maybe`.
+    Spellings are merged into one entity automatically only where they hardly differ: in case, spaces, punctuation, 's,
+    an article or a title, and in names of five letters or more by one doubled letter (Harrison and Harison; so do
+    Hansen and Hanssen: `split` them). Names that are not of a person and have several words are also merged if they are
+    92% alike. "Priya" is "Priya Raman" in a session where nobody else is called Priya. Everything else that looks alike
+    is listed as `Entity.maybe`.
 
     Args:
-        extractor: What finds names in a text: `SpacyEntityExtractor()`, or any function, plain or async, that returns
-            `Mention`s. Known names are found without it as well.
-        session_id: The conversation, which facts are filed under.
-        user_id: Whose; required, since entities are of all sessions of one user.
-        store: Any `BaseStore` of dicts: `SQLiteKeyValueStore`, `MongoDBKeyValueStore`; None: this process's memory.
-        names: Names to look for always, or a dict of names with their types. Common words among them (Will, Target)
+        extractor: Finds the names in a text: `SpacyEntityExtractor()`, or any function, plain or async, that returns
+            `Mention`s. Names that are already known are found without it.
+        session_id: The conversation under which facts are stored.
+        user_id: The user; required, since entities are shared by all sessions of one user.
+        store: Any `BaseStore` of dicts: `SQLiteKeyValueStore`, `MongoDBKeyValueStore`; None keeps all in this process.
+        names: Names to search for always, or a dict of names with their types. Common words among them (Will, Target)
             count only when capitalised and not first in a sentence.
-        max_tokens: What `load` returns at most, as `token_counter` counts.
-        max_facts: Sentences kept of one entity; the oldest go.
-        max_total: Sentences kept of one user; the oldest go.
-        get_session_history: A factory of histories. What is shown is looked up there first, so that a fact goes with
-            its message: one query for each session among the facts.
-        describe: A model that describes the entities of each turn, in one call after the save.
-        read_only: `save` and `clear` leave all as it is; other changes are refused.
-        token_counter: As in `create_trim_preprocessor`.
-        now: A clock.
+        max_tokens: Limit of what `load` returns, in tokens as `token_counter` counts.
+        max_facts: Sentences kept per entity; the oldest are evicted.
+        max_total: Sentences kept per user; the oldest are evicted.
+        get_session_history: Makes the histories. Before a fact is shown its message is looked up there, so that it
+            disappears with its message: one query for each session among the facts.
+        describe: A model that describes the entities of each turn in one call after the save; None for no descriptions.
+        read_only: `save` and `clear` do nothing; other changes raise a `ConfigurationError`.
+        token_counter: Counts tokens, as in `create_trim_preprocessor`.
+        now: Returns the current time, aware; replace it in tests.
 
     Raises:
-        ConfigurationError: There is no `user_id`, or an argument makes no sense.
-        TypeError: An id is no string.
+        ConfigurationError: `user_id` is missing, or an argument is malformed.
+        TypeError: An id is not a string.
         ValueError: An id is empty or malformed.
 
     Example:
@@ -123,9 +124,9 @@ class EntityMemory(EntityVerbs):
         token_counter: TokenCounterLike = None,
         now: Now = utc_now,
     ) -> EntityMemoryFactory:
-        """`entities(session_id, user_id)` makes memories that share the store and what was read of it.
+        """Make a factory: `entities(session_id, user_id)` returns memories that share one store and one cache.
 
-        Its arguments are those of the class, but for the ids.
+        The arguments are those of the class, without the ids.
 
         Example:
             >>> entities = EntityMemory.factory(lambda text: [], names=["LangChain"])
@@ -152,13 +153,13 @@ class EntityMemory(EntityVerbs):
     # -- a turn
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """What was said of those that a question names: the most relevant, then the newest sentences that fit.
+        """Return the sentences about the entities that a question names: the most relevant, then the newest that fit.
 
         Args:
-            query: The new input; in a turn a `Query`, and what stands in its `past` is not repeated.
+            query: The new input. In a turn a `Query`: sentences of messages in its `seen` are not repeated.
 
         Returns:
-            One note with quoted records, the oldest of each entity first; `[]` if there is nothing to say.
+            One note with quoted records, the oldest of each entity first; `[]` if there are none.
 
         Raises:
             ConfigurationError: The extractor is async.
@@ -167,7 +168,9 @@ class EntityMemory(EntityVerbs):
         return drive(self._load(query), run_step)
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Takes the sentences that name someone from what was said; the same turn again adds nothing.
+        """Store the sentences of a turn that mention someone or something; saving a turn again adds nothing.
+
+        A turn is left out, with a warning in the log, if its session's facts were cleared after `load`.
 
         Args:
             messages: One finished turn. Tool results, system lines, notes and summaries are left out.
@@ -179,5 +182,5 @@ class EntityMemory(EntityVerbs):
         drive(self._save(messages), run_step)
 
     def clear(self) -> None:
-        """Forgets what was said in this session; a save that is under way meanwhile adds nothing."""
+        """Delete the facts of this session; a save that runs at the same time adds nothing."""
         drive(self._clear(), run_step)

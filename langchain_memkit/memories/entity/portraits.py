@@ -1,4 +1,4 @@
-"""Entities as they are listed, drawn from a book. Pure."""
+"""Build the `Entity` objects that people see from a registry. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["called", "list_entities"]
 
 
 def called(book: Book, root: str) -> tuple[str, list[str]]:
-    """How an entity is shown, and its other spellings, the most frequent first."""
+    """Return the display name of an entity, and its other spellings, the most frequent first."""
     groups = book.groups
     spellings: Counter[str] = Counter()
     own: Counter[str] = Counter()
@@ -23,15 +23,24 @@ def called(book: Book, root: str) -> tuple[str, list[str]]:
         for key in book.names[name][session]:
             form = display_form(book.facts[key].surface) or name
             spellings[form] += 1
-            own[form] += groups.root[name] == root  # not the short names that were moved here
+            own[form] += groups.root[name] == root  # short names that were moved here never become the display name
     spellings.update({rule.name: 0 for rule in book.rules.values() if groups.shown.get(root) == rule.other})
+    # A person's decision comes first; else a spelling with capitals, of these the most frequent, then one that is not
+    # all capitals, then the longest.
     best = groups.shown.get(root) or max(own, key=lambda form: _quality(form, own[form]), default=root)
     others = sorted(spellings, key=lambda form: (-spellings[form], form))
     return best, [form for form in others if form != best]
 
 
 def list_entities(book: Book, limits: Limits, now: datetime, gone: Container[tuple[str, str]] = ()) -> EntityList:
-    """Every entity, the last mentioned first, without facts of messages (session and id) that are gone."""
+    """List all entities of a registry, the last mentioned first, without facts of messages that no longer exist.
+
+    Args:
+        book: The user's registry.
+        limits: At most `limits.facts` facts per entity are listed, the newest.
+        now: Facts that have expired by then are left out.
+        gone: (session, message id) of messages that were erased.
+    """
     found = []
     for root in book.groups.parts:
         rows = {k: row for k, row in book.rows(root, now).items() if (row.session, row.message) not in gone}

@@ -1,4 +1,4 @@
-"""Facts made anew from the transcripts: who was named only later is found from the beginning."""
+"""Rebuild facts from the transcripts, so that a name is also found in messages from before it became known."""
 
 from __future__ import annotations
 
@@ -16,26 +16,31 @@ from langchain_memkit.memories.transcripts import UNDATED, Stretch, read_transcr
 
 __all__ = ["rebuild"]
 
-BATCH = 128  # messages that are read by the extractor together
+BATCH = 128  # messages given to the extractor at once
 ROWS = 1000
 
 Read = list[tuple[Source, list[Spot]]]
 
 
 def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: bool) -> Flow[Mapping[str, int]]:
-    """Makes the facts of these sessions anew.
+    """Rebuild the facts of these sessions.
 
-    The text of all of them is held in memory until it is done.
+    All messages of the sessions are held in memory until it is done.
 
     Args:
         core: The options.
-        user_id: Whose.
-        sessions: Their histories; None for that of `get_session_history`.
-        progress: Whether a bar is shown.
+        user_id: Whose facts.
+        sessions: The history of each session; None for that of `get_session_history`.
+        progress: Show a progress bar.
+
+    Returns:
+        `{"messages": n, "added": n, "removed": n}`.
     """
     check_writable(core)
     book = yield from core.shelf.read(user_id)
-    with core.shelf.lock:  # what is stored from now on may be of a turn that is not read below
+    # Only facts that are stored now may be removed later: a fact stored from now on may come from a turn that is saved
+    # after its transcript was read below.
+    with core.shelf.lock:
         before = {session: book.of_session(session) for session in sessions}
     sources: dict[str, list[Source]] = {}
     for session, history in sessions.items():
@@ -62,12 +67,17 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
 
 def _sources(stretch: Stretch) -> list[Source]:
     found = sources_of(stretch.messages, stretch.at or UNDATED, stretch.epoch, stretch.expires_at)
-    own = stretch.native or stretch.at is None  # histories of other packages are asked for all their messages
+    # Ids can be looked up in our rows, and in histories of other packages (`at` is None), which are read whole to look
+    # one up; not in rows of other packages that our history reads, so their facts are never reported as gone.
+    own = stretch.native or stretch.at is None
     return found if own else [source._replace(given=False) for source in found]
 
 
 def _known_names(core: Core, book: Book, read: Mapping[str, Read]) -> Book:
-    """A book of the names in these transcripts and in the user's other sessions; some of their facts are missing."""
+    """Build a registry of all names in these transcripts and in the user's other sessions.
+
+    Its facts are incomplete: it serves to find names only.
+    """
     names = Book(book.keys, core.shelf.vocabulary)
     with core.shelf.lock:
         others = {key: row for key, row in book.facts.items() if row.session not in read}
@@ -93,7 +103,11 @@ def _rows(session: str, pairs: Iterable[tuple[Source, Sequence[Spot]]], names: B
 def _replace(
     core: Core, user_id: str, session: str, rows: Sequence[FactRow], before: Sequence[str]
 ) -> Flow[tuple[int, int]]:
-    """Stores the facts that are missing, and removes those that were there before and are not in the transcript."""
+    """Store the missing facts of a session, and delete facts that were there before but are not in the transcript.
+
+    Returns:
+        How many facts were added and removed.
+    """
     book = yield from core.shelf.read(user_id)
     wanted = {fact_id(row) for row in rows}
     removed = [key for key in before if id_in(key) not in wanted and key in book.facts]
@@ -102,6 +116,8 @@ def _replace(
     if not missing and not removed:
         return 0, 0
     generation = yield from core.shelf.generation(book, session)
+    # In batches, for a long transcript may yield many facts. The registry is read again after each one; if the session
+    # is cleared in between, the rest is not written.
     for i in range(0, max(len(missing), 1), ROWS):
         alive = yield from core.shelf.write(
             user_id, book, (session, generation), missing[i : i + ROWS], removed if i == 0 else ()

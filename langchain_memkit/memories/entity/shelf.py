@@ -1,9 +1,10 @@
-"""The users' books: read when something changed, and written without overwriting anyone.
+"""Stores the rows of all users, and caches the registries of the users seen last.
 
-Under `version/` stands one row for each of the last changes, named by chance. A book was read when the same rows stood
-there, so one look at these few keys tells whether it is still true; a change of our own adds its row to both. (One row
-with the newest change would not do: of two writers who both read the old one, each would take its own for the only
-one.)
+Cache invalidation: every change adds a row with a random name under `version/`, and a registry remembers the set of
+version rows that existed when it was read. Listing these few keys therefore tells whether the cached registry is still
+valid; a change of our own adds its row to both sets. A single row with the newest version would not do: two writers who
+both read the old version would each overwrite it with its own, and the one that wrote last would never notice the
+other's change.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ logger = logging.getLogger("langchain_memkit")
 
 T = TypeVar("T")
 
-USERS = 64
-VERSIONS = 32  # rows: more are removed by the next change
-BATCH = 1000
+USERS = 64  # registries kept in memory; the least recently used goes first
+VERSIONS = 32  # version rows of a user: from here on the next change deletes the older ones
+BATCH = 1000  # keys per read
 
 
 class Shelf:
-    """Books of the last users, shared by all memories of a factory and by threads.
+    """Cache of registries over a store, shared by threads and by all memories of a factory.
 
     Args:
         store: Any key-value store.
-        vocabulary: Names that the app gave, with their kinds.
-        limits: How much is kept.
-        now: A clock.
-        read_only: Nothing is written, and nothing tidied up.
+        vocabulary: Names that the app gave, with their types.
+        limits: How many facts are kept.
+        now: Returns the current time.
+        read_only: Write nothing, and delete no dead rows.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class Shelf:
         self.read_only = read_only
         self.checks_writes = hasattr(store, "mset_if_exists")
         self._books: OrderedDict[str, Book] = OrderedDict()
-        self.lock = ForkSafeLock(self._books.clear)  # held for work on a book, never while waiting for the store
+        # Held for work on a registry, never while waiting for the store. A forked child finds the lock open and the
+        # cache empty: the thread that held the lock, and might have half changed a registry, is not there.
+        self.lock = ForkSafeLock(self._books.clear)
 
     # -- the store, in both call styles
 
     def stored(self, prefix: str) -> Step:
-        """Keys under a prefix, sorted."""
+        """Return the keys under a prefix, sorted."""
 
         async def collect() -> list[str]:
             return sorted([key async for key in self.store.ayield_keys(prefix=prefix)])
@@ -75,37 +78,47 @@ class Shelf:
         return Step(lambda: sorted(self.store.yield_keys(prefix=prefix)), collect)
 
     def fetch(self, keys: Sequence[str]) -> Step:
-        """Values of keys."""
+        """Read the values of keys; None for each that is not there."""
         return Step(lambda: self.store.mget(keys), lambda: self.store.amget(keys))
 
     def put(self, pairs: Sequence[tuple[str, dict[str, Any]]]) -> Step:
-        """Stores pairs, in this order."""
+        """Store pairs of key and value, in this order."""
         return Step(lambda: self.store.mset(pairs), lambda: self.store.amset(pairs))
 
     def put_if_exists(self, key: str, pairs: Sequence[tuple[str, dict[str, Any]]], gone: Sequence[str]) -> Flow[bool]:
-        """Stores pairs and removes keys, if there is something under `key` from begin to end: whether there was."""
+        """Store pairs and delete the keys `gone`, if there is a value under `key` throughout; return whether there was.
+
+        A store with `mset_if_exists` does this atomically. With any other store the pairs are written first, then `key`
+        is looked up, and the pairs are deleted again if it is gone.
+        """
         store: Any = self.store
         if self.checks_writes:
             write = store.mset_if_exists, store.amset_if_exists
             return bool((yield Step(*(partial(verb, key, pairs, gone) for verb in write))))
+        # Write before looking: a clear that deletes `key` after the look finds the pairs in the store and deletes them
+        # too.
         yield self.put(pairs)
         exists = (yield self.fetch([key]))[0] is not None
         yield from self.delete(gone if exists else [name for name, _ in pairs])
         return exists
 
     def delete(self, keys: Iterable[str]) -> Flow[None]:
-        """Removes keys."""
+        """Delete keys, each once."""
         if names := list(dict.fromkeys(keys)):
             yield Step(lambda: self.store.mdelete(names), lambda: self.store.amdelete(names))
 
     def held(self, work: Callable[[], T]) -> Step:
-        """Work on books, under the lock. Who holds it may be reading a long text: an event loop waits in a thread."""
+        """Call `work` under the lock.
+
+        On an event loop a lock that is taken is waited for in a thread, since its holder may be reading a long text.
+        """
 
         def sync() -> T:
             with self.lock:
                 return work()
 
         async def asynchronous() -> T:
+            # Usually the lock is free: a thread is used only if it is not.
             if not self.lock.enter_now():
                 return await asyncio.to_thread(sync)
             try:
@@ -118,7 +131,11 @@ class Shelf:
     # -- reading
 
     def read(self, user_id: str) -> Flow[Book]:
-        """The book of a user as it is now."""
+        """Return the current registry of a user: the cached one if no version row was added since, else read again.
+
+        Facts and rules never change under their key, so a stale registry fetches only rows with keys that it does not
+        know.
+        """
         keys = Keys(user_id)
         versions = frozenset((yield self.stored(keys.versions)))
         book: Book | None
@@ -126,12 +143,15 @@ class Shelf:
         if book is not None and current:
             return book
         listed = yield self.stored(keys.prefix)
-        # once more: a generation is stored before its facts, so a fact that was listed before them has one or is dead
+        # List the generations again, after the facts. A generation is stored before its facts, so each fact listed
+        # above either has its generation in this second listing or is dead; with one listing a live fact could look
+        # dead.
         sessions = yield self.stored(f"{keys.prefix}session/")
         parts = {key: keys.parts(key) for key in [*listed, *sessions]}
         stored = [key for key in listed if parts[key][0] in ("description", "fact", "rule")]
         known: dict[str, Any] = {} if book is None else (yield self.held(lambda: _known(book)))
         missing = [key for key in stored if key not in known]
+        # Rows that are known are not read again: after a turn of another process only its new rows are fetched.
         rows = {key: known[key] for key in stored if key in known}
         unreadable: set[str] = set(book.unreadable) if book is not None else set()
         for i in range(0, len(missing), BATCH):
@@ -147,7 +167,7 @@ class Shelf:
         return found[0]
 
     def _book(self, user_id: str, versions: frozenset[str]) -> tuple[Book | None, bool]:
-        """The book that was read last, and whether it is as the store is."""
+        """Return the cached registry of a user, if any, and whether it has these versions."""
         book = self._books.get(user_id)
         if book is None:
             return None, False
@@ -162,7 +182,11 @@ class Shelf:
         rows: Mapping[str, Any],
         unreadable: set[str],
     ) -> tuple[Book, list[str]]:
-        """Brings the book in line with what was read; returns it with what can never be shown again."""
+        """Update the cached registry with what was read.
+
+        Returns:
+            The registry, and the store keys of dead facts and stale descriptions, which can be deleted.
+        """
         with self.lock:
             book = self._books.get(user_id)
             if book is None:
@@ -174,6 +198,8 @@ class Shelf:
                 if part[0] == "session" and len(part) == 3:
                     generations.setdefault(part[1], set()).add(part[2])
             facts, dead = _sorted_out(parts, rows, generations)
+            # The versions are those listed before the rows: a change during the read leaves a difference, so the next
+            # read repeats it.
             book.generations, book.versions, book.unreadable = generations, versions, unreadable
             book.remove([key for key in book.facts if key not in facts])
             for key, row in facts.items():
@@ -183,23 +209,25 @@ class Shelf:
             return book, dead + book.drop_descriptions()
 
     def forget(self, user_id: str) -> None:
-        """Drops a book, so that it is read anew."""
+        """Drop a user's registry from the cache, so that the next read loads it again."""
         with self.lock:
             self._books.pop(user_id, None)
 
     def forget_all(self) -> None:
-        """Drops every book."""
+        """Empty the cache."""
         with self.lock:
             self._books.clear()
 
     # -- writing
 
     def generation(self, book: Book, session_id: str) -> Flow[str]:
-        """The generation that facts of a session are stored under; the first save draws one.
+        """Return the generation under which facts of a session are stored; draw one at its first save.
 
-        It is stored by itself before anything is read from the messages, so that a clear which happens meanwhile finds
-        it, and what is stored afterwards is dead.
+        The generation row is stored before names are extracted from the messages. A clear that happens in the meantime
+        thus finds and deletes it, and what is stored afterwards is dead.
         """
+        # There may be several, if two processes saved the session's first turn at once: all of them are live, any will
+        # do.
         known = yield self.held(lambda: min(book.generations.get(session_id, ()), default=None))
         if known is not None:
             return str(known)
@@ -211,23 +239,27 @@ class Shelf:
     def write(
         self, user_id: str, book: Book, place: tuple[str, str], added: Iterable[FactRow], removed: Iterable[str] = ()
     ) -> Flow[bool]:
-        """Adds facts of a session and removes others, with the oldest of what is too many.
+        """Add facts of a session and delete others, including the oldest of those over the limits.
 
         Args:
-            user_id: Whose.
-            book: As it was read.
+            user_id: Whose facts.
+            book: The user's registry.
             place: Session and generation.
             added: New facts.
-            removed: Keys of facts that go.
+            removed: Store keys of facts to delete.
 
         Returns:
-            Whether the session was there until the end; if it was cleared meanwhile, nothing was added.
+            Whether the session existed until the end; if it was cleared in the meantime, nothing was added.
         """
         pairs = {book.keys.fact(*place, row): row for row in added}
         gone = list(removed)
 
         def plan() -> tuple[list[str], dict[str, FactRow], frozenset[str]]:
-            """The rows stand in the book while it is seen what is too much; they are put there again once stored."""
+            """Apply the change to the registry; return keys to delete, rows to store and old version rows.
+
+            The new rows stay in the registry; `_bring_in_line` adds them again once stored, in case a read in between
+            dropped them.
+            """
             with self.lock:
                 for key, row in pairs.items():
                     book.add(key, row)
@@ -239,6 +271,7 @@ class Shelf:
                 return gone + out + book.drop_descriptions(), mine, _old_versions(book)
 
         out, rows, old = yield in_thread(plan)
+        # Nothing changes, so nothing is written: a version row would invalidate the caches of other processes.
         if not out and not rows:
             return True
         version = book.keys.version()
@@ -253,7 +286,7 @@ class Shelf:
                 yield from self.delete(out)
                 yield from self.change(book, [], {}, out)
                 alive = True
-        except BaseException:  # the book holds what may not be stored
+        except BaseException:  # also if cancelled: the registry holds rows that may not be stored, so read it again
             self.forget(user_id)
             raise
         if not alive:
@@ -268,7 +301,15 @@ class Shelf:
         rows: Mapping[str, FactRow] | None = None,
         removed: Iterable[str] = (),
     ) -> Flow[None]:
-        """Stores pairs, and that something changed; with `rows`, the book is brought in line, else read anew later."""
+        """Store pairs together with a new version row.
+
+        Args:
+            book: The user's registry.
+            pairs: Keys and values.
+            rows: Facts that were stored: the registry is updated with them and stays valid. None: it is read again
+                later.
+            removed: Store keys of facts that were deleted.
+        """
         version = book.keys.version()
         yield self.put([*pairs, (version, {})])
         old = yield self.held(lambda: _old_versions(book))
@@ -277,7 +318,7 @@ class Shelf:
         yield from self.delete(old)
 
     def _unversion(self, user_id: str) -> Flow[None]:
-        """After a purge that came in between not even the sign of a change stays."""
+        """Delete the version rows of a user who has no other rows, so that nothing is left after a concurrent purge."""
         keys = Keys(user_id)
         left = yield self.stored(keys.prefix)
         if all(keys.parts(key)[0] == "version" for key in left):
@@ -285,30 +326,34 @@ class Shelf:
 
 
 def _old_versions(book: Book) -> frozenset[str]:
-    """The signs of changes that go with the next one."""
+    """Return the version rows to delete with the next change: none, until there are too many."""
     return book.versions if len(book.versions) >= VERSIONS else frozenset()
 
 
 def _bring_in_line(
     book: Book, version: str, old: frozenset[str], rows: Mapping[str, FactRow], removed: Iterable[str]
 ) -> None:
-    """Makes a change in the book that is stored under a version, unless the book has learnt of a clear meanwhile."""
+    """Apply a stored change to the registry and add its version, unless the registry has since learned of a clear."""
+    # A read that ran meanwhile may have found the session cleared. Its facts are dead then and must not enter the
+    # cache.
     if all(key.split("/")[-2] in book.generations.get(rows[key].session, ()) for key in rows):
         for key, row in rows.items():
             book.add(key, row)
         book.remove(removed)
-        # of a change that went with this one the book may know no more, after a read that began before it: read anew
+        # This change deletes the rows `old`. If the registry no longer has them all, a read that ran meanwhile has
+        # replaced its versions, and it is unknown which changes it holds: the empty set makes the next read start over.
         book.versions = (book.versions - old) | {version} if old <= book.versions else frozenset()
 
 
 def _known(book: Book) -> dict[str, Any]:
-    return {**book.facts, **book.rules, **book.descriptions, **dict.fromkeys(book.unreadable)}
+    """Return the rows that need not be read again: a description is replaced under its key, facts and rules are not."""
+    return {**book.facts, **book.rules, **dict.fromkeys(book.unreadable)}
 
 
 def _sorted_out(
     parts: Mapping[str, Sequence[str]], rows: Mapping[str, Any], generations: Mapping[str, set[str]]
 ) -> tuple[dict[str, FactRow], list[str]]:
-    """Live facts, and keys of facts whose session was cleared."""
+    """Return the live facts by store key, and the store keys of dead facts, whose generation is gone."""
     facts: dict[str, FactRow] = {}
     dead: list[str] = []
     for key, part in parts.items():

@@ -1,4 +1,4 @@
-"""What people do with an entity memory: they look, decide who is who, forget, and rebuild."""
+"""Operations of an entity memory that people call: list entities, correct them, delete them, rebuild them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["EntityVerbs"]
 
 
 class EntityVerbs(EntityFlows):
-    """The verbs of `EntityMemory` that are for people; see there."""
+    """Base class of `EntityMemory` with its operations besides `load`, `save` and `clear`."""
 
     def entities(self) -> EntityList:
-        """Everyone and everything that the user talked about, in all sessions.
+        """List everyone and everything that the user talked about, in all sessions.
 
         Returns:
-            The last mentioned first; a list that shows as a table in a notebook and has `to_dataframe()`.
+            The entities, the last mentioned first; shows as a table in a notebook and has `to_dataframe()`.
 
         Raises:
             HistoryReadError: The store, or a history, cannot be reached or read.
@@ -36,18 +36,18 @@ class EntityVerbs(EntityFlows):
         return drive(self._entities(), run_step)
 
     async def aentities(self) -> EntityList:
-        """Async twin of `entities`."""
+        """Run `entities` asynchronously."""
         return await adrive(self._entities(), arun_step)
 
     def merge(self, name: str, into: str) -> None:
-        """Says that two names are one entity, also in what is said later. Of decisions that differ the later one wins.
+        """Declare that two names are one entity, now and in later messages. Of conflicting decisions the latest wins.
 
         Args:
             name: One of them.
-            into: The other, under which it is shown.
+            into: The other one, which becomes the display name.
 
         Raises:
-            ConfigurationError: One of them is no name, or the memory is read-only.
+            ConfigurationError: One of them is not a name, or the memory is read-only.
             HistoryWriteError: The store failed.
 
         Example:
@@ -62,18 +62,20 @@ class EntityVerbs(EntityFlows):
         drive(self._decide("merge", name, into), run_step)
 
     async def amerge(self, name: str, into: str) -> None:
-        """Async twin of `merge`."""
+        """Run `merge` asynchronously."""
         await adrive(self._decide("merge", name, into), arun_step)
 
     def split(self, name: str, other: str) -> None:
-        """Says that two names are not the same, whatever they look like; every fact knows which name stood in it.
+        """Declare that two names are different entities, however similar they look.
+
+        Nothing is lost by a wrong merge: every fact keeps the name that it was stored with.
 
         Args:
             name: One of them.
             other: The other.
 
         Raises:
-            ConfigurationError: One of them is no name, both are the same but for case and the like, or the memory is
+            ConfigurationError: One of them is not a name, both are the same but for case and the like, or the memory is
                 read-only.
             HistoryWriteError: The store failed.
 
@@ -90,18 +92,18 @@ class EntityVerbs(EntityFlows):
         drive(self._decide("split", name, other), run_step)
 
     async def asplit(self, name: str, other: str) -> None:
-        """Async twin of `split`."""
+        """Run `split` asynchronously."""
         await adrive(self._decide("split", name, other), arun_step)
 
     def rename(self, name: str, new: str) -> None:
-        """Shows an entity under another name, by which it is found as well.
+        """Change the display name of an entity, which is also found by the new name from now on.
 
         Args:
             name: Any of its names.
-            new: What it is called from now on.
+            new: The new display name.
 
         Raises:
-            ConfigurationError: One of them is no name, or the memory is read-only.
+            ConfigurationError: One of them is not a name, or the memory is read-only.
             HistoryWriteError: The store failed.
 
         Example:
@@ -116,13 +118,14 @@ class EntityVerbs(EntityFlows):
         drive(self._decide("rename", name, new), run_step)
 
     async def arename(self, name: str, new: str) -> None:
-        """Async twin of `rename`."""
+        """Run `rename` asynchronously."""
         await adrive(self._decide("rename", name, new), arun_step)
 
     def forget(self, name: str) -> int:
-        """Deletes all that is known of an entity, in all sessions of the user, with the decisions about its names.
+        """Delete all facts of an entity in all sessions of the user, and the decisions about its names.
 
-        The transcript still says it: what is said of it from now on is kept, and `rebuild` finds the rest again.
+        The transcript is not changed: later messages about the entity are stored again, and `rebuild` finds the old
+        facts again.
 
         Args:
             name: Any of its names.
@@ -145,14 +148,16 @@ class EntityVerbs(EntityFlows):
         return drive(self._forget(name), run_step)
 
     async def aforget(self, name: str) -> int:
-        """Async twin of `forget`."""
+        """Run `forget` asynchronously."""
         return await adrive(self._forget(name), arun_step)
 
     def forget_messages(self, ids: Collection[str]) -> int:
-        """Deletes what was taken from messages of this session. `rebuild` finds it again if they are still there.
+        """Delete the facts that were taken from messages of this session.
+
+        `rebuild` finds them again if the messages are still in the transcript.
 
         Args:
-            ids: Of the messages.
+            ids: Ids of the messages.
 
         Returns:
             How many sentences were deleted.
@@ -174,15 +179,15 @@ class EntityVerbs(EntityFlows):
         return drive(self._forget_messages(ids), run_step)
 
     def rebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
-        """Makes this session's facts anew from its transcript, so that names are found that became known only later.
+        """Rebuild this session's facts from its transcript, so that names that became known later are found in it.
 
         Args:
             history: Any LangChain chat history; None: that of `get_session_history`.
-            progress: Shows a bar if `rich` is installed.
+            progress: Show a progress bar if `rich` is installed.
 
         Returns:
-            `{"messages": n, "added": n, "removed": n}`; a second time nothing is added or removed. Facts that are not
-            in the transcript are removed, but for those that were saved meanwhile.
+            `{"messages": n, "added": n, "removed": n}`; a second run adds and removes nothing. Facts that are not in
+            the transcript are removed, except those saved while it runs.
 
         Raises:
             ConfigurationError: There is no history, the extractor is async, or the memory is read-only.

@@ -1,4 +1,4 @@
-"""Entries with what finds them in a text. Pure."""
+"""Index of entries by title and alias, which finds the entries that a text mentions. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from langchain_memkit.messages.limits import QUESTION, beginning
 
 __all__ = ["Catalog", "Hit"]
 
-TEXTS = 256  # whose hits are remembered: the messages of the past are the same at every turn
+TEXTS = 256  # texts whose hits are cached: the messages of the past are searched again in every turn
 
 
 class Hit(NamedTuple):
-    """A title that a text mentions.
+    """An entry that a text mentions.
 
     Attributes:
-        title: Of the entry.
-        score: How alike name and mention are, 0 to 100.
-        kind: `"exact"`: as written. `"folded"`: in other case or punctuation. `"fuzzy"`: with typos. `"matcher"`: the
-            `matcher=` said so.
-        alias: The other name by which it was mentioned; None if it was the title.
+        title: Title of the entry.
+        score: Similarity of name and mention, 0 to 100.
+        kind: `"exact"`: character for character. `"folded"`: in other case or punctuation. `"fuzzy"`: with typos.
+            `"matcher"`: found by the `matcher=`.
+        alias: The alias that was mentioned; None if it was the title.
     """
 
     title: str
@@ -35,13 +35,13 @@ class Hit(NamedTuple):
 
 
 class Catalog:
-    """All entries of an app or a user, as they were at one moment.
+    """Snapshot of all entries of an app or a user, indexed by name.
 
     Args:
-        entries: Each title once.
-        aliases: Further names of titles.
-        min_score: How alike a mention with typos must be; None: no typos.
-        token: Of the version that was read.
+        entries: The entries, each title once.
+        aliases: Further names by title.
+        min_score: Similarity that a mention with typos must have, 0 to 100; None finds no typos.
+        token: Version token of the store when the entries were read.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Catalog:
         self._lock = ForkSafeLock()
 
     def hits(self, text: str) -> list[Hit]:
-        """The titles that a text mentions, each once, in order of mention."""
+        """Return the entries that a text mentions, each once, in order of mention."""
         return list(self._remembered(beginning(text, QUESTION, "a text in which titles are looked for")))
 
     def _find(self, text: str) -> tuple[Hit, ...]:
@@ -79,12 +79,16 @@ class Catalog:
         return tuple(hits.values())
 
     def matched(self, text: str) -> tuple[Hit, ...]:
-        """What the matcher said when it was asked about a text, if it is remembered."""
+        """Return the cached hits of the matcher for a text; empty if it was not asked about it.
+
+        The matcher may be slow or cost a model call, so it is asked about new inputs only: for past messages this cache
+        is used.
+        """
         with self._lock:
             return self._matched.get(text[:QUESTION], ())
 
     def keep_matched(self, text: str, hits: Sequence[Hit]) -> None:
-        """Remembers what the matcher said."""
+        """Cache the hits of the matcher for a text; of 256 texts the oldest is dropped."""
         with self._lock:
             self._matched[text[:QUESTION]] = tuple(hits)
             if len(self._matched) > TEXTS:

@@ -1,4 +1,4 @@
-"""Entries: a title, a text, other names; what they are made from, and their rows. Pure but for reading a file."""
+"""Entries (title, text, aliases, source): their validation, rows and files. Pure but for reading a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from langchain_memkit.errors import ConfigurationError
 __all__ = ["Entries", "Entry", "alias_lists", "entries_of", "read_entries"]
 
 SOURCE = "key-value"
-MOST_TITLE = 1500  # bytes of a quoted title in a key: a store takes 4096, with the longest user id in front of it
+MOST_TITLE = 1500  # bytes of an encoded title in a key: stores take 4096, and the longest user id stands before it
 
 Entries: TypeAlias = Mapping[str, str | Mapping[str, Any]] | Iterable[Mapping[str, Any]]
 """`{title: text}`, `{title: {"text": ..., "aliases": [...]}}`, or a list of `{"title": ..., "text": ..., ...}`."""
@@ -25,13 +25,13 @@ Entries: TypeAlias = Mapping[str, str | Mapping[str, Any]] | Iterable[Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is stored under a title.
+    """A text under a title.
 
     Attributes:
-        title: The key.
-        text: What is shown when the title is mentioned.
-        aliases: Other names of it.
-        source: Where the text comes from, for the note.
+        title: The title, which identifies the entry.
+        text: The text that is shown when the title is mentioned.
+        aliases: Further names under which it is found.
+        source: Where the text comes from; shown in the note.
     """
 
     title: str
@@ -41,20 +41,20 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """The end of its key in a store."""
+        """Return the last part of its store key: the percent-encoded title, or a hash of a long one."""
         quoted = quote(self.title, safe="", errors="surrogatepass")
         if len(quoted) <= MOST_TITLE:
             return quoted
         return "#" + hashlib.sha256(quoted.encode()).hexdigest()  # quoting leaves no "#": no title has this key
 
     def to_row(self) -> dict[str, Any]:
-        """Plain data, as a store takes it."""
+        """Return the row as plain JSON data for a store."""
         row = {"title": self.title, "text": self.text, "aliases": list(self.aliases)}
         return row if self.source == SOURCE else {**row, "source": self.source}
 
     @classmethod
     def from_row(cls, row: Any) -> Entry | None:
-        """The entry, or None for a damaged row."""
+        """Return the entry of a row; None if the row is damaged."""
         try:
             return _entry(row["title"], row)
         except (ConfigurationError, KeyError, TypeError):
@@ -62,13 +62,13 @@ class Entry:
 
 
 def entries_of(data: Any) -> list[Entry]:
-    """Checks what the caller gave.
+    """Validate entries in any of the shapes that a caller may give.
 
     Args:
         data: See `Entries`.
 
     Returns:
-        The entries, in order.
+        The entries, in the given order.
 
     Raises:
         ConfigurationError: A title is empty or given twice, or a value is neither text nor a dict with `"text"`; the
@@ -127,7 +127,7 @@ def _names(title: str, names: Any) -> tuple[str, ...]:
 
 
 def alias_lists(aliases: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:
-    """Checks `aliases=`: for titles, other names of each."""
+    """Validate `aliases=`: a list of further names for each title."""
     if aliases is None:
         return {}
     if not isinstance(aliases, Mapping):
@@ -137,14 +137,15 @@ def alias_lists(aliases: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[
 
 
 def read_entries(path: str | Path) -> list[Entry]:
-    """Reads a file of entries.
+    """Read entries from a file.
 
     Args:
-        path: `.json`: what `entries_of` takes. `.txt`: a title, a line `---`, a description, a blank line, and so on. A
-            new entry begins where a line is followed by a line `---`, so a description may have lines and blank lines.
+        path: `.json`: any shape that `entries_of` takes. `.txt`: a title, a line `---`, a description, a blank line,
+            and so on. A new entry begins where a line is followed by a line `---`, so a description may contain line
+            breaks and blank lines.
 
     Raises:
-        ConfigurationError: The file is neither, or is malformed.
+        ConfigurationError: The file has another suffix, is not UTF-8 or is malformed.
     """
     file = Path(path)
     kind = file.suffix.lower()
@@ -175,5 +176,6 @@ def _plain_entries(text: str, name: str) -> list[dict[str, str]]:
     if before:
         msg = f"{name} must begin with a title and a line ---, not with a line of {len(before[0])} characters"
         raise ConfigurationError(msg)
+    # Each entry reaches from its title to the next title: line i is the title, i + 1 the rule, the rest the text.
     parts = pairwise([*titles, len(lines)])
     return [{"title": lines[i].strip(), "text": "\n".join(lines[i + 2 : end]).strip()} for i, end in parts]

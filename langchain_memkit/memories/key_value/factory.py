@@ -1,4 +1,4 @@
-"""`books(session_id, user_id)` as an object: one store, many memories."""
+"""Factory of key-value memories that share one store: `books(session_id, user_id)`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyValueMemoryFactory"]
 
-USERS = 64  # whose entries are kept in memory
+USERS = 64  # users whose entries are cached; the least recently used goes first
 
 
 class KeyValueMemoryFactory(Closing):
-    """What `KeyValueMemory.factory` makes; give it to `create_runnable_with_message_history(memories=[...])`.
+    """Callable that makes the `KeyValueMemory` of a session; all of them share a store and a cache.
 
-    A context manager, sync and async. The store is the caller's: it stays open.
+    Returned by `KeyValueMemory.factory`; pass it to `create_runnable_with_message_history(memories=[...])`. A context
+    manager, sync and async. The store belongs to the caller and stays open.
 
     Example:
         >>> from langchain_core.stores import InMemoryStore
@@ -40,26 +41,27 @@ class KeyValueMemoryFactory(Closing):
         self._store = store
         self._shelves: OrderedDict[str | None, Shelf] = OrderedDict()
         self._lock = ForkSafeLock()
-        make(None)  # so that wrong options are known now
+        make(None)  # validate the options now, not at the first turn
 
     def __repr__(self) -> str:
-        """Names the store."""
+        """Show the store."""
         return f"KeyValueMemoryFactory({shown(self._store)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> KeyValueMemory:
-        """The memory of a session; no I/O.
+        """Return the memory of a session; no I/O.
 
         Args:
             session_id: The conversation.
-            user_id: Whose entries; None for those of the app.
+            user_id: Whose entries; None for the entries of the app.
 
         Raises:
-            TypeError: An id is no string.
+            TypeError: An id is not a string.
             ValueError: An id is empty or malformed.
         """
         memory = self._make(user_id)
         memory.session_id = check_id(session_id, "session_id")
         with self._lock:
+            # All memories of a user share one cache, so that the entries are read once and not for each session.
             memory._shelf = self._shelves.setdefault(memory.user_id, memory._shelf)
             self._shelves.move_to_end(memory.user_id)
             if len(self._shelves) > USERS:
@@ -67,26 +69,26 @@ class KeyValueMemoryFactory(Closing):
         return memory
 
     def setup(self) -> None:
-        """Reads the entries of the app now, so that the first turn need not."""
+        """Read the app's entries into the cache, so that the first turn does not have to."""
         drive(self._shelf(None).current(), run_step)
 
     async def asetup(self) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         await adrive(self._shelf(None).current(), arun_step)
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Removes a user's entries; those of the app stay. A part of `purge_user`.
+        """Delete a user's entries; the app's entries stay. Part of `purge_user`.
 
         Args:
-            user_id: Whose; required.
+            user_id: Whose entries; required.
 
         Returns:
-            `{"entries": n}`: how many there were.
+            `{"entries": n}`: how many were deleted.
         """
         return drive(self._purge(check_id(user_id, "user_id")), run_step)
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
 
     def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
@@ -100,10 +102,10 @@ class KeyValueMemoryFactory(Closing):
             return self._shelves.setdefault(user_id, self._make(user_id)._shelf)
 
     def close(self) -> None:
-        """Forgets what was read of the store, which stays open."""
+        """Empty the cache; the store stays open."""
         with self._lock:
             self._shelves.clear()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         self.close()

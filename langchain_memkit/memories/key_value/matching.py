@@ -1,4 +1,4 @@
-"""A model that says which titles a text means, and what any matcher may return."""
+"""Matchers, which find the entries that a text means without naming them: one that asks a model, and any custom one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ BETWEEN = re.compile(r"[\s,;]+")
 
 
 def ask_matcher(matcher: Any, text: str, titles: Sequence[str]) -> Step:
-    """A matcher, plain or async; `acall` is its async twin, if it has one."""
+    """Make a step that calls a matcher, plain or async, with the text and all titles.
+
+    If it has a method `acall`, that is its async twin.
+    """
     step = user_code(matcher, text, list(titles), name="the matcher")
     if hasattr(matcher, "acall"):
         return Step(step.sync, lambda: matcher.acall(text, list(titles)))
@@ -56,7 +59,12 @@ def ask_matcher(matcher: Any, text: str, titles: Sequence[str]) -> Step:
 
 
 def hits_of(answer: Any, known: dict[str, Any]) -> list[Hit]:
-    """What a matcher returned, as hits: titles, or pairs of title and score; other titles are left out."""
+    """Validate what a matcher returned and convert it to hits; titles that do not exist are logged and left out.
+
+    Args:
+        answer: A title, or an iterable of titles or of pairs of title and score (0 to 100).
+        known: The entries by title.
+    """
     hits: dict[str, Hit] = {}
     for item in [answer] if isinstance(answer, str) else answer or ():
         title, score = (item, 100) if isinstance(item, str) else item
@@ -68,18 +76,21 @@ def hits_of(answer: Any, known: dict[str, Any]) -> list[Hit]:
 
 
 class ModelMatcher:
-    """What `create_model_matcher` makes: `matcher(text, titles)`, with the async twin `acall`."""
+    """Matcher that asks a model: call it as `matcher(text, titles)`, or use `acall` on an event loop.
+
+    Made by `create_model_matcher`.
+    """
 
     def __init__(self, llm: Runnable[Any, Any], max_titles: int) -> None:
         self._llm = llm
         self._max_titles = max_titles
 
     def __call__(self, text: str, titles: Sequence[str]) -> list[str]:
-        """The titles that the model says a text means; `[]` if it fails."""
+        """Return the titles that a text means according to the model; `[]` if the model fails."""
         return drive(self._match(text, titles), run_step)
 
     async def acall(self, text: str, titles: Sequence[str]) -> list[str]:
-        """Async twin of calling it."""
+        """Call the matcher asynchronously."""
         return await adrive(self._match(text, titles), arun_step)
 
     def _match(self, text: str, titles: Sequence[str]) -> Flow[list[str]]:
@@ -99,7 +110,7 @@ class ModelMatcher:
 
 
 def _chosen(answer: Any, offered: Sequence[str]) -> list[str]:
-    """The titles whose numbers a model answered, if that is all that it answered."""
+    """Return the titles whose numbers the model answered; `[]` if it answered anything else."""
     text = str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
     parts = BETWEEN.split(text.strip(AROUND))
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
@@ -112,18 +123,18 @@ def _chosen(answer: Any, offered: Sequence[str]) -> list[str]:
 
 
 def create_model_matcher(llm: Any, *, max_titles: int = 200) -> ModelMatcher:
-    """Makes a `matcher=` for `KeyValueMemory` that asks a model which titles a text means, in one call.
+    """Make a `matcher=` for `KeyValueMemory` that asks a model which titles a text means, in one call.
 
-    Take it for what no spelling tells: "the book with the poems". It costs a call of the model in every turn. What the
-    model answers is checked: only numbers of titles that it was offered count. If it fails or says anything else,
-    nothing matches, and that is logged.
+    Use it for mentions that no spelling reveals: "the book with the poems". It costs one model call per turn. The
+    answer is validated: only numbers of offered titles count. If the model fails or says anything else, nothing
+    matches, and a warning is logged.
 
     Args:
         llm: A chat or string model, or any runnable that takes messages.
-        max_titles: How many titles are offered; if there are more, those nearest to the text by spelling.
+        max_titles: How many titles are offered; if there are more, the ones closest to the text by spelling.
 
     Raises:
-        ConfigurationError: `max_titles` is no positive number.
+        ConfigurationError: `max_titles` is not a positive number.
 
     Example:
         >>> matcher = create_model_matcher(lambda messages: "2")

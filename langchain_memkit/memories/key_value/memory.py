@@ -1,4 +1,4 @@
-"""Reference data by title, shown when the title is mentioned."""
+"""`KeyValueMemory`: reference data by title, shown when a title is mentioned."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from langchain_memkit.preprocessors.memory_store import MemoryStore
 
 __all__ = ["KeyValueMemory"]
 
-MANY = 1000  # entries whose search is worth a thread
-LONG = 2000  # characters of a text of which that is true whatever their number
+MANY = 1000  # entries: searching more of them is worth a thread
+LONG = 2000  # characters: searching a longer text is worth a thread whatever the number of entries
 
 
 class KeyValueMemory(Memory):
     """Documents keyed by title, shown to the model when a title is mentioned.
 
-    A title is found as it is written, then in other case and punctuation, then with typos; so are its aliases. Its
-    text is quoted in a note as long as the message that mentions it is in the window, once, unless it stands there
-    anyway. The entries belong to the app: turns and `clear` never change them.
+    A title is found as it is written, then in other case and punctuation, then with typos; aliases likewise. The text
+    of a mentioned entry is quoted in a note, once, as long as the message that mentions it is in the window; it is left
+    out if the model sees the text anyway. The entries belong to the app: turns and `clear` never change them.
 
     Args:
         entries: `{title: text}`, `{title: {"text": ..., "aliases": [...], "source": ...}}`, or a list of dicts with
-            `"title"`. They stay in this process; to keep them, give a store and `add` them.
-        store: Any key-value store of LangChain's, to keep entries in; other processes see changes at their next load.
-        user_id: Whose entries in the store; None for the app's, which all users share.
-        aliases: Further names, for each title a list.
-        matcher: Asked about the new input in place of the search for typos: `(text, titles)`, plain or async, returns
+            `"title"`. They live in this process only; to persist entries, pass a store and `add` them.
+        store: Any LangChain key-value store that holds the entries; other processes see changes at their next load.
+        user_id: Whose entries of the store; None for the app's, which all users share.
+        aliases: Further names: a list for each title.
+        matcher: Asked about the new input instead of searching it for typos: `(text, titles)`, plain or async, returns
             titles, or pairs of title and score. `create_model_matcher` makes one.
-        min_score: How alike a mention with typos must be, 0 to 100, by `rapidfuzz.fuzz.ratio`; None: no typos.
-        max_tokens: Of the whole note. A text that does not fit is cut where a sentence ends, and marked.
+        min_score: Similarity that a mention with typos must have, 0 to 100, by `rapidfuzz.fuzz.ratio`; None finds none.
+        max_tokens: Budget of the whole note. A text that does not fit is cut at a sentence end, and marked.
         lookback: How many of the newest messages before the input are searched for mentions.
-        token_counter: What counts; default an estimate at four characters a token.
+        token_counter: Counts tokens; by default an estimate of four characters per token.
 
     Raises:
         ConfigurationError: An argument or entry is malformed; the error names the title.
@@ -104,15 +104,15 @@ class KeyValueMemory(Memory):
 
     @classmethod
     def from_file(cls, path: str | Path, **options: Any) -> Self:
-        r"""Reads entries from a file.
+        r"""Create a memory with the entries of a file.
 
         Args:
             path: `.json`: `{title: text}`, `{title: {"text": ..., "aliases": [...]}}`, or a list of dicts with
                 `"title"`. `.txt`: a title, a line `---`, a description, a blank line, and so on.
-            **options: Those of the class but `store`.
+            **options: Arguments of the class except `store`.
 
         Raises:
-            ConfigurationError: The file is neither, or malformed.
+            ConfigurationError: The file has another suffix, or is malformed.
 
         Example:
             >>> from pathlib import Path
@@ -126,14 +126,15 @@ class KeyValueMemory(Memory):
 
     @classmethod
     def factory(cls, store: BaseStore[str, dict[str, Any]], **options: Any) -> KeyValueMemoryFactory:
-        """Makes memories that share a store, for an app whose users have entries of their own.
+        """Make a factory of memories that share a store, for an app whose users have entries of their own.
 
         Args:
             store: Any key-value store of LangChain's.
-            **options: Those of the class but `entries` and `user_id`.
+            **options: Arguments of the class except `entries` and `user_id`.
 
         Returns:
-            A callable `(session_id, user_id=None)`: a memory of the user's entries, or of the app's without `user_id`.
+            A callable `(session_id, user_id=None)` that returns a memory of the user's entries, or of the app's without
+            `user_id`.
 
         Example:
             >>> from langchain_memkit import SQLiteKeyValueStore
@@ -152,16 +153,16 @@ class KeyValueMemory(Memory):
         return KeyValueMemoryFactory(lambda user_id: cls(store=store, user_id=user_id, **options), store)
 
     def __repr__(self) -> str:
-        """Names the user."""
+        """Show the user id, never the entries."""
         return f"KeyValueMemory(user_id={self.user_id!r})"
 
     # -- the entries
 
     def add(self, entries: Entries) -> None:
-        """Adds entries, in place of those with the same titles.
+        """Add entries; existing ones with the same titles are replaced.
 
         Args:
-            entries: See the class.
+            entries: In any shape that the class takes.
 
         Raises:
             ConfigurationError: An entry is malformed; nothing was added.
@@ -170,64 +171,65 @@ class KeyValueMemory(Memory):
         drive(self._shelf.add(entries_of(entries)), run_step)
 
     async def aadd(self, entries: Entries) -> None:
-        """Async twin of `add`."""
+        """Run `add` asynchronously."""
         await adrive(self._shelf.add(entries_of(entries)), arun_step)
 
     def remove(self, titles: Iterable[str]) -> None:
-        """Removes entries by title; those that are not there are no error."""
+        """Delete entries by title; unknown titles are ignored."""
         drive(self._shelf.remove(_listed(titles)), run_step)
 
     async def aremove(self, titles: Iterable[str]) -> None:
-        """Async twin of `remove`."""
+        """Run `remove` asynchronously."""
         await adrive(self._shelf.remove(_listed(titles)), arun_step)
 
     def titles(self) -> list[str]:
-        """The titles, sorted."""
+        """Return all titles, sorted."""
         return list(drive(self._shelf.current(), run_step).titles)
 
     async def atitles(self) -> list[str]:
-        """Async twin of `titles`."""
+        """Run `titles` asynchronously."""
         return list((await adrive(self._shelf.current(), arun_step)).titles)
 
     def match(self, text: str) -> list[Hit]:
-        """The entries that a text mentions, with how they were found.
+        """Return the entries that a text mentions, and how they were found.
 
         Args:
-            text: Any text; of a long one the first 20,000 characters are searched.
+            text: Any text; its first 20,000 characters are searched.
 
         Returns:
-            A `Hit` for each title, in order of mention; what only the matcher found comes last.
+            A `Hit` for each title, in order of mention; titles that only the matcher found come last.
         """
         return drive(self._match(text), run_step)
 
     async def amatch(self, text: str) -> list[Hit]:
-        """Async twin of `match`."""
+        """Run `match` asynchronously."""
         return await adrive(self._match(text), arun_step)
 
     # -- as a memory
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """One note with the entries that the query or the newest messages of its `past` mention; `[]` for none.
+        """Return one note with the entries that the query or recent messages mention; `[]` if there are none.
 
-        Those that the query mentions come first, in order of mention, then those of the newest message, and so on.
+        Entries that the query mentions come first, in order of mention, then those of the newest message in its `past`,
+        and so on back to `lookback` messages. Entries whose text the model sees anyway (in `seen`) are left out.
         """
         return drive(self._load(query), run_step)
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return await adrive(self._load(query), arun_step)
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Does nothing: entries are the app's."""
+        """Do nothing: the entries belong to the app."""
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
+        """Run `save` asynchronously."""
 
     def clear(self) -> None:
-        """Does nothing: entries are of no session."""
+        """Do nothing: the entries belong to no session."""
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
 
     def _match(self, text: str) -> Flow[list[Hit]]:
         catalog = yield from self._shelf.current()
@@ -239,6 +241,7 @@ class KeyValueMemory(Memory):
         )
         if self._matcher is None or not catalog.titles or not text.strip():
             return hits
+        # The catalog then holds no index for typos: it finds exact and folded mentions, and the matcher all others.
         answer = yield ask_matcher(self._matcher, text, catalog.titles)
         found = {hit.title for hit in hits}
         more = [hit for hit in hits_of(answer, catalog.entries) if hit.title not in found]
@@ -253,6 +256,7 @@ class KeyValueMemory(Memory):
         past: Sequence[BaseMessage] = getattr(query, "past", ())
         seen: Sequence[BaseMessage] = getattr(query, "seen", ())
         newest = past[-self._lookback :] if self._lookback else ()
+        # Short work stays on the event loop; a thread costs more than searching a few short texts.
         long = len(catalog.titles) > MANY or self._counter is not approximate_tokens
         long = long or any(len(m.content) > LONG or not isinstance(m.content, str) for m in (*newest, *seen))
         return (yield in_thread(lambda: self._note(catalog, hits, past, seen), long=long))  # type: ignore[no-any-return]  # a step's result
@@ -263,7 +267,8 @@ class KeyValueMemory(Memory):
         titles = {hit.title: None for hit in hits}
         newest = past[-self._lookback :] if self._lookback else ()
         for message in reversed(newest):
-            # else a note would keep itself alive, and a harness be taken for the user
+            # A note quotes the entries' titles, so searching notes would keep an entry alive for ever; notifications
+            # come from the agent's harness, not from the user.
             if not (is_note(message) or is_notification(message)):
                 text = said(message)
                 titles |= {hit.title: None for hit in (*catalog.hits(text), *catalog.matched(text))}
@@ -272,7 +277,7 @@ class KeyValueMemory(Memory):
 
 
 def _listed(titles: Iterable[str]) -> list[str]:
-    if isinstance(titles, str):  # its letters would be taken for titles
+    if isinstance(titles, str):  # iterating over it would give single letters
         msg = "titles must be a list of titles, not a str"
         raise ConfigurationError(msg)
     return list(titles)

@@ -1,4 +1,4 @@
-"""Entries as a note within a budget. Pure."""
+"""Render entries as one note within a token budget. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["entries_note", "not_in"]
 
 Fits: TypeAlias = Callable[[str], bool]
 WORD = re.compile(r"\S{1,50}")  # long runs without a space are broken as well
-LEAST = 100  # characters of a cut text that do not make a sentence
+LEAST = 100  # characters that a text cut in the middle of a sentence must keep to be worth showing
 
 
 def not_in(entries: Iterable[Entry], messages: Sequence[BaseMessage]) -> list[Entry]:
-    """The entries whose text stands in none of the messages, whatever the white space."""
+    """Return the entries whose text is in none of the messages (white space is ignored)."""
     wanted = [entry for entry in entries if entry.text.strip()]
     if not wanted:
         return []
@@ -39,12 +39,12 @@ def _plain(text: str) -> str:
 
 
 def entries_note(entries: Iterable[Entry], max_tokens: int, counter: TokenCounter) -> list[HumanMessage]:
-    """The entries that fit, in order, as one note; a text that is too long is cut where a sentence ends, and marked.
+    """Render the entries that fit, in order, as one note; a text that is too long is cut at a sentence end and marked.
 
     Args:
         entries: In the order in which they are shown.
-        max_tokens: Of the whole note.
-        counter: What counts.
+        max_tokens: Budget of the whole note.
+        counter: Counts tokens.
 
     Returns:
         One note; `[]` if nothing fits.
@@ -63,10 +63,11 @@ def entries_note(entries: Iterable[Entry], max_tokens: int, counter: TokenCounte
 
 
 def _cut(text: str, fits: Fits) -> str:
-    """As much of a text as fits, with the mark; empty if that is not worth showing."""
+    """Return the longest beginning of a text that fits, with a mark; empty if too little would be left."""
     sentences = [end for _, end in sentence_spans(text) if end < len(text)]
     words = [match.end() for match in WORD.finditer(text) if LEAST <= match.end() < len(text)]
     for ends in (sentences, words):
+        # Binary search, since counting may be slow: a longer beginning is taken to have no fewer tokens.
         fitting = bisect_right(ends, False, key=lambda end: not fits(_marked(text, end)))
         if fitting:
             return _marked(text, ends[fitting - 1])

@@ -1,7 +1,8 @@
-"""The entries of an app or a user in a store: read again only when they were changed, by whomever.
+"""Stores the entries of an app or a user, and caches them until anybody changes them.
 
-One row, `version`, holds a random token and is written last with every change. A load reads this row; if it is not what
-it was, all entries are read again. The token is read before them, so what changes meanwhile is seen by the next load.
+Cache invalidation: one row, `version`, holds a random token and is written last with every change. A load reads this
+row, and reads all entries again if the token differs from the cached one. The token is read before the entries, so a
+change that happens during the read is noticed by the next load.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ UNREAD = object()
 
 
 class Shelf:
-    """Shared by all memories of one user, and by threads.
+    """Cache of the entries of one user (or the app) over a store; shared by the user's memories and by threads.
 
     Args:
         store: Any key-value store.
         user_id: Whose entries; None for the app's.
-        aliases: Further names of titles.
+        aliases: Further names by title.
         min_score: See `Catalog`.
     """
 
@@ -55,7 +56,7 @@ class Shelf:
         self._lock = ForkSafeLock()
 
     def current(self) -> Flow[Catalog]:
-        """The entries as they are now: one read, unless they were changed."""
+        """Return the current entries; costs one read unless they were changed."""
         (row,) = yield self._get([self._version])
         token = row.get("token") if isinstance(row, Mapping) else None
         if self._catalog.token == token:
@@ -70,29 +71,33 @@ class Shelf:
         return (yield in_thread(lambda: self._build(token, entries)))  # type: ignore[no-any-return]  # results of steps are untyped
 
     def _build(self, token: Any, entries: list[Entry]) -> Catalog:
-        with self._lock:  # of many threads that saw the change, one builds
+        with self._lock:  # of several threads that noticed the change, one builds the index
             if self._catalog.token != token:
                 catalog = Catalog(entries, self._aliases, self._min_score, token)
-                if token is None and entries:  # they came or went meanwhile: true now, and to be read again
+                # Entries without a version row: they are being added, or purged, at this moment. The snapshot is right
+                # for this load, but must not be cached, since nothing would tell that it is out of date.
+                if token is None and entries:
                     return catalog
                 self._catalog = catalog
             return self._catalog
 
     def add(self, entries: Sequence[Entry]) -> Flow[None]:
-        """Stores entries, in place of those with the same titles."""
+        """Store entries; existing ones with the same titles are replaced."""
         if entries:
             yield from self._set(sorted(((self._entries + e.key, e.to_row()) for e in entries), key=itemgetter(0)))
 
     def remove(self, titles: Iterable[str]) -> Flow[None]:
-        """Removes entries; those that are not there are no error."""
+        """Delete entries by title; unknown titles are ignored."""
         keys = [self._entries + Entry(title, "").key for title in titles]
         if keys:
-            yield from self._set([])  # before as well: who dies in between leaves nobody with what is gone
+            # Invalidate the caches before the delete as well: if this process dies before the second write, no other
+            # one goes on showing entries that it cached before and that are gone.
+            yield from self._set([])
             yield from self._delete(keys)
             yield from self._set([])
 
     def purge(self) -> Flow[int]:
-        """Removes every row; returns how many entries there were."""
+        """Delete every row, the version row included, and return how many entries there were."""
         keys = yield from self._keys(self._prefix)
         if keys:
             yield from self._set([])
@@ -103,6 +108,7 @@ class Shelf:
         return Step(lambda: self.store.mget(keys), lambda: self.store.amget(keys))
 
     def _set(self, rows: list[tuple[str, dict[str, Any]]]) -> Flow[None]:
+        # The token comes last: whoever reads the new token finds all the rows that were written before it.
         pairs = [*rows, (self._version, {"token": secrets.token_hex(16)})]
         yield Step(lambda: self.store.mset(pairs), lambda: self.store.amset(pairs))
 

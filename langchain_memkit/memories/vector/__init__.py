@@ -1,9 +1,9 @@
-"""Vector memory: recall of what was said in any of a user's conversations.
+"""Vector memory: semantic and lexical recall over all conversations of a user.
 
-From the door inwards: `memory` and its `verbs` are what people call. Saving makes records of messages (`rounds`),
-finds out what of them is new (`plan`) and writes it (`saving`); `rebuild` does so for whole transcripts. Loading ranks
-records and quotes the best (`recalling`, `hits`). `core` has the options and the store; `foreign` takes a store of
-others.
+From the public API inwards: `memory` and `verbs` hold the methods that callers use. Saving turns messages into records
+(`rounds`), plans which of them are new (`plan`) and writes those (`saving`); `rebuild` does the same for whole
+transcripts. Loading ranks the records and quotes the best ones (`recalling`, `hits`). `core` holds the options and the
+store; `foreign` adapts any third-party LangChain vector store.
 """
 
 from langchain_memkit.memories.vector.factory import VectorMemoryFactory

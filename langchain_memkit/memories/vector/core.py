@@ -1,4 +1,4 @@
-"""What all vector memories of a factory share: the store and the options."""
+"""Store and options shared by all vector memories of a factory."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ logger = logging.getLogger("langchain_memkit")
 
 @dataclass(slots=True)
 class TurnPlace:
-    """The session of a turn, and what it was like when the turn looked."""
+    """The session of a turn, with the snapshot of it that the turn's load leaves for the turn's save."""
 
     session_id: str
-    fetched: Any = None  # what `Core.fetch` read beside the history, if it did
-    looked: Any = None
+    fetched: Any = None  # result of `Core.fetch` (index, snapshot), if the turn prefetched it
+    looked: Any = None  # the session snapshot; None if the store has none
 
 
 @dataclass(frozen=True)
 class Core:
-    """See `VectorMemory` for what each of them is."""
+    """Validated options of a `VectorMemory`, whose docstring describes each of them, and its store."""
 
     store: Any
     max_tokens: int
@@ -86,7 +86,7 @@ class Core:
         token_counter: TokenCounterLike,
         now: Now,
     ) -> Core:
-        """Checks the options; no I/O."""
+        """Validate the options and wrap a third-party store in a `ForeignStore`. No I/O."""
         _check_store(store, text_splitter, reranker)
         _check_numbers(ttl, max_tokens=max_tokens, k=k, max_records=max_records)
         _check_functions(
@@ -125,32 +125,36 @@ class Core:
 
     @property
     def keeps_access(self) -> bool:
-        """Whether it matters when a record was last recalled."""
+        """Return whether recalls have to be recorded: recency ranking and eviction both need the last access."""
         return bool(self.ranking.recency) or self.max_records is not None
 
     @property
     def reads_texts(self) -> bool:
-        """Whether something is read for each batch of records that may be shown."""
+        """Return whether showing a batch of records costs I/O: for its texts, or to check them against transcripts."""
         return not self.holds_texts or self.get_session_history is not None
 
     @property
     def holds_texts(self) -> bool:
-        """Whether the store is one of ours, whose index brings the texts and the session along."""
+        """Return whether the store is one of memkit's own, whose index already holds texts and session snapshots."""
         return hasattr(self.store, "_look")
 
     def fetch(self, user_id: str, session_id: str) -> Flow[Any]:
-        """Read the user's records, and what the session is like; None if records are found by the question only."""
+        """Prefetch the user's index and a session snapshot; None for other stores, which need the question first."""
         if not self.holds_texts:
             return None
         return (yield from self.store._look(user_id, session_id))
 
     def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> Flow[tuple[Index, Question]]:
-        """The user's records, and the question as it is asked of them.
+        """Read the user's index and embed the question.
 
         Args:
-            user_id: Whose.
+            user_id: The user.
             text: The question.
-            place: Of the turn that asks; keeps what its session was like, for the save of the same turn.
+            place: The session of the asking turn; its `looked` is set to the session snapshot, so that the save of the
+                same turn need not read the session again.
+
+        Returns:
+            The index, and the question with its vector (None if embedding failed) or a foreign store's similarities.
         """
         store, now = self.store, self.now()
         accessed: Mapping[str, datetime] = {}
@@ -165,7 +169,7 @@ class Core:
             return index, Question(text, None, now, similar, accessed)
         if place is not None and place.fetched is not None:
             index, looked = place.fetched
-        elif not self.holds_texts:  # somebody's own, that keeps the contract of `langchain_memkit.testing.vectors`
+        elif not self.holds_texts:  # a custom store that satisfies the contract in `langchain_memkit.testing.vectors`
             index, looked = (yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id))), None
         else:
             index, looked = yield from store._look(user_id, place.session_id if place is not None else None)
@@ -175,21 +179,21 @@ class Core:
             vector = yield Step(lambda: store.embed_query(text), lambda: store.aembed_query(text))
         except ConfigurationError:
             raise
-        except Exception as error:  # noqa: BLE001  # any embedder, any error: the words are still there
+        except Exception as error:  # noqa: BLE001  # embedders raise anything; lexical search still works without one
             logger.warning("the question was not embedded, only its words are looked for: %s", describe_error(error))
             vector = None
         return index, Question(text, vector, now, None, accessed)
 
     def documents(self, user_id: str, ids: Sequence[str]) -> Flow[dict[str, Document]]:
-        """The user's records with these ids, as far as they are still there."""
+        """Read the user's records with these ids; deleted ones are missing from the result."""
         get = (self.store.get_by_ids, self.store.aget_by_ids)
         found = yield Step(*(partial(call, ids, **self._owner(user_id)) for call in get))
         return {document.id: document for document in found if document.id}
 
     def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], tuple[Document, Any] | None]]:
-        """What gives the user's records with these ids; those of a store of ours come with the index.
+        """Return a lookup from record id to document; memkit's own stores serve it from the cached index.
 
-        Beside each there is a dict in which may be kept what is made of it to show it.
+        Each comes with a dict in which a memory may keep what it made of the record to show it.
         """
         if not self.holds_texts:
             documents = yield from self.documents(user_id, ids)
@@ -197,25 +201,25 @@ class Core:
         return (yield from self.store._texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
 
     def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
-        """Deletes records of the user."""
+        """Delete records of the user."""
         delete = (self.store.delete, self.store.adelete)
         yield Step(*(partial(call, list(ids), **self._owner(user_id)) for call in delete))
 
     def _owner(self, user_id: str) -> dict[str, str]:
-        """A store of others knows no users; the ids that we give there are unique."""
+        """Return `user_id` as keyword argument; empty for a foreign store, where our ids are unique without it."""
         return {} if isinstance(self.store, ForeignStore) else {"user_id": user_id}
 
     def expiry(self, at: datetime, of_turn: datetime | None) -> datetime | None:
-        """When what was said at a time goes: with its turn, or earlier."""
+        """Return when a record expires: with its turn, or `ttl` after it was said if that is earlier; None: never."""
         ends = [moment for moment in (of_turn, at + self.ttl if self.ttl else None) if moment]
         return min(ends, default=None)
 
 
 def floor_given(floor: Any, ranking: Ranking) -> float | None:
-    """What `floor=` means: None for no floor.
+    """Resolve the `floor=` argument to a number, or to None for no floor.
 
     Raises:
-        ConfigurationError: It is no number from 0 up, nor `"auto"` or None.
+        ConfigurationError: It is neither a number of at least 0, nor `"auto"`, nor None.
 
     Example:
         >>> floor_given("auto", Ranking()), floor_given("auto", Ranking.generative_agents()), floor_given(0, Ranking())

@@ -1,4 +1,4 @@
-"""`memories(session_id, user_id)` as an object: one store, many memories."""
+"""Factory of vector memories: one shared store, one memory per session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["VectorMemoryFactory"]
 
 
 class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
-    """What `VectorMemory.factory` makes: memories that share a store.
+    """Callable that creates vector memories over one shared store; made by `VectorMemory.factory`.
 
     Example:
         >>> from langchain_core.messages import HumanMessage
@@ -32,36 +32,36 @@ class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
     _core: Core
 
     def list_sessions(self, user_id: str) -> list[SessionInfo]:
-        """The user's sessions of which something is remembered, the last used first; `turns` counts records."""
+        """List the user's sessions that have records, most recently used first; `turns` counts records."""
         return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
 
     def rebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
-        """Brings all records of a user in line with the transcripts: so everything of a user is imported.
+        """Synchronize all records of a user with the transcripts, for example to import a user's conversations.
 
         Args:
-            histories: A factory of ours, or what else takes ids and has `list_sessions(user_id)`.
-            user_id: Whose.
-            progress: Shows a bar if `rich` is installed.
+            histories: A memkit history factory, or any callable that takes the ids and has `list_sessions(user_id)`.
+            user_id: The user.
+            progress: Show a progress bar if `rich` is installed.
 
         Returns:
-            `{"messages": n, "added": n, "removed": n}`; a second time nothing is added or removed. Records of sessions
-            that are not there any more are removed.
+            `{"messages": n, "added": n, "removed": n}`; a second call adds and removes nothing. Records of sessions
+            that no longer exist are removed.
         """
         return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress), run_step)
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Deletes all that is remembered of a user for good: a part of `purge_user`.
+        """Permanently delete all records of a user. Pass the factory to `purge_user` to include it there.
 
         Returns:
-            `{"records": n}`: how many were deleted.
+            `{"records": n}`: the number of deleted records.
         """
         return drive(self._purge(check_id(user_id, "user_id")), run_step)
 
     def close(self) -> None:
-        """Does nothing: the store is yours."""
+        """Do nothing: the caller owns the store and closes it."""
 
     async def aclose(self) -> None:
-        """Does nothing: the store is yours."""
+        """Do nothing: the caller owns the store and closes it."""
 
     # -- flows
 

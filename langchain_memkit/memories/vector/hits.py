@@ -1,4 +1,4 @@
-"""What was found, as people look at it."""
+"""Search results for people: printable, tabular and plottable."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from langchain_memkit.scoring.ranking import PARTS, Ranked
 
 __all__ = ["Hit", "HitList", "hit_of", "record_of"]
 
-WIDTH = 80  # characters of a text in a line
+WIDTH = 80  # characters of a hit's text in its line of the repr
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A round that was found, or the piece of a long one.
+    """A matching round of a conversation, or one chunk of a long round.
 
     Attributes:
-        id: Of the record in the store.
-        text: What was said, a line for each message: `speaker: text`. Where the question names a speaker, what others
-            say without a word of the question is left out.
-        score: How well it answers; the sum of `parts`. Compare it within one search only.
-        parts: The score by part: `"relevance"`, `"lexical"`, `"neighbours"`, ...; see `Ranking`.
-        session_id: Where it was said.
-        date: When, aware, UTC.
-        speakers: Who speaks in the text, in order of appearance: names, or `"human"`, `"ai"`, `"tool"`.
-        message_ids: Of the messages in the text; those without an id are left out.
-        rerank: The reranker's score; None without one, or if it gives none.
-        relation: How much the question has to do with it: what `floor` is compared with.
+        id: Id of the record in the store.
+        text: The messages, one line each: `speaker: text`. If the question names a speaker, messages of others that
+            share no word with the question are left out.
+        score: How well the record answers; the sum of `parts`. Comparable within one search only.
+        parts: The score by feature: `"relevance"`, `"lexical"`, `"neighbours"`, ...; see `Ranking`.
+        session_id: The session in which it was said.
+        date: When it was said; aware, UTC.
+        speakers: The speakers in the text, in order of appearance: names, or `"human"`, `"ai"`, `"tool"`.
+        message_ids: Ids of the messages in the text; messages without an id are left out.
+        rerank: The reranker's score; None without a reranker, or if it returns no score.
+        relation: How related the question is to the record: the number that `floor` is compared with.
     """
 
     id: str
@@ -52,7 +52,7 @@ class Hit:
 
 
 class HitList(list[Hit]):
-    """Hits, best first; prints a line for each, is a table in a notebook, and draws itself.
+    """A list of hits, best first, that prints one line per hit, renders as a table in notebooks, and can be plotted.
 
     Example:
         >>> HitList()._repr_html_()
@@ -60,7 +60,7 @@ class HitList(list[Hit]):
     """
 
     def __repr__(self) -> str:
-        """A line for each: score, date, session, the beginning of the text."""
+        """Return one line per hit: score, date, session, beginning of the text."""
         lines = [f"{len(self) or 'no'} {'hit' if len(self) == 1 else 'hits'}"]
         for hit in self:
             text = printable(hit.text)
@@ -69,7 +69,7 @@ class HitList(list[Hit]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """A table in which stored text is text."""
+        """Render an HTML table; stored text is escaped."""
         if not self:
             return "<p>No hits.</p>"
         names = self._parts()
@@ -84,7 +84,7 @@ class HitList(list[Hit]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
     def to_dataframe(self) -> Any:
-        """A pandas `DataFrame` with a line for each hit and a column for each part of the score.
+        """Return a pandas `DataFrame` with one row per hit and one column per non-zero part of the score.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -106,10 +106,10 @@ class HitList(list[Hit]):
         return pandas.DataFrame(rows, columns=["score", *names, "when", "session_id", "speakers", "text"])
 
     def plot(self, ax: Any = None) -> Any:
-        """A bar for each hit, best on top, in which every part of its score has a colour.
+        """Plot one horizontal bar per hit, best on top, with one colour per part of the score.
 
         Args:
-            ax: Axes of matplotlib's to draw on; None makes them.
+            ax: matplotlib axes to draw on; None creates a figure.
 
         Returns:
             The axes.
@@ -137,12 +137,12 @@ class HitList(list[Hit]):
         return ax
 
     def _parts(self) -> list[str]:
-        """Parts that add something to any of these, in the order of `Ranking`."""
+        """Return the score parts that are non-zero for any hit, in the order of `PARTS`."""
         return [name for name in PARTS if any(hit.parts.get(name) for hit in self)]
 
 
 def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
-    """A ranked record with its text."""
+    """Build the `Hit` of a ranked record from its stored document."""
     entry, lines = ranked.entry, _shown(ranked, document)
     return Hit(
         entry.id,
@@ -161,14 +161,14 @@ def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
 def record_of(
     ranked: Ranked, rerank: float | None, document: Document, rank: int, notes: dict[tuple[int, ...], Any]
 ) -> tuple[Record, str]:
-    """A record as it stands in a note, and its lines there.
+    """Build the quoted record of a note, and its lines.
 
     Args:
         ranked: The record.
         rerank: The reranker's score.
-        document: As it was stored.
-        rank: How many are more relevant.
-        notes: What was made of it so far: a conversation recalls the same records again and again.
+        document: The stored document.
+        rank: The number of more relevant records, 0 for the best.
+        notes: What was made of the record before: a conversation recalls the same records again and again.
     """
     entry = ranked.entry
     score = plain_score(ranked.score if rerank is None else rerank)
@@ -186,15 +186,15 @@ def record_of(
 
 
 def _shown(ranked: Ranked, document: Document) -> list[Line]:
-    """The messages that are worth their tokens; `[]` for a plain document."""
+    """Return the messages to show: those that the ranking selected, else all; `[]` for a plain document."""
     lines = lines_of_document(document)
     return [lines[i] for i in ranked.shown if i < len(lines)] or lines
 
 
 def _text(lines: Sequence[Line]) -> str:
-    """A line for each message, each speaker named once in a row.
+    """Render the messages line by line, naming the speaker only when it changes.
 
-    Further lines of a message are indented, so that none of them can be taken for somebody else's.
+    Continuation lines are indented, so that text inside a message cannot pose as another speaker's line.
     """
     told: list[str] = []
     before = ""

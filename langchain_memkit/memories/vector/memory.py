@@ -1,4 +1,4 @@
-"""`VectorMemory`: what was said in any of a user's conversations, found again by what it is about."""
+"""`VectorMemory`: semantic and lexical recall over all conversations of a user."""
 
 from __future__ import annotations
 
@@ -24,43 +24,47 @@ __all__ = ["VectorMemory"]
 
 
 class VectorMemory(VectorVerbs):
-    """Recalls rounds (what a user said with what followed) from all sessions of a user, by words and by meaning.
+    """Recalls rounds (a user's input with everything that followed) from all sessions of a user.
 
-    Each round is embedded once, when it is finished. A question is compared with all of them: the cosine of the vectors
-    and BM25 of the words, neighbours and the session of a round, speakers and dates that the question names; the best
-    that fit into `max_tokens` are shown as quoted records, oldest first. No model is called. A question that
-    has nothing to do with the records ("What is 2+2?") recalls nothing: see `floor`.
+    Each round is embedded once, when it is finished. A question is compared with all rounds of the user: by cosine
+    similarity of the vectors, BM25 of the words, the neighbours and the session of a round, and the speakers and dates
+    that the question names. The best rounds that fit into `max_tokens` are shown as quoted records, oldest first. No
+    model is called. A question unrelated to the records ("What is 2+2?") recalls nothing: see `floor`.
 
     Args:
         store: `SQLiteVectorStore(path, embedding)`, `MongoDBVectorStore(uri, embedding)`, or any LangChain
             `VectorStore`.
         session_id: The conversation.
-        user_id: Whose; required.
-        max_tokens: Of the note.
-        k: How many rounds at most; None for as many as fit.
-        ranking: Weights; default the measured recipe. `Ranking.generative_agents()` scores as that paper does.
-        floor: How much a question must have to do with a record before anything is recalled; in words that no other
-            record has. "auto" is 1: one such word in common, or a speaker or a past day named, or a meaning far nearer
-            than the user's own records usually are to each other, which is looked at for each user and embedder. Just
-            above the floor one record is shown, 0.8 above it as many as fit. None or 0 recalls whatever is asked, as
+        user_id: The user; required.
+        max_tokens: Token budget of the note.
+        k: Maximum number of rounds; None for as many as fit.
+        ranking: Weights of the score; by default the measured recipe. `Ranking.generative_agents()` scores as that
+            paper does.
+        floor: How related a question must be to a record before anything is recalled. The unit is a word that no other
+            record has. `"auto"` is 1: one such word in common, or a speaker or a past day named, or a vector far nearer
+            than the user's own records usually are to each other, which is measured for each user and embedder. Just
+            above the floor one record is shown, 0.8 above it as many as fit. None or 0 recalls on any question, as
             `Ranking.generative_agents()` does unless a number is given. `search` has no floor.
-        text_splitter: Of langchain-text-splitters, for rounds that are longer than the embedder's window; default 1,000
-            characters with an overlap of 100.
-        max_records: How many to keep of a user: beyond, the oldest that were never recalled go. None for all.
-        ttl: Seconds after which a record goes; records of turns that expire go with them. None keeps them.
-        importance: A function from a text to its importance, 1 to 10, plain or async: `create_model_importance(llm)`,
-            say. It is asked when a round is stored; default `plain_importance`, if the ranking weighs importance.
-        reranker: A LangChain document compressor (a cross-encoder, say), which orders the best 50 anew.
-        get_session_history: Where the transcripts are; `rebuild` reads them, and what stands in them no more is not
-            recalled. With a store that is not ours the words are looked for there.
-        filter_builder: For stores of others: from `{"user_id": ...}` to the keyword arguments of `similarity_search`.
-        read_only: Turns are not stored, and `clear` leaves what is stored.
-        token_counter: What counts; default an estimate at four characters a token.
-        now: A clock.
+        text_splitter: A splitter of langchain-text-splitters, for rounds longer than the embedder's window; default
+            1,000 characters with an overlap of 100.
+        max_records: How many records to keep per user; beyond that, the oldest that were never recalled are evicted.
+            None keeps all.
+        ttl: Seconds after which a record expires; records of turns that expire go with them. None keeps records.
+        importance: A function, plain or async, from a text to its importance, 1 to 10; for example
+            `create_model_importance(llm)`. Called when a round is stored; default `plain_importance` if the ranking
+            weighs importance.
+        reranker: A LangChain document compressor, for example a cross-encoder, that reorders the best 50.
+        get_session_history: Source of the transcripts. `rebuild` reads them, and messages deleted from them are not
+            recalled. With a third-party store, the lexical search runs over them.
+        filter_builder: For third-party stores: a function from `{"user_id": ...}` to the keyword arguments of
+            `similarity_search`.
+        read_only: Do not store turns, and let `clear` keep what is stored.
+        token_counter: Token counter; default an estimate of four characters per token.
+        now: Clock; returns an aware datetime.
 
     Raises:
         ConfigurationError: There is no `user_id`, or an option is malformed.
-        TypeError: An id is no string.
+        TypeError: An id is not a string.
         ValueError: An id is empty or malformed.
 
     Example:
@@ -123,11 +127,11 @@ class VectorMemory(VectorVerbs):
 
     @classmethod
     def factory(cls, store: VectorStore, **options: Any) -> VectorMemoryFactory:
-        """`memories(session_id, user_id)` makes memories that share the store.
+        """Create a factory whose memories share the store: call it as `memories(session_id, user_id)`.
 
         Args:
-            store: As in the class.
-            **options: Those of the class, but for the ids.
+            store: The vector store, as in the class.
+            **options: Options of the class, except the ids.
 
         Example:
             >>> from langchain_memkit import SQLiteVectorStore, VectorMemory, WordLlamaEmbeddings
@@ -141,14 +145,14 @@ class VectorMemory(VectorVerbs):
     # -- a turn
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """The rounds that answer a question best, as many as fit.
+        """Recall the rounds that best answer the new input, as many as fit.
 
         Args:
-            query: The new input; in a turn a `Query`, and what the model sees anyway is not repeated.
+            query: The new input. In a turn it is a `Query`, and messages that the model sees anyway are not recalled.
 
         Returns:
-            One note with quoted records, oldest first; `[]` if there is nothing to look for (a greeting, say),
-            nothing that the question has to do with (see `floor`), or nothing stored.
+            A list of one note with quoted records, oldest first; `[]` if the input is a greeting or the like, if no
+            record is related to it (see `floor`), or if nothing is stored.
 
         Raises:
             ConfigurationError: The store was filled with another embedder.
@@ -157,13 +161,13 @@ class VectorMemory(VectorVerbs):
         return drive(self._load(query), run_step)
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Stores the rounds of a finished turn; the same turn again stores nothing.
+        """Store the rounds of a finished turn; saving the same turn again stores nothing.
 
         A round without an answer waits, unembedded, for the next turn. Greetings and thanks are not embedded, nor is a
-        text that this user's records have already. What memories and summaries recalled is left out.
+        text that one of this user's records already has. Notes from memories and summaries are left out.
 
         Args:
-            messages: Oldest first; one turn, or a whole conversation.
+            messages: One turn or a whole conversation, oldest first.
 
         Raises:
             ConfigurationError: The store was filled with another embedder.
@@ -172,7 +176,7 @@ class VectorMemory(VectorVerbs):
         drive(self._save(messages), run_step)
 
     def clear(self) -> None:
-        """Forgets this session for good, unfinished rounds included; a save that is under way adds nothing."""
+        """Permanently delete this session's records, unfinished rounds included; a save in progress adds nothing."""
         drive(self._clear(), run_step)
 
     # -- flows
@@ -185,8 +189,9 @@ class VectorMemory(VectorVerbs):
         epoch: int = getattr(query, "epoch", 0)
 
         def keep(entry: Entry) -> bool:
+            # The session was cleared since this record was written: a record of another epoch is never shown.
             if epoch and entry.epoch and entry.session == self._session and entry.epoch != epoch:
-                return False  # of a conversation that was erased
+                return False
             return not (entry.messages and shown.issuperset(entry.messages))
 
         trial: bool = getattr(query, "trial", False)
@@ -201,7 +206,9 @@ class VectorMemory(VectorVerbs):
     def _save(self, messages: Sequence[BaseMessage]) -> Flow[None]:
         epoch, expires_at = getattr(messages, "epoch", 0), getattr(messages, "expires_at", None)
         stretch = Stretch(messages, self._core.now(), epoch, expires_at, native=True)
-        looked, self._looked = self._looked, None  # of this turn: the next one looks again
+        # The snapshot of this turn's load serves this save only: the next turn takes a new one. A save that starts from
+        # it is refused if the session was cleared in between, which `save_was_checked` tells the caller.
+        looked, self._looked = self._looked, None
         self.save_was_checked = looked is not None
         yield from save(self._core, self._user, self._session, stretch, looked)
 

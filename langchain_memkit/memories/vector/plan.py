@@ -1,7 +1,7 @@
-"""What of a turn is new, and which round it goes on with. Pure.
+"""Merge plan of a save: which messages of a turn are new, and which stored round they continue. Pure.
 
-A turn may come in pieces, twice, or half a second time. Messages with ids are stored once, in the round that they
-belong to; what comes without ids is compared by its text.
+A turn may arrive in pieces, twice, or partly a second time (a retry, a resumed agent run). A message with an id is
+stored once, in the round that it belongs to. Messages without ids are deduplicated by their text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ __all__ = ["Known", "Part", "needs_index", "parts_of", "rest_of"]
 
 @dataclass(slots=True)
 class Part:
-    """New lines: of a new round, or of one that is stored. `again`: its opening words are those of another round."""
+    """New lines that go into one round.
+
+    Attributes:
+        round_id: The stored round that they continue; None for a new round.
+        lines: The lines, in order.
+        again: Whether a new round repeats an older round's words, so that it needs an id of its own.
+    """
 
     round_id: str | None
     lines: list[Line]
@@ -28,32 +34,32 @@ class Part:
 
 @dataclass(slots=True)
 class Known:
-    """What is stored of a session, as far as it matters.
+    """The stored part of a session, as far as a merge plan needs it.
 
     Attributes:
-        rounds: The round in which a message stands, by message id.
-        ends: Who speaks last in a round, by round id.
+        rounds: Round id by message id.
+        ends: Role of the last line, by round id.
     """
 
     rounds: dict[str, str] = field(default_factory=dict)
     ends: dict[str, str] = field(default_factory=dict)
 
     def read(self, documents: Iterable[Document]) -> None:
-        """Takes in records."""
+        """Add stored documents."""
         for document in documents:
             lines = lines_of_document(document)
             if lines:
                 self.hold(_round_id(document), lines)
 
     def look(self, entries: Iterable[Entry], session_id: str) -> None:
-        """Takes in all records of a session."""
+        """Add all index entries of a session, in order of position."""
         mine = sorted((entry for entry in entries if entry.session == session_id), key=lambda entry: entry.position)
         for entry in mine:
             if entry.said:
                 self._add(entry.round_id, entry.messages, entry.said[-1].role)
 
     def hold(self, round_id: str, lines: Sequence[Line]) -> None:
-        """Takes these lines for stored, in this round."""
+        """Treat these lines as stored in this round."""
         self._add(round_id, [line.message for line in lines], lines[-1].role)
 
     def _add(self, round_id: str, messages: Iterable[str], end: str) -> None:
@@ -62,7 +68,11 @@ class Known:
 
 
 def needs_index(lines: Sequence[Line], begun: Begun, known: Known) -> bool:
-    """Whether it must be looked up which of the messages are stored: not for a plain new turn."""
+    """Return whether the user's index must be read to know which messages are stored; false for a plain new turn.
+
+    A turn is plain if the session is empty, if none of its messages has an id (they are compared by text), or if it
+    starts with a human message, the last round is answered, and no message is known.
+    """
     if not (begun.last or begun.position) or not any(line.message for line in lines):
         return False
     last = begun.last
@@ -74,22 +84,28 @@ def needs_index(lines: Sequence[Line], begun: Begun, known: Known) -> bool:
 def parts_of(
     rounds: Sequence[Round], ids: Sequence[str], last: Document | None, records: Mapping[str, Document], known: Known
 ) -> list[Part]:
-    """The new lines of a turn, in order, with where they belong.
+    """Plan which lines of a turn to store, and in which rounds.
 
     Args:
-        rounds: The turn by itself.
-        ids: What the id of each of them is.
-        last: The session's last record.
-        records: Stored records with any of these ids.
-        known: What else is stored of the session.
+        rounds: The rounds of the turn, taken by itself.
+        ids: The id that each of them would have as a new round.
+        last: The session's last record, if any.
+        records: Stored records with any of these ids, by id.
+        known: Messages and rounds that are stored.
+
+    Returns:
+        The new lines, grouped by round, in order; empty if all is stored already.
     """
     parts: list[Part] = []
+    # `where` is the stored round that the next line would continue, `before` the role of the line in front of it.
     where, before = (_round_id(last), known.ends.get(_round_id(last), "")) if last is not None else (None, "")
+    # A record of another epoch is left over from before a clear: a turn must not continue erased text.
     if last is not None and rounds and _erased(last, rounds[0].epoch):
         where, before = None, ""
     fresh: Part | None = None  # the new round that lines are added to
     for i, (round_, name) in enumerate(zip(rounds, ids, strict=True)):
         again = False
+        # Without message ids a retry is only recognizable by its text: skip a round that a stored record already says.
         if not any(line.message for line in round_.lines):
             stored = records.get(name)
             holder = next((d for d in (stored, last) if d is not None and _holds(d, round_.lines, d is last)), None)
@@ -97,10 +113,13 @@ def parts_of(
                 where, fresh = _round_id(holder), None
                 before = known.ends.get(where, "")
                 continue
+            # Same opening, other content: a new round, which must not overwrite the stored one of that id.
             again = stored is not None
+            # A retried answer or tool result, without the question that it belongs to.
             if i == 0 and last is not None and round_.lines[0].role != "human" and _told(last, round_.lines):
                 continue
         for line in round_.lines:
+            # A known message is not stored again, but what follows it belongs into its round.
             if line.message and line.message in known.rounds:
                 where, fresh = known.rounds[line.message], None
                 before = known.ends.get(where, "")
@@ -119,14 +138,17 @@ def parts_of(
 
 
 def rest_of(draft: Sequence[Document], records: Mapping[str, Document]) -> list[Document]:
-    """What is missing of a long round whose writer was killed within it, with the place and date of what is stored.
+    """Return the chunks of a partially written round that are still missing.
+
+    Such a round is left by a writer that was killed between two chunks. The missing chunks get positions and date that
+    match the stored ones.
 
     Args:
         draft: All records of the round.
-        records: Stored records with any of their ids.
+        records: Stored records with any of their ids, by id.
 
     Returns:
-        Nothing if all is stored, or nothing, or something else.
+        The missing chunks; empty if all chunks are stored, or none, or if a stored one differs.
     """
     stored = [(i, records[document.id or ""]) for i, document in enumerate(draft) if document.id in records]
     if not 0 < len(stored) < len(draft) or any(draft[i].page_content != found.page_content for i, found in stored):
@@ -143,19 +165,19 @@ def _round_id(document: Document) -> str:
 
 
 def _erased(last: Document, epoch: int) -> bool:
-    """Whether a record is of another epoch than a turn, where both are known."""
+    """Return whether a record belongs to another epoch than the turn; false if either epoch is unknown."""
     known = last.metadata.get("epoch") or 0
     return bool(epoch and known and known != epoch)
 
 
 def _holds(stored: Document, lines: Sequence[Line], is_last: bool) -> bool:
-    """Whether a record says these lines already: all of them, or at its beginning, if it waits for an answer."""
+    """Return whether a record equals these lines or, being the open last record, begins with them."""
     told = [(line.role, line.text) for line in lines_of_document(stored)]
     said = [(line.role, line.text) for line in lines]
     return told == said or (is_last and bool(stored.metadata.get("open")) and told[: len(said)] == said)
 
 
 def _told(last: Document, lines: Sequence[Line]) -> bool:
-    """Whether these lines end a record already: a retry says the same again."""
+    """Return whether the last record ends with these lines, as after a retry."""
     told = lines_of_document(last)[-len(lines) :]
     return [(line.role, line.text) for line in told] == [(line.role, line.text) for line in lines]

@@ -1,4 +1,4 @@
-"""Records brought in line with the transcripts: so whole conversations are imported."""
+"""Synchronize records with transcripts; also imports whole conversations."""
 
 from __future__ import annotations
 
@@ -25,23 +25,29 @@ BATCH = 256  # records that are embedded and written together
 
 
 def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: bool) -> Flow[Mapping[str, int]]:
-    """Brings the records of these sessions in line with their transcripts.
+    """Synchronize the records of these sessions with their transcripts.
 
     Args:
         core: The options.
-        user_id: Whose.
-        sessions: Their histories; None for that of `get_session_history`.
-        progress: Whether a bar is shown.
+        user_id: The user.
+        sessions: Histories by session id; None means the history that `get_session_history` returns.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        `{"messages": n, "added": n, "removed": n}`.
     """
     check_writable(core)
+    # List the stored records before reading any transcript: a record that is stored from now on may belong to a turn
+    # that the transcript read below does not contain yet, and must not be removed.
     index = yield Step(lambda: core.store.index(user_id), lambda: core.store.aindex(user_id))
-    with index.lock:  # what is stored from now on may be of a turn that is not read below
+    with index.lock:
         before = [(entry.session, entry.id) for entry in index.entries if entry.session in sessions]
     counts = {"messages": 0, "added": 0, "removed": 0}
     wanted: dict[str, list[Document]] = {}
     generations: dict[str, str] = {}
     for session, history in sessions.items():
-        # before the transcript is read: what is cleared from now on must not come back
+        # Take the generation before the transcript is read: if the session is cleared from now on, the write is
+        # refused, and erased text does not come back.
         generations[session] = (yield from begin(core, user_id, session, ())).generation
         stretches = yield from read_transcript(history, core.get_session_history, session, user_id)
         wanted[session] = yield in_thread(partial(_records, core, user_id, session, stretches))
@@ -55,6 +61,7 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
                     break
                 counts["added"] += added
                 advance(len(documents[i : i + BATCH]))
+    # Remove last: until then the old records are still found, and a failure above loses nothing.
     ids = {document.id for documents in wanted.values() for document in documents}
     gone = [record for _, record in before if record not in ids]
     if gone:
@@ -64,7 +71,7 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
 
 
 def _records(core: Core, user_id: str, session_id: str, stretches: Sequence[Stretch]) -> list[Document]:
-    """The records of a conversation, in order."""
+    """Build the records of a conversation, in order, with strictly increasing positions."""
     documents: list[Document] = []
     for round_ in rounds_of(stretches, UNDATED):
         place = micros(round_.at)
@@ -76,7 +83,7 @@ def _records(core: Core, user_id: str, session_id: str, stretches: Sequence[Stre
 
 
 def _add(core: Core, user_id: str, session_id: str, generation: str, documents: Sequence[Document]) -> Flow[int | None]:
-    """Stores records that are missing or say something else; how many, or None if the session was cleared meanwhile."""
+    """Store the records that are missing or differ; return how many, or None if the session was cleared meanwhile."""
     begun = (yield from begin(core, user_id, session_id, documents))._replace(generation=generation)
     missing = [d for d in documents if not same(begun.records.get(d.id or ""), d)]
     alive = yield from write(core, user_id, session_id, missing, begun, {})

@@ -1,4 +1,4 @@
-"""From a question to hits, and from hits to a note that fits."""
+"""Recall: rank records for a question, and quote the best ones in a note that fits the token budget."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ __all__ = ["recall", "search"]
 
 logger = logging.getLogger("langchain_memkit")
 
-BATCH = 32  # records whose text is fetched at once
-RERANKED = 50
-FEW = 8  # the same, of texts that come with the index
-MANY = 1000  # records whose ranking is worth a thread
-SHORT = 2000  # characters whose words are not worth a thread
-MISSES = 3  # records that do not fit before the note is full
-LEAST, SURE = 0.05, 0.8  # the share of `max_tokens` that is filled at the floor; how far above it all of it is
+BATCH = 32  # records whose texts are fetched at once from the store
+RERANKED = 50  # records that a reranker is given
+FEW = 8  # records per batch where the texts come with the index
+MANY = 1000  # records; ranking more runs in a thread
+SHORT = 2000  # characters; tokenizing more runs in a thread
+MISSES = 3  # records that may fail to fit before the note counts as full
+LEAST, SURE = 0.05, 0.8  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
 
 Keep: TypeAlias = Callable[[Entry], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
 
 
 def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitList]:
-    """The best `k` records."""
+    """Search for the best `k` records that `keep` accepts, best first, without a floor."""
     text = beginning(text, QUESTION, "a question to the vector memory")
     hits = HitList()
     seen: set[str] = set()
@@ -63,23 +63,23 @@ def recall(
     place: TurnPlace | None = None,
     remarks: list[str] | None = None,
 ) -> Flow[list[BaseMessage]]:
-    """As many of the best records as fit, in the order in which they were said, as one note.
+    """Quote as many of the best records as fit in one note, in the order in which they were said.
 
     Args:
-        core: The memory.
-        user_id: Whose.
+        core: The memory's options and store.
+        user_id: The user.
         text: The question.
-        keep: Whether a record may be shown.
-        trial: Whether somebody only wants to see it.
-        place: The session of the turn.
-        remarks: Where it is said what was left out, and why; None if nobody asks.
+        keep: Predicate: whether a record may be shown.
+        trial: Dry run: do not record that the records were recalled.
+        place: The session of the turn, which receives its snapshot.
+        remarks: A list that receives explanations of what the floor left out; None if they are not wanted.
 
     Returns:
-        One note, or nothing.
+        A list of one note; empty if there is nothing to look for, nothing related, or nothing that fits.
     """
     text = beginning(text, QUESTION, "a question to the vector memory")
     if (yield in_thread(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT)):
-        return []  # a greeting, a thank-you: nothing to look for
+        return []  # a greeting or thanks
     chosen: list[tuple[Entry, Record, str]] = []
     seen: set[str] = set()
     room = core.max_tokens - count_text(framed([Record("")]), core.counter)
@@ -90,7 +90,9 @@ def recall(
         remarks.append(_remark(core.floor, best, count, share))
     if not share:
         return []
-    spare = core.max_tokens - int(share * core.max_tokens)  # which the first record may take all the same
+    # Near the floor only a share of the budget is filled. The first record may use all of it, so that one long record
+    # is not dropped because the share is small.
+    spare = core.max_tokens - int(share * core.max_tokens)
     size = BATCH if core.reads_texts else FEW
     while some := list(islice(ranked, size)):
         for found, rerank, document, notes in (yield from _fetched(core, user_id, some, seen)):
@@ -106,9 +108,8 @@ def recall(
         if misses >= MISSES or len(chosen) == core.k:
             break
     note = _note(chosen) if chosen else None
-    while (
-        note is not None and count_tokens([note], core.counter)[0] > core.max_tokens
-    ):  # a counter may count a whole otherwise
+    # A tokenizer may count the whole note higher than the sum of its parts: drop the least relevant until it fits.
+    while note is not None and count_tokens([note], core.counter)[0] > core.max_tokens:
         chosen.pop()
         note = _note(chosen) if chosen else None
     if note is None:
@@ -121,7 +122,7 @@ def recall(
 
 
 def _share(floor: float | None, best: float) -> float:
-    """How much of `max_tokens` may be filled: nothing below the floor, one record at it, all 0.8 above it."""
+    """Return the share of `max_tokens` to fill: 0 below the floor, 0.05 at it, rising to all of it 0.8 above."""
     if floor is None:
         return 1.0
     return 0.0 if best < floor else min(1.0, LEAST + (1 - LEAST) * (best - floor) / SURE)
@@ -137,15 +138,20 @@ def _remark(floor: float | None, best: float, records: int, share: float) -> str
 def _ranked(
     core: Core, user_id: str, text: str, keep: Keep, place: TurnPlace | None = None, floor: float | None = None
 ) -> Flow[tuple[Iterator[Found], int, float]]:
-    """Records, best first, with the reranker's score if there is one; how many; and what the best has to do with it.
+    """Rank the user's records, with the reranker if there is one.
 
-    A reranker is not asked where all records are below the floor.
+    The reranker is not called if all records are below the floor.
+
+    Returns:
+        The records, best first, each with its reranker score or None; the number of records that were compared; and
+        the highest `relation` among them.
     """
     index, question = yield from core.look(user_id, text, place)
     found: Iterator[Ranked]
     long = len(index) > MANY or len(text) > SHORT
     found, count, best = yield in_thread(lambda: best_first(index, question, core.ranking, keep), long=long)
-    if question.vector is None and question.similar is None:  # then everything is ranked, matches first
+    # Without similarities every record is ranked, also those that share no word with the question: drop these.
+    if question.vector is None and question.similar is None:
         found = (ranked for ranked in found if ranked.score > 0)
     if core.reranker is None or (floor is not None and best < floor):
         return ((ranked, None) for ranked in found), count, best
@@ -153,6 +159,7 @@ def _ranked(
     if not by_id:
         return iter(()), 0, 0.0
     documents = yield from core.documents(user_id, list(by_id))
+    # Keep the id in the metadata as well: a compressor may build new documents without ids.
     given = [
         Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
         for d in (documents[name] for name in by_id if name in documents)
@@ -166,7 +173,17 @@ def _ranked(
 
 
 def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[Iterator[Any]]:
-    """Texts of records, without what was said before, and without what stands in no transcript any more."""
+    """Fetch the texts of ranked records, leaving out duplicates and records erased from their transcripts.
+
+    Args:
+        core: The memory's options and store.
+        user_id: The user.
+        ranked: The records with their reranker scores, best first.
+        seen: Normalized texts that were returned already; it is extended.
+
+    Returns:
+        A lazy iterator over (record, reranker score, document, what was made of it to show it).
+    """
     text_of = yield from core.texts(user_id, [found.entry.id for found, _ in ranked])
     wanted: dict[str, set[str]] = {}
     for found, _ in ranked:
@@ -177,6 +194,7 @@ def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) 
     def kept() -> Iterator[tuple[Ranked, float | None, Document, Any]]:
         for found, score in ranked:
             entry = found.entry
+            # One deleted message hides the whole record, since its text quotes that message.
             if erased and any((entry.session, message) in erased for message in entry.messages):
                 continue
             text = text_of(entry.id)
@@ -188,11 +206,11 @@ def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) 
                 seen.add(said)
                 yield found, score, document, notes
 
-    return kept()  # one by one: most notes are full long before the last of them
+    return kept()  # lazily: most notes are full long before the last record
 
 
 def _touch(core: Core, user_id: str, ids: Sequence[str]) -> Flow[None]:
-    """Remembers that these were recalled; that it cannot be stored costs no turn."""
+    """Record the recall time of these records, where it is needed; a failure is logged and does not fail the turn."""
     store, now = core.store, core.now()
     if core.keeps_access and not core.read_only:
         try:

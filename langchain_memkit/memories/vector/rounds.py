@@ -1,7 +1,8 @@
-"""From messages to rounds, the records of a vector memory: what a user said with what followed. Pure.
+"""Convert messages to rounds, the records of a vector memory: a user's input with everything that follows. Pure.
 
-A round begins with a human message that follows something else, and is finished when the model has answered without
-calling a tool. What is too long for an embedder is cut into several records, each with its round's date and speakers.
+A round begins with a human message that does not follow another one, and is finished when the model has answered
+without calling a tool. A round that is too long for an embedder is split into several records (chunks), each with the
+round's date and speakers.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ __all__ = [
 ]
 
 ROUNDS = UUID("5b1f7d2e-6c0a-4c39-9a57-2f3d8f4f2a10")
-WINDOW = 1000  # characters: about 256 word pieces, the window of small embedders
-OVERLAP = 100
+WINDOW = 1000  # characters of a chunk: about 256 word pieces, the window of small embedders
+OVERLAP = 100  # characters
 TOOL = 2000  # characters of a tool's result that are kept; the transcript has all of it
 KIND = "a message that the vector memory is to save"
-SHORT = 80  # characters of small talk
+SHORT = 80  # characters; a longer message is never small talk
 SMALL_TALK = frozenset(
     stem
     for stem in stems(
@@ -51,7 +52,7 @@ SMALL_TALK = frozenset(
 
 
 class Line(NamedTuple):
-    """What one message says, or a piece of it."""
+    """The text of one message, or a piece of it, with its speaker."""
 
     role: str
     name: str
@@ -61,12 +62,12 @@ class Line(NamedTuple):
 
     @property
     def speaker(self) -> str:
-        """A name, or "human", "ai"; every tool is "tool", since the call before it names it."""
+        """The speaker's name, else the role; always "tool" for tools, since the call before it names the tool."""
         return self.name if self.name and self.role != "tool" else self.role
 
 
 class Round(NamedTuple):
-    """A user's message with what follows."""
+    """A user's input with everything that follows it, up to the next input."""
 
     lines: tuple[Line, ...]
     at: datetime
@@ -76,16 +77,16 @@ class Round(NamedTuple):
 
     @property
     def open(self) -> bool:
-        """Whether an answer is still to come."""
+        """Return whether the round still waits for its answer."""
         return not (self.closed or self.lines[-1].ends)
 
 
 class Splitter:
-    """Cuts long texts by a text splitter of LangChain's.
+    """Splits long texts with a LangChain text splitter.
 
     Args:
-        splitter: Anything with `split_text`; None for one that cuts at 1,000 characters with an overlap of 100, made
-            when the first long text comes.
+        splitter: Any object with `split_text`; None for a `RecursiveCharacterTextSplitter` of 1,000 characters with an
+            overlap of 100, imported only when the first long text comes.
     """
 
     def __init__(self, splitter: Any = None) -> None:
@@ -93,7 +94,7 @@ class Splitter:
         self._made: Any = None
 
     def split(self, text: str) -> list[str]:
-        """The text in pieces, in order."""
+        """Split a text into pieces, in order; a text that fits comes back whole."""
         if self._given is None and len(text) <= WINDOW:
             return [text]
         if self._made is None:
@@ -108,7 +109,7 @@ def _default_splitter() -> Any:
 
 
 def lines_of_messages(messages: Iterable[BaseMessage]) -> Iterator[Line]:
-    """What people, models and tools said; without system lines and what nobody said."""
+    """Yield a line for each message of a user, model or tool; skip system messages and messages without text."""
     for message in messages:
         if is_user_message(message):
             role, text = "human", beginning(said(message), MESSAGE, KIND)
@@ -126,17 +127,20 @@ def lines_of_messages(messages: Iterable[BaseMessage]) -> Iterator[Line]:
 
 
 def rounds_of(stretches: Iterable[Stretch], undated: datetime) -> list[Round]:
-    """The rounds of a conversation, oldest first.
+    """Group the messages of a conversation into rounds, oldest first.
 
     Args:
-        stretches: What was stored together; a round may go on in the next one.
-        undated: When what has no date was said.
+        stretches: Messages in batches as they were stored; a round may continue in the next batch.
+        undated: The time of rounds whose messages have no date.
     """
     rounds: list[Round] = []
     for stretch in stretches:
-        asked = stretch.native or stretch.at is None  # whether a history can be asked for these messages
+        # Keep message ids only where the history can later be asked for them: recall hides records whose messages the
+        # history no longer has, and ids that it never knew would hide all of them.
+        asked = stretch.native or stretch.at is None
         for found in lines_of_messages(stretch.messages):
             line = found if asked else found._replace(message="")
+            # A round never spans two epochs: the session was cleared between them.
             if rounds and rounds[-1].epoch == stretch.epoch and not begins(line, rounds[-1].lines[-1].role):
                 rounds[-1] = rounds[-1]._replace(lines=(*rounds[-1].lines, line), expires_at=stretch.expires_at)
             else:
@@ -146,12 +150,12 @@ def rounds_of(stretches: Iterable[Stretch], undated: datetime) -> list[Round]:
 
 
 def begins(line: Line, before: str) -> bool:
-    """Whether a line begins a round, given the role of the line before it: several human messages are one input."""
+    """Return whether a line begins a round; consecutive human messages are one input. `before`: the previous role."""
     return line.role == "human" and before != "human"
 
 
 def is_small_talk(lines: Iterable[Line]) -> bool:
-    """Whether nothing is said that anybody would look for: greetings, thanks, consent; never at length."""
+    """Return whether the lines hold nothing worth finding: only short greetings, thanks and consent."""
     return all(len(line.text) <= SHORT and SMALL_TALK.issuperset(stems(line.text)) for line in lines)
 
 
@@ -164,16 +168,20 @@ def documents_of(
     last: Document | None = None,
     salt: str = "",
 ) -> list[Document]:
-    """The records of a round: one, or several if it is long.
+    """Build the records of a round: one, or several chunks if it is long.
 
     Args:
-        round_: What was said.
-        user_id: Whose.
+        round_: The round, or the lines that continue a stored one.
+        user_id: The user.
         session_id: The conversation.
-        position: Of the first record; the others follow.
-        splitter: Cuts what is too long.
-        last: The record that this round goes on from, which is the first that is returned, under its old id.
-        salt: For an id of its own, although it begins with the words of another round.
+        position: Position of the first record; the others follow one by one.
+        splitter: Splits long rounds.
+        last: The last stored record of the round that is continued. It is rebuilt with the new lines and returned
+            first, under its old id, position and date.
+        salt: Mixed into the round's id, so that it differs from that of an older round with the same words.
+
+    Returns:
+        Documents with ids, in order.
     """
     lines = (*(lines_of_document(last) if last else ()), *round_.lines)
     known: Mapping[str, Any] = last.metadata if last else {}
@@ -192,22 +200,23 @@ def documents_of(
         text, spans = _rendered(chunk)
         metadata |= {"said": spans, "messages": [line.message for line in chunk]}
         expires_at = round_.expires_at and round_.expires_at.isoformat()
-        is_last = i == first + len(chunks) - 1  # the others are full, whatever is still to come
+        is_last = i == first + len(chunks) - 1  # only the last chunk can grow, so only it stays open
         rare = {"chunk": i, "epoch": round_.epoch, "expires_at": expires_at, "open": is_last and round_.open}
+        # Most records have none of these: leave defaults out, which keeps the rows small.
         metadata |= {name: value for name, value in rare.items() if value}
         documents.append(Document(id=_chunk_id(round_id, i), page_content=text, metadata=metadata))
     return documents
 
 
 def placed(documents: Sequence[Document], position: int) -> Sequence[Document]:
-    """The records of a round, from another position on."""
+    """Renumber the records of a round, in place, from a position on."""
     for i, document in enumerate(documents):
         document.metadata["position"] = position + i
     return documents
 
 
 def lines_of_document(document: Document) -> list[Line]:
-    """The lines that a record was made of."""
+    """Restore the lines that a record was built from."""
     metadata = document.metadata
     spans, messages = metadata.get("said") or [], metadata.get("messages") or []
     ids = messages if len(messages) == len(spans) else [""] * len(spans)
@@ -220,13 +229,13 @@ def lines_of_document(document: Document) -> list[Line]:
 
 
 def closed(document: Document) -> Document:
-    """A record of a round to which nothing is added any more."""
+    """Return a copy of a record that is marked as finished, so that nothing is added to its round any more."""
     metadata = {name: value for name, value in document.metadata.items() if name != "open"}
     return Document(id=document.id, page_content=document.page_content, metadata=metadata)
 
 
 def _round_id(user_id: str, session_id: str, lines: Sequence[Line], salt: str) -> str:
-    """The same messages make the same id; a message without an id is known by what the round says."""
+    """Derive the round's id, so that a retry gets the same: from its first message's id, else from the round's text."""
     first = lines[0].message or digest_of("\n".join(f"{line.role}: {line.text}" for line in lines))
     return str(uuid5(ROUNDS, json.dumps([user_id, session_id, first, salt] if salt else [user_id, session_id, first])))
 
@@ -240,12 +249,12 @@ def _chunk_number(document: Document) -> int:
 
 
 def _chunks(lines: Sequence[Line], splitter: Splitter) -> list[list[Line]]:
-    """Lines packed into as few records as the splitter leaves whole; a long message is cut into overlapping pieces."""
+    """Pack lines into as few chunks as the splitter leaves whole; a long message becomes overlapping pieces."""
     chunks: list[list[Line]] = []
     for line in lines:
         for i, piece in enumerate(splitter.split(line.text)):
             part = line._replace(text=piece)
-            # pieces of one message stay apart, as the splitter put them
+            # Pieces of one message overlap, so they are never packed together.
             if i == 0 and chunks and len(splitter.split(_rendered([*chunks[-1], part])[0])) == 1:
                 chunks[-1].append(part)
             else:
@@ -254,7 +263,7 @@ def _chunks(lines: Sequence[Line], splitter: Splitter) -> list[list[Line]]:
 
 
 def _rendered(lines: Sequence[Line]) -> tuple[str, list[list[Any]]]:
-    """The lines as text, each after its speaker, and where in it their words stand."""
+    """Render lines as text, each after its speaker, with a span `[role, name, start, end]` of each line's own words."""
     text, spans = "", []
     for line in lines:
         text += f"\n{line.speaker}: " if text else f"{line.speaker}: "

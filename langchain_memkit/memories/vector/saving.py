@@ -1,4 +1,8 @@
-"""Rounds into the store: embedded once, stored once, refused if their session was cleared meanwhile."""
+"""Saving: write a turn's rounds to the store.
+
+Each text is embedded once and each round stored once. A save is refused if its session was cleared since the turn
+began (the store compares the session's generation) and retried if another writer extended the same round.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +35,24 @@ __all__ = ["begin", "micros", "same", "save", "write"]
 
 logger = logging.getLogger("langchain_memkit")
 
-SHORT = 2000  # characters that are not worth a thread
-TRIES = 10  # of a turn that goes on with a round which others go on with at the same time
+SHORT = 2000  # characters that are processed on the event loop; longer turns go to a thread
+TRIES = 10  # attempts of a turn that extends a round which other writers extend at the same time
 
 
 def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: Any = None) -> Flow[None]:
-    """Stores what is new of a turn; what goes on with a stored round is added to it.
+    """Store the new messages of a turn; messages that continue a stored round are added to it.
 
     Args:
         core: The options.
-        user_id: Whose.
+        user_id: The user.
         session_id: The conversation.
-        stretch: The turn.
-        looked: What the session was like when the turn was loaded: nothing is read then, unless that has changed.
+        stretch: The messages of the turn.
+        looked: The session snapshot of the turn's load, if there is one. The first attempt then reads nothing, and the
+            store rejects the write if the session has changed since.
+
+    Raises:
+        HistoryConflictError: Other writers kept changing the same round, `TRIES` times in a row.
+        HistoryWriteError: Stored records could not be read, or the store failed.
     """
     if core.read_only:
         return
@@ -57,13 +66,14 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
     rounds, drafts = yield in_thread(drafted, long=long)
     if not rounds:
         return
-    # what the first look was told: a forget after that concerns all that follow
+    # Every attempt carries the generation that the first one read. If each retry took the current generation instead, a
+    # clear between two attempts would go unnoticed and the retry would bring erased text back.
     since: str | None = None if looked is None else looked.session.generation
     for left in reversed(range(TRIES)):
         try:
             texts, messages = [d for draft in drafts for d in draft], _messages(rounds)
             begun: Begun | None = _known(core, looked, texts)
-            looked = None
+            looked = None  # good for one attempt: after a conflict the snapshot is known to be stale
             if begun is None:
                 begun = yield from begin(core, user_id, session_id, texts, messages, since)
             since = since or begun.generation
@@ -73,7 +83,9 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
             raise HistoryWriteError(msg) from error
         try:
             alive = yield from write(core, user_id, session_id, documents, begun, expected)
-        except HistoryConflictError:  # somebody else went on with the same round
+        except HistoryConflictError:
+            # Another writer changed a record that this plan extends, or added records since the snapshot. Nothing was
+            # stored, so read again and make a new plan against what is there now.
             if not left:
                 raise
             continue
@@ -85,8 +97,22 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
 def _new(
     core: Core, place: tuple[str, str], rounds: Sequence[Round], drafts: Sequence[Sequence[Document]], begun: Begun
 ) -> Flow[tuple[list[Document], dict[str, str]]]:
-    """Records to store, and the digests of stored ones that are changed."""
+    """Plan a save: decide which records to write.
+
+    Args:
+        core: The options.
+        place: User id and session id.
+        rounds: The rounds of the turn.
+        drafts: The records of each round as they would be stored if the round were new.
+        begun: What the store holds of the session.
+
+    Returns:
+        The records to write, and for each stored record among them that is replaced (by id) the digest of the text it
+        must still have: the write is a compare-and-set on these.
+    """
     last, lines = begun.last, [line for round_ in rounds for line in round_.lines]
+    # The common case, a plain new turn, is decided from `begun` alone. Only a turn that may continue or repeat stored
+    # messages needs the whole index of the user.
     known = Known()
     known.read(begun.records.values())
     known.read([last] if last is not None else [])
@@ -96,34 +122,42 @@ def _new(
             known.look(index.entries, place[1])
     ids = [draft[0].metadata["round_id"] for draft in drafts]
     documents: list[Document] = []
+    # A writer that was killed between two chunks of a long round left it incomplete. The plan below compares whole
+    # messages and would count a message as stored if only its first chunks are: complete such rounds first.
     for name, round_, draft in zip(ids, rounds, drafts, strict=True):
         if any(line.message for line in round_.lines) and (rest := rest_of(draft, begun.records)):
             known.hold(name, round_.lines)
             documents += rest
     parts = parts_of(rounds, ids, last, begun.records, known)
     expected: dict[str, str] = {}
+    # Positions are microseconds since 1970, but always behind the last record: clocks of several writers may differ.
     position = max(micros(rounds[0].at), begun.position + 1)
     waiting = last if last is not None and last.metadata.get("open") else None
     for i, part in enumerate(parts):
         round_ = rounds[0]._replace(lines=tuple(part.lines), closed=i + 1 < len(parts))
         end = None if part.round_id is None else (yield from _end_of(core, place, part, last))
         if end is not None:
+            # The last record of the round is rewritten under its own id. The digest makes the write fail if another
+            # writer has extended the record since: without it, the later write would drop the earlier one's messages.
             documents += documents_of(round_, *place, position, core.splitter, last=end)
             expected[end.id or ""] = digest_of(end.page_content)
             continue
-        if part.round_id is None and i == 0 and waiting is not None:  # its answer will not come
+        if part.round_id is None and i == 0 and waiting is not None:
+            # The conversation went on without answering the last round. Close it, which also gets it embedded.
             documents.append(closed(waiting))
             expected[waiting.id or ""] = digest_of(waiting.page_content)
         if not part.again and len(parts) == len(rounds) and round_.lines == rounds[i].lines:
+            # The whole round is new: reuse the draft instead of splitting the text again.
             documents += placed(drafts[i], position + len(documents))
             continue
+        # A round without message ids that repeats an older one word for word would get the older one's id.
         salt = str(position) if part.again else ""
         documents += documents_of(round_, *place, position + len(documents), core.splitter, salt=salt)
     return documents, expected
 
 
 def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | None) -> Flow[Document | None]:
-    """The last record of the round that a part goes on with; None if somebody has deleted it meanwhile."""
+    """Read the last record of the round that a part continues; None if the part is new or the round was deleted."""
     if last is not None and part.round_id == (last.metadata.get("round_id") or last.id):
         return last
     index = yield Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
@@ -136,7 +170,7 @@ def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | Non
 
 
 def _known(core: Core, looked: Any, documents: Sequence[Document]) -> Begun | None:
-    """As `begin`, from what the turn found when it was loaded; None if it has to be looked up."""
+    """Answer `begin` from the snapshot of the turn's load, without I/O; None if there is none or it is insufficient."""
     if looked is None:
         return None
     digests = {digest_of(document.page_content) for document in documents}
@@ -144,7 +178,7 @@ def _known(core: Core, looked: Any, documents: Sequence[Document]) -> Begun | No
 
 
 def _messages(rounds: Sequence[Round]) -> list[str] | None:
-    """Ids of the messages of a turn that begins a round; None for one that may go on with a stored one."""
+    """Return the message ids of a turn that starts a round; None if it may continue a stored round."""
     if rounds[0].lines[0].role != "human":
         return None
     return [line.message for round_ in rounds for line in round_.lines if line.message]
@@ -158,7 +192,16 @@ def begin(
     messages: Sequence[str] | None = None,
     since: str | None = None,
 ) -> Flow[Begun]:
-    """What is stored of a session, and of what is to be stored; see `begin` of the stores."""
+    """Read the state of a session before a write: `begin` of the store, with the digests and ids of `documents`.
+
+    Args:
+        core: The options.
+        user_id: The user.
+        session_id: The conversation.
+        documents: The records that may be written.
+        messages: Ids of the messages to write, if they start a new round: the store may then skip its last record.
+        since: The generation that the first attempt read; it is handed on, so that a clear since then is noticed.
+    """
     store = core.store
     digests = list({digest_of(document.page_content) for document in documents})
     ids = [document.id for document in documents if document.id]
@@ -174,9 +217,24 @@ def write(
     begun: Begun,
     expected: Mapping[str, str],
 ) -> Flow[bool]:
-    """Embeds and stores records; returns whether the session is still the one that was begun.
+    """Embed and store records.
 
-    None at all: they are stored, but whoever stored them may have been killed before he told others. So these are told.
+    Call it even without documents: the records may be stored already by a writer that was killed before it announced
+    them to other readers, and the write announces them again.
+
+    Args:
+        core: The options.
+        user_id: The user.
+        session_id: The conversation.
+        documents: The records to write.
+        begun: What `begin` read.
+        expected: Digest by id of stored records that must not have changed since.
+
+    Returns:
+        False if the session was cleared since `begun`; nothing is stored then.
+
+    Raises:
+        HistoryConflictError: An expected record has changed, or others added records since the snapshot.
     """
     store = core.store
     worth = [_worth_embedding(document) for document in documents]
@@ -184,6 +242,7 @@ def write(
         begun.vectors.get(digest_of(d.page_content)) if needed and begun.vectors else None
         for d, needed in zip(documents, worth, strict=True)
     ]
+    # `begun.vectors` holds vectors of equal texts that this user already has: only the others are embedded.
     new = [i for i, needed in enumerate(worth) if needed and vectors[i] is None]
     if new:
         texts = [documents[i].page_content for i in new]
@@ -193,7 +252,9 @@ def write(
     yield from _rate(core, documents)
     arguments = (user_id, session_id, begun.generation, documents, vectors)
     given: dict[str, Any] = {"expected": expected}
-    if begun.state is not None:  # only stores of ours tell one
+    # Only memkit's own stores return a state. It is set when the plan comes from the load's snapshot: the store then
+    # refuses the write if any other record was added since.
+    if begun.state is not None:
         given["state"] = begun.state
     alive: bool = yield Step(lambda: store.write(*arguments, **given), lambda: store.awrite(*arguments, **given))
     if alive and (most := core.max_records) is not None:
@@ -203,7 +264,7 @@ def write(
 
 
 def _rate(core: Core, documents: Sequence[Document]) -> Flow[None]:
-    """Asks for the importance of finished rounds: all at once where the function has a `batch`."""
+    """Rate the importance of finished rounds, in one call if the function has a `batch` method."""
     finished = [document for document in documents if not document.metadata.get("open")]
     if core.importance is None or not finished:
         return
@@ -227,7 +288,7 @@ def _worth_embedding(document: Document) -> bool:
 
 
 def same(stored: Document | None, document: Document) -> bool:
-    """Whether there is a stored record that says what another one does, finished or not."""
+    """Return whether a stored record equals a new one: same text, and both open (waiting for an answer) or neither."""
     if stored is None:
         return False
     waiting = [bool(d.metadata.get("open")) for d in (stored, document)]
@@ -235,5 +296,5 @@ def same(stored: Document | None, document: Document) -> bool:
 
 
 def micros(at: datetime) -> int:
-    """A time as a position: what is said later stands behind."""
+    """Convert a time to a record position: microseconds since 1970, so that later records sort behind."""
     return int(at.timestamp() * 1_000_000)

@@ -1,4 +1,4 @@
-"""What people do with a vector memory: they look, forget messages, and bring it in line with the transcripts."""
+"""Methods of `VectorMemory` for direct use: search, deletion of messages, and synchronization with transcripts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["VectorVerbs"]
 
 
 class VectorVerbs(DerivedMemory):
-    """The verbs of `VectorMemory` that are for people; see there."""
+    """Base of `VectorMemory` with the methods that callers use outside a turn."""
 
     _core: Core
-    _looked: Any = None  # what the session was like when the turn under way was loaded
+    _looked: Any = None  # session snapshot taken by the load of the current turn
 
     def _bind(self, session_id: str, user_id: str | None) -> None:
         super()._bind(session_id, user_id)
@@ -38,20 +38,20 @@ class VectorVerbs(DerivedMemory):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> HitList:
-        """The rounds that answer a question best, with their scores.
+        """Search the user's rounds, in all sessions, and return the best with their scores.
 
         Args:
             query: The question.
-            k: How many at most; there are no more than `Ranking.candidates`.
-            session_id: Only what was said there.
-            since: Only what was said then or later, aware.
-            until: Only what was said before, aware.
+            k: Maximum number of hits; there are never more than `Ranking.candidates`.
+            session_id: Search this session only.
+            since: Only rounds at or after this time; aware.
+            until: Only rounds before this time; aware.
 
         Returns:
-            Best first; a list that is a table in a notebook and has `to_dataframe()` and `plot()`.
+            Hits, best first: a list that renders as a table in notebooks and has `to_dataframe()` and `plot()`.
 
         Raises:
-            ConfigurationError: `k` is below 1, a time is not aware, or the store was filled with another embedder.
+            ConfigurationError: `k` is below 1, a time is naive, or the store was filled with another embedder.
             HistoryReadError: The store, or a history, cannot be reached or read.
 
         Example:
@@ -74,17 +74,19 @@ class VectorVerbs(DerivedMemory):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> HitList:
-        """Async twin of `search`."""
+        """Run `search` asynchronously."""
         return await adrive(self._search(query, k, session_id, since, until), arun_step)
 
     def forget_messages(self, ids: Collection[str]) -> int:
-        """Deletes the rounds of this session in which these messages stand. `rebuild` finds what is still there.
+        """Delete the rounds of this session that contain these messages.
+
+        A round is deleted as a whole; `rebuild` restores its other messages from the transcript.
 
         Args:
-            ids: Of the messages.
+            ids: Ids of the messages.
 
         Returns:
-            How many records were deleted.
+            The number of deleted records.
 
         Raises:
             TypeError: `ids` is a string.
@@ -94,19 +96,19 @@ class VectorVerbs(DerivedMemory):
         return drive(self._forget_messages(ids), run_step)
 
     def rebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
-        """Brings this session's records in line with its transcript: so a whole conversation is imported.
+        """Synchronize this session's records with its transcript, for example to import a whole conversation.
 
         Args:
-            history: Any LangChain chat history; None: that of `get_session_history`.
-            progress: Shows a bar if `rich` is installed.
+            history: Any LangChain chat history; None uses `get_session_history`.
+            progress: Show a progress bar if `rich` is installed.
 
         Returns:
-            `{"messages": n, "added": n, "removed": n}`; a second time nothing is added or removed.
+            `{"messages": n, "added": n, "removed": n}`; a second call adds and removes nothing.
 
         Raises:
             ConfigurationError: There is no history, or the memory is read-only.
             HistoryReadError: The transcript cannot be read.
-            HistoryWriteError: The store failed; calling again goes on.
+            HistoryWriteError: The store failed; calling again continues the work.
 
         Example:
             >>> from langchain_core.messages import AIMessage, HumanMessage

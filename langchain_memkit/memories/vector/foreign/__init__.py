@@ -1,4 +1,4 @@
-"""Vector stores of others as the store of a vector memory."""
+"""Adapter that lets any LangChain vector store serve as the store of a vector memory."""
 
 from langchain_memkit.memories.vector.foreign.store import ForeignStore, Similar
 

@@ -1,4 +1,4 @@
-"""Reading and writing a vector store of others: checked, in batches, with errors that say what to do."""
+"""Client for a third-party vector store: checked reads and writes, in batches, with actionable errors."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ __all__ = ["Access"]
 
 T = TypeVar("T")
 
-BATCH = 500  # documents that are added or deleted at once
-PAGE = 1000  # documents that are asked for at first where a store can only search
-MOST = 1_000_000  # and at last
-ANYTHING = "memory"  # what is searched for where all is wanted: some embedders refuse an empty text
-LATELY = 10_000  # documents that are kept for stores without `get_by_ids`
+BATCH = 500  # documents added or deleted per call
+PAGE = 1000  # documents requested by the first search where a store cannot list its documents
+MOST = 1_000_000  # documents: a search for this many that is still incomplete is an error
+ANYTHING = "memory"  # the query of a search for everything: some embedders refuse an empty text
+LATELY = 10_000  # documents cached for stores without `get_by_ids`
 
 _locks: WeakKeyDictionary[VectorStore, ForkSafeLock] = WeakKeyDictionary()
 
 
 class Access:
-    """What a vector store of others can do for us, as flows.
+    """Operations on a third-party vector store, as flows.
 
     Args:
         store: The store.
         filter_builder: See `ForeignStore`.
 
     Raises:
-        ConfigurationError: How the store filters is not known, or it cannot delete.
+        ConfigurationError: The store's filter syntax is unknown, or the store cannot delete.
     """
 
     def __init__(self, store: VectorStore, filter_builder: FilterBuilder | None) -> None:
@@ -55,25 +55,26 @@ class Access:
         self._dialect = dialect_of(store, filter_builder)
         if _lacks(store, "delete") and _lacks(store, "adelete"):
             raise self._cannot_delete()
+        # One lock per store object, not per memory: several memories may share a store that is not thread-safe.
         self._lock = _locks.setdefault(store, ForkSafeLock()) if self._dialect.serial else None
-        # for stores that search and nothing else
+        # A store that cannot look up ids: remember the documents that passed through this process instead.
         self._lately: OrderedDict[str, Document] | None = OrderedDict() if _lacks(store, "get_by_ids") else None
 
     def run(self, flow: Flow[T]) -> T:
-        """Runs a flow that uses the store and nothing else."""
+        """Run a flow of store operations, holding the store's lock if it is not thread-safe."""
         if self._lock is None:
             return drive(flow, run_step)
         with self._lock:
             return drive(flow, run_step)
 
     async def arun(self, flow: Flow[T]) -> T:
-        """Async twin of `run`; a store whose threads must take turns does its work in one."""
+        """Run `run` asynchronously; for a store that is not thread-safe, in a worker thread."""
         if self._lock is not None:
             return await run_in_executor(None, self.run, flow)
         return await adrive(flow, arun_step)
 
     def get(self, ids: Sequence[str]) -> Flow[list[Document]]:
-        """The documents with these ids that are there, in this order."""
+        """Read the documents with these ids, in this order; missing ones are left out."""
         if not ids:
             return []
         store = self.store
@@ -84,10 +85,10 @@ class Access:
         return [by_id[name] for name in dict.fromkeys(ids) if name in by_id]
 
     def put(self, documents: Iterable[Document]) -> Flow[list[str]]:
-        """Adds documents, which the store embeds, in place of those with the same ids; returns what was not there yet.
+        """Add documents, which the store embeds, replacing those with the same ids; return the ids that were written.
 
-        What is there already is never added: FAISS takes the vector before it finds that it knows the id, and gives
-        wrong documents from then on.
+        A document that is stored already is never added again: FAISS appends the vector before it notices that the id
+        is taken, and returns wrong documents from then on.
         """
         wanted = {document.id: document for document in documents if document.id}
         known = {document.id: document for document in (yield from self.get(list(wanted)))}
@@ -103,7 +104,13 @@ class Access:
         return [document.id for document in new if document.id]
 
     def remove(self, ids: Iterable[str]) -> Flow[int]:
-        """Deletes documents; those that are not there are no error. Returns how many were."""
+        """Delete documents and return how many there were (of a store without `get_by_ids`: how many were asked for).
+
+        Missing ones are ignored.
+
+        Raises:
+            HistoryWriteError: The store failed, or still returns a document that it was told to delete.
+        """
         names = list(dict.fromkeys(ids))
         if self._lately is None:
             names = [document.id or "" for document in (yield from self.get(names))]
@@ -114,7 +121,7 @@ class Access:
         return len(names)
 
     def page(self, wanted: Wanted, k: int) -> Flow[tuple[list[Document], bool]]:
-        """Documents with this metadata, as many as come, and whether these are all."""
+        """Read up to `k` documents with this metadata, or all if the store can list; also return whether it is all."""
         listing, store = self._dialect.listing, self.store
         if listing is not None:
             work = partial(listing, store, wanted)
@@ -130,7 +137,11 @@ class Access:
         return self._own(found, wanted), len(found) < k
 
     def everything(self, wanted: Wanted) -> Flow[list[Document]]:
-        """All documents with this metadata."""
+        """Read all documents with this metadata, with growing searches if the store cannot list.
+
+        Raises:
+            HistoryWriteError: The store does not filter and holds too many documents to search them all.
+        """
         k, whole = PAGE, False
         found: list[Document] = []
         while not whole:
@@ -141,7 +152,11 @@ class Access:
         return found
 
     def remove_all(self, wanted: Wanted) -> Flow[int]:
-        """Deletes all documents with this metadata, and looks again until nothing comes back."""
+        """Delete all documents with this metadata, searching again until none comes back; return how many.
+
+        Raises:
+            HistoryWriteError: The store failed, or still returns a document that it was told to delete.
+        """
         gone: set[str] = set()
         k, whole = PAGE, False
         while True:
@@ -153,7 +168,7 @@ class Access:
             yield from self._delete(sorted(ids))
             if not ids and whole:
                 break
-            if not ids:  # what comes is of others: the store does not filter
+            if not ids:  # only other users' documents came back: the store ignores the filter, so search wider
                 if k >= MOST:
                     raise self._too_many()
                 k *= 4
@@ -162,10 +177,12 @@ class Access:
         return len(gone)
 
     def search(self, query: str, k: int, wanted: Wanted) -> Flow[list[tuple[Document, float]]]:
-        """The most similar documents with this metadata, best first, from 1 for the best to 0 for the last.
+        """Search for the most similar documents with this metadata.
 
-        Cosine, its distance and the squared distance of normal vectors are one line to another: so scaled they agree,
-        and nobody has to know which of them a score is.
+        Returns:
+            Documents, best first, with similarities scaled from 1 for the best to 0 for the last. Cosine similarity,
+            cosine distance and squared distance of unit vectors are linear functions of each other, so after scaling
+            they agree and it does not matter which of them the store returns.
         """
         filters, store = self._dialect.filters(self.store, wanted), self.store
         text = query.encode("utf-8", "replace").decode()
@@ -249,13 +266,16 @@ def _lacks(store: VectorStore, name: str) -> bool:
 
 
 def _same(stored: Document, document: Document) -> bool:
-    """Whether a record says what is stored; a retry, which dates and rates it anew, changes nothing."""
+    """Return whether a document equals the stored one in text, open flag and epoch.
+
+    Date and importance are ignored: a retry computes them again and must not count as a change.
+    """
     marks = [[bool(d.metadata.get("open")), d.metadata.get("epoch", 0)] for d in (stored, document)]
     return stored.page_content == document.page_content and marks[0] == marks[1]
 
 
 def _scaled(scores: Sequence[float]) -> list[float]:
-    """Scores that come best first, be they similarities or distances, as 1 for the best and 0 for the last."""
+    """Scale scores, given best first, to 1 for the best and 0 for the last, be they similarities or distances."""
     known = [score for score in scores if isfinite(score)]
     if not known or known[0] == known[-1]:
         return [float(isfinite(score)) for score in scores]

@@ -1,4 +1,4 @@
-"""What vector stores of others have in common, and what not: filters, listings, and metadata that any of them takes."""
+"""Adapters for third-party vector stores: filter syntax, listing, and metadata that every store accepts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ __all__ = ["Dialect", "FilterBuilder", "belongs", "dialect_of", "packed", "resto
 Wanted: TypeAlias = Mapping[str, str]
 FilterBuilder: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, Any]]
 
-PACKED = "memkit"  # the field with all that is no plain value, as JSON
-EXACT = 2**53  # some stores keep every number as a float
+PACKED = "memkit"  # the metadata field that holds all non-plain values, as JSON
+EXACT = 2**53  # larger integers go into the JSON: some stores keep every number as a float
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a store is spoken to.
+    """Adapter for one class of vector store.
 
     Attributes:
-        filters: From metadata to the keyword arguments of `similarity_search` that find only what has it.
-        listing: All documents with this metadata, where the store can say so without a search.
-        serial: Whether threads must take turns, because the store itself does not see to it.
+        filters: Function from the store and the wanted metadata to keyword arguments of `similarity_search` that
+            restrict the search to documents with that metadata.
+        listing: Function that returns all documents with the wanted metadata without a search; None if the store
+            offers no way.
+        serial: Whether calls must be serialized because the store is not thread-safe.
     """
 
     filters: Callable[[Any, Wanted], Mapping[str, Any]]
@@ -39,10 +41,10 @@ class Dialect:
 
 
 def dialect_of(store: VectorStore, filter_builder: FilterBuilder | None) -> Dialect:
-    """The dialect of a store, known by its class or one of its parents.
+    """Find the adapter of a store by the name of its class or of a parent class in a `langchain_*` package.
 
     Raises:
-        ConfigurationError: How it filters is not known, and nobody says it.
+        ConfigurationError: The store is unknown and no `filter_builder` is given.
     """
     names = [cls.__name__ for cls in type(store).__mro__ if cls.__module__.startswith("langchain_")]
     known = next((DIALECTS[name] for name in names if name in DIALECTS), None)
@@ -70,20 +72,23 @@ def _checked(arguments: Any) -> Mapping[str, Any]:
     return arguments
 
 
-# -- what a document looks like in a store of others
+# -- documents as a third-party store keeps them
 
 
 def packed(document: Document) -> Document:
-    """The document with plain values alone, so that any store takes it and its own tools show them."""
+    """Convert a document to a form that every store accepts; `restored` is the inverse.
+
+    Plain metadata values stay fields, so that the store's own tools show them; all others go into one field of JSON.
+    """
     plain = {name: value for name, value in document.metadata.items() if _is_plain(value)}
     rest = {name: value for name, value in document.metadata.items() if name not in plain and value is not None}
-    # the id as well: some stores do not give it back
+    # The JSON includes the id, since some stores do not return ids from a search.
     text = json.dumps({"id": document.id, **rest}, ensure_ascii=False, separators=(",", ":"))
     return Document(id=document.id, page_content=document.page_content, metadata={**plain, PACKED: text})
 
 
 def restored(document: Document) -> Document:
-    """What was packed. A field that is not as we write it is left out: others may write into the store as well."""
+    """Restore a packed document, dropping fields that fail validation: others may write to the store too."""
     try:
         rest = json.loads(document.metadata.get(PACKED) or "{}")
     except (TypeError, ValueError, RecursionError):
@@ -99,7 +104,7 @@ def restored(document: Document) -> Document:
 
 
 def belongs(document: Document, wanted: Wanted) -> bool:
-    """Whether a document has this metadata: what a store found is never taken on trust."""
+    """Return whether a document has this metadata; checked on every result, in case the store ignores filters."""
     return all(document.metadata.get(name) == value for name, value in wanted.items())
 
 
@@ -160,7 +165,7 @@ CHECKS: Mapping[str, Callable[[Any, int], bool]] = {
 
 
 def _operators(wanted: Wanted) -> dict[str, Any]:
-    """As Chroma, MongoDB and others write it."""
+    """Build the filter with `$eq` and `$and` operators, as Chroma, MongoDB and others take it."""
     conditions = [{name: {"$eq": value}} for name, value in wanted.items()]
     return conditions[0] if len(conditions) == 1 else {"$and": conditions}
 
@@ -176,7 +181,7 @@ def _chroma_listing(store: Any, wanted: Wanted) -> list[Document]:
 
 
 def _faiss_filters(store: Any, wanted: Wanted) -> Mapping[str, Any]:
-    # it filters what it has fetched, 20 documents of anybody's unless told otherwise
+    # FAISS filters after fetching, by default only 20 documents of all users: fetch everything.
     return {"filter": dict(wanted), "fetch_k": max(1, store.index.ntotal)}
 
 
@@ -200,7 +205,7 @@ def _atlas_filters(store: Any, wanted: Wanted) -> Mapping[str, Any]:
 
 
 def _atlas_listing(store: Any, wanted: Wanted) -> list[Document]:
-    # the collection: its search index lags behind, and what is deleted must not be left out
+    # Read the collection, not the search index: the index lags behind, and a deletion must not miss documents.
     text, vector = store._text_key, store._embedding_key
     rows = store.collection.find(_operators(wanted), {vector: 0} if vector else None)
     return [Document(id=str(row.pop("_id")), page_content=str(row.pop(text, "")), metadata=row) for row in rows]

@@ -1,4 +1,7 @@
-"""What a vector memory does with a store of others, as flows, and what is known of it in this process alone."""
+"""Operations of a vector memory on a third-party store, as flows, and the state that only this process holds.
+
+That state is what such a store cannot keep: the sessions seen, the times of recalls, and the sessions forgotten.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ __all__ = ["Flows", "Similar", "index_of", "sessions_of"]
 K = TypeVar("K")
 V = TypeVar("V")
 
-LATELY = 10_000  # users, or sessions that were forgotten, of which something is known
+LATELY = 10_000  # users, or forgotten sessions, that are remembered; the least recently used are dropped
 UNDATED = datetime.min.replace(tzinfo=UTC)
 
-_moments = itertools.count(1)
+_moments = itertools.count(1)  # logical clock of this process: orders saves and forgets
 
 
 class Similar(dict[str, float]):
-    """What a search found: by id of a record, 1 for the most similar to 0 for the last that was found.
+    """Search result: similarity by record id, scaled from 1 for the most similar to 0 for the last one found.
 
     Attributes:
         documents: The records, best first.
@@ -42,11 +45,11 @@ class Similar(dict[str, float]):
 
 
 class Flows:
-    """The verbs of `ForeignStore`; those that use the store run under `access.run`.
+    """Operations behind `ForeignStore`; run those that use the store with `access.run`.
 
     Args:
-        access: The store.
-        transcripts: The words of the transcripts; None if there are none.
+        access: Client of the store.
+        transcripts: Lexical index of the transcripts; None without `get_session_history`.
     """
 
     def __init__(self, access: Access, transcripts: Transcripts | None) -> None:
@@ -58,7 +61,7 @@ class Flows:
         self._forgotten: OrderedDict[tuple[str, str | None], int] = OrderedDict()
 
     def begin(self, user_id: str, session_id: str) -> str:
-        """Remembers that there is this session; returns the moment."""
+        """Register the session and return a logical timestamp."""
         with self._guard:
             _kept(self._sessions, user_id, set()).add(session_id)
         return str(next(_moments))
@@ -66,24 +69,26 @@ class Flows:
     def write(
         self, user_id: str, session_id: str, moment: str, documents: Sequence[Document], delete: Sequence[str]
     ) -> Flow[bool]:
-        """Adds records; takes them back if their session was forgotten since that moment."""
+        """Add and delete records; undo the additions and return False if the session was forgotten since `moment`."""
         yield from self._access.remove(delete)
         added = yield from self._access.put(documents)
+        # Such a store cannot refuse a write, so compare afterwards: `forget` advances the clock before it deletes, so a
+        # record that it could have missed is always noticed, and removed, here.
         if moment and self._forgotten_since(user_id, session_id) > int(moment):
             yield from self._access.remove(added)
             return False
         return True
 
     def search(self, user_id: str, query: str, k: int) -> Flow[Similar]:
-        """What is most similar."""
+        """Search the user's records by similarity."""
         return Similar((yield from self._access.search(query, k, {"user_id": user_id})))
 
     def everything(self, user_id: str) -> Flow[list[Document]]:
-        """All records of a user."""
+        """Read all records of a user."""
         return (yield from self._access.everything({"user_id": user_id}))
 
     def words(self, user_id: str, similar: Similar) -> Flow[Index]:
-        """The index of the transcripts; without transcripts, of what was found."""
+        """Return the lexical index of the user's transcripts; without transcripts, an index of the search result."""
         if self._transcripts is None:
             return index_of(similar.documents)
         named = {str(document.metadata.get("session_id") or "") for document in similar.documents} - {""}
@@ -96,8 +101,8 @@ class Flows:
         return index
 
     def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
-        """Deletes the records of a session, or of a user, and what this process knows of them."""
-        with self._guard:  # first: a save that is under way sees it when it has written
+        """Delete all records of a session or user, and this process's state about them; return how many records."""
+        with self._guard:  # before the deletion: a save in progress checks this after its write, see `write`
             _kept(self._forgotten, (user_id, session_id), 0)
             self._forgotten[user_id, session_id] = next(_moments)
         wanted = {"user_id": user_id} | ({"session_id": session_id} if session_id is not None else {})
@@ -113,7 +118,7 @@ class Flows:
         return count
 
     def evict(self, user_id: str, max_records: int, keep: Collection[str]) -> Flow[int]:
-        """Deletes what is too much."""
+        """Delete the records over `max_records`, least recently recalled first; return how many."""
         documents = yield from self.everything(user_id)
         accessed = self.accesses(user_id)
 
@@ -126,12 +131,12 @@ class Flows:
         return (yield from self._access.remove(document.id or "" for document in surplus))
 
     def touch(self, user_id: str, ids: Iterable[str], at: datetime) -> None:
-        """Remembers when records were recalled."""
+        """Record the recall time of records, in this process only."""
         with self._guard:
             _kept(self._accesses, user_id, {}).update(dict.fromkeys(ids, at))
 
     def accesses(self, user_id: str) -> dict[str, datetime]:
-        """When records were last recalled."""
+        """Return the last recall of each record that this process recalled, by id."""
         with self._guard:
             return dict(self._accesses.get(user_id, {}))
 
@@ -141,7 +146,7 @@ class Flows:
 
 
 def index_of(documents: Iterable[Document]) -> Index:
-    """An index of documents, without vectors."""
+    """Build an index of documents, without vectors."""
     index = Index()
     for document in documents:
         index.add(entry_of(document), None)
@@ -149,7 +154,7 @@ def index_of(documents: Iterable[Document]) -> Index:
 
 
 def sessions_of(documents: Iterable[Document]) -> list[SessionInfo]:
-    """The sessions of records, the last used first."""
+    """Group records by session: one `SessionInfo` each, most recently used first."""
     dates: dict[str, list[datetime | None]] = {}
     for document in documents:
         if name := document.metadata.get("session_id"):
@@ -172,7 +177,7 @@ def _importance(documents: Iterable[Document]) -> Mapping[tuple[str, str], float
 
 
 def _kept(known: OrderedDict[K, V], key: K, first: V) -> V:
-    """What is known under a key; what was used longest ago goes when it is too much. The lock is held."""
+    """Get or insert a value in an LRU dict of `LATELY` entries. The caller holds the lock."""
     value = known.setdefault(key, first)
     known.move_to_end(key)
     while len(known) > LATELY:

@@ -1,4 +1,4 @@
-"""Any LangChain vector store as the store of a vector memory."""
+"""`ForeignStore`: adapter from any LangChain vector store to the store of a vector memory."""
 
 from __future__ import annotations
 
@@ -24,33 +24,34 @@ __all__ = ["ForeignStore", "Similar"]
 
 
 class ForeignStore:
-    """Gives `VectorMemory` what it needs, over any LangChain `VectorStore`: Chroma, FAISS, MongoDB Atlas, pgvector.
+    """Adapts any LangChain `VectorStore` (Chroma, FAISS, MongoDB Atlas, pgvector, ...) to the needs of `VectorMemory`.
 
-    The store embeds and finds by meaning; by words the transcripts are searched, in process, or where there are none
-    what the store found. Every search carries the user's filter, and each hit's user is looked at again, so that a
-    store that ignores filters shows nobody what is another's. Records keep plain fields (`user_id`, `session_id`,
-    `round_id`, `created_at`, ...) that the store's own tools show, and one field of JSON. Give the memory a collection
-    of its own: documents of your app that have the same `user_id` are found, and forgotten, with the records.
+    The store embeds and searches by similarity. The lexical search runs in process, over the transcripts or, without
+    them, over the store's search results. Every search carries the user's filter, and the user of each hit is checked
+    again, so that a store that ignores filters never shows one user's records to another. Records keep plain metadata
+    fields (`user_id`, `session_id`, `round_id`, `created_at`, ...) that the store's own tools show, and one field of
+    JSON. Give the memory a collection of its own: documents of your app with the same `user_id` would be found, and
+    forgotten, with the records.
 
-    What is less than with our own stores: a store embeds an unfinished round when it is saved and again when it goes
-    on; greetings are embedded as well; when records were recalled is known to this process only; a save under way in
-    another process is not refused when its session is forgotten (its transcript, if there is one, hides what is left);
-    what has expired is not found, but stays until it is forgotten.
+    Limits compared with memkit's own stores: an unfinished round is embedded when it is saved and again when it is
+    continued; greetings are embedded too; recall times are known to this process only; a save in progress in another
+    process is not refused when its session is forgotten (the transcript, if there is one, hides what is left); expired
+    records are not found, but stay in the store until they are forgotten.
 
     Args:
-        store: The store. It must be able to delete. One that cannot look up ids (`get_by_ids`) must replace what has
-            the same id, and of it only that is recalled which its search finds.
-        filter_builder: From metadata (`{"user_id": ...}`, at times with `"session_id"`) to the keyword arguments of
-            `similarity_search` that find only what has it. Known are Chroma, FAISS, `InMemoryVectorStore`, MongoDB
-            Atlas (its index must have both as filter fields) and `PGVector`.
-        get_session_history: Where the transcripts are. A factory of ours lists a user's sessions and tells which
-            changed; another callable is asked for the sessions that were seen in this process, at every question.
-        splitter: Cuts long rounds as the memory does; the same one, so that records have the same ids.
-        ttl: The memory's, so that what was read from transcripts expires as well.
-        cache_bytes: What the words of the users' transcripts may take; who asked longest ago is read again.
+        store: The vector store. It must be able to delete. If it cannot look up ids (`get_by_ids`), adding a document
+            must replace the one with the same id, and only records that its search finds are recalled.
+        filter_builder: Function from metadata (`{"user_id": ...}`, sometimes with `"session_id"`) to the keyword
+            arguments of `similarity_search` that restrict it to documents with that metadata. Built in for Chroma,
+            FAISS, `InMemoryVectorStore`, MongoDB Atlas (its index must have both as filter fields) and `PGVector`.
+        get_session_history: Source of the transcripts. A memkit factory lists a user's sessions and tells which have
+            changed; with any other callable, the sessions seen in this process are read at every question.
+        splitter: Splits long rounds; must be the memory's, so that records have the same ids.
+        ttl: The memory's `ttl`, so that records read from transcripts expire as well.
+        cache_bytes: Memory limit of the lexical indexes, in bytes; the least recently used are dropped and read again.
 
     Raises:
-        ConfigurationError: How the store filters is not known, or it cannot delete.
+        ConfigurationError: The store's filter syntax is unknown, or the store cannot delete.
 
     Example:
         >>> from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -84,29 +85,29 @@ class ForeignStore:
         self._flows = Flows(self._access, transcripts)
 
     def __repr__(self) -> str:
-        """Names the store's class: it may hold credentials."""
+        """Name only the store's class: its own repr may contain credentials."""
         return f"ForeignStore({self._access.name})"
 
     @property
     def embeddings(self) -> Embeddings | None:
-        """What the store embeds with, if it says so."""
+        """The store's embedding model, if it exposes one."""
         return self._access.store.embeddings
 
     # -- embedding: the store's own business
 
     def embed(self, texts: Sequence[str]) -> list[None]:
-        """Nothing for each text: the store embeds what it is given."""
+        """Return None for each text: the store embeds documents itself."""
         return [None for _ in texts]
 
     async def aembed(self, texts: Sequence[str]) -> list[None]:
-        """Async twin of `embed`."""
+        """Run `embed` asynchronously."""
         return self.embed(texts)
 
     def embed_query(self, text: str) -> None:
-        """Nothing: `similar` asks the store."""
+        """Return None: the store embeds queries itself, see `similar`."""
 
     async def aembed_query(self, text: str) -> None:
-        """Async twin of `embed_query`."""
+        """Run `embed_query` asynchronously."""
 
     # -- a turn
 
@@ -119,7 +120,18 @@ class ForeignStore:
         messages: Collection[str] | None = None,
         since: str | None = None,
     ) -> Begun:
-        """Which of these records the store holds, and the moment: a save that a `forget` overtakes adds nothing."""
+        """Start a save: read the records with these ids, and take a logical timestamp.
+
+        The timestamp becomes the `generation` of `write`, which refuses the save if the session was forgotten since.
+
+        Args:
+            user_id: The user.
+            session_id: The conversation.
+            digests: Not used: the store embeds by itself.
+            ids: Ids of the records that may be written.
+            messages: Not used.
+            since: The timestamp of the first attempt of the same save, to keep in place of a new one.
+        """
         moment = since or self._flows.begin(user_id, session_id)
         return _begun(moment, self._access.run(self._access.get(ids)) if ids else [])
 
@@ -132,7 +144,7 @@ class ForeignStore:
         messages: Collection[str] | None = None,
         since: str | None = None,
     ) -> Begun:
-        """Async twin of `begin`."""
+        """Run `begin` asynchronously."""
         moment = since or self._flows.begin(user_id, session_id)
         return _begun(moment, await self._access.arun(self._access.get(ids)) if ids else [])
 
@@ -146,19 +158,19 @@ class ForeignStore:
         delete: Sequence[str] = (),
         expected: Mapping[str, str] | None = None,
     ) -> bool:
-        """Adds records, which the store embeds; what it holds already is not added again.
+        """Add records, which the store embeds; records that it holds already are not added again.
 
         Args:
-            user_id: Whose.
+            user_id: The user.
             session_id: The conversation.
-            generation: Of `begin`; empty if there was none.
-            documents: With ids; in place of those with the same ids.
+            generation: The timestamp of `begin`; empty without one.
+            documents: Records with ids; they replace those with the same ids.
             vectors: Not used.
             delete: Ids of records to delete.
-            expected: Not used: such a store cannot compare.
+            expected: Not used: such a store has no compare-and-set.
 
         Returns:
-            False if the session was forgotten by this process since `begin`: nothing is left then.
+            False if this process forgot the session since `begin`; the added records are removed again then.
 
         Raises:
             HistoryWriteError: The store failed; calling again is safe.
@@ -175,63 +187,63 @@ class ForeignStore:
         delete: Sequence[str] = (),
         expected: Mapping[str, str] | None = None,
     ) -> bool:
-        """Async twin of `write`."""
+        """Run `write` asynchronously."""
         return await self._access.arun(self._flows.write(user_id, session_id, generation, documents, delete))
 
     def similar(self, user_id: str, query: str, k: int) -> Similar:
-        """The user's records that are most similar, by id, with similarities from 1 to 0; at most `k`."""
+        """Search for the user's `k` most similar records; similarities by id, scaled from 1 to 0."""
         return self._access.run(self._flows.search(user_id, query, k))
 
     async def asimilar(self, user_id: str, query: str, k: int) -> Similar:
-        """Async twin of `similar`."""
+        """Run `similar` asynchronously."""
         return await self._access.arun(self._flows.search(user_id, query, k))
 
     def index(self, user_id: str, similar: Similar | None = None) -> Index:
-        """The user's records by their words, without vectors.
+        """Return a lexical index of the user's records, without vectors.
 
         Args:
-            user_id: Whose.
-            similar: What was found for a question: then the index is that of the transcripts, or without transcripts
-                one of what was found. None: of all that the store holds of the user, which takes as long as that is.
+            user_id: The user.
+            similar: Search result for a question: the index covers the transcripts or, without transcripts, the search
+                result. None: the index covers all records of the user, which reads them all from the store.
         """
         if similar is None:
             return index_of(self._access.run(self._flows.everything(user_id)))
         return drive(self._flows.words(user_id, similar), run_step)
 
     async def aindex(self, user_id: str, similar: Similar | None = None) -> Index:
-        """Async twin of `index`."""
+        """Run `index` asynchronously."""
         if similar is None:
             return await asyncio.to_thread(index_of, await self._access.arun(self._flows.everything(user_id)))
         return await adrive(self._flows.words(user_id, similar), arun_step)
 
     def touch(self, user_id: str, ids: Iterable[str], at: datetime) -> None:
-        """Remembers in this process that records were recalled."""
+        """Record the recall time of records, in this process only."""
         self._flows.touch(user_id, ids, at)
 
     async def atouch(self, user_id: str, ids: Iterable[str], at: datetime) -> None:
-        """Async twin of `touch`."""
+        """Run `touch` asynchronously."""
         self.touch(user_id, ids, at)
 
     def accesses(self, user_id: str) -> dict[str, datetime]:
-        """When records were last recalled, by id, as far as this process knows."""
+        """Return the last recall of each record that this process recalled, by id."""
         return self._flows.accesses(user_id)
 
     async def aaccesses(self, user_id: str) -> dict[str, datetime]:
-        """Async twin of `accesses`."""
+        """Run `accesses` asynchronously."""
         return self.accesses(user_id)
 
     # -- the records
 
     def get_by_ids(self, ids: Sequence[str]) -> list[Document]:
-        """The records with these ids that the store holds, in this order."""
+        """Read the records with these ids, in this order; missing ones are left out."""
         return self._access.run(self._access.get(ids))
 
     async def aget_by_ids(self, ids: Sequence[str]) -> list[Document]:
-        """Async twin of `get_by_ids`."""
+        """Run `get_by_ids` asynchronously."""
         return await self._access.arun(self._access.get(ids))
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Deletes records; ids that are not there are passed over.
+        """Delete records; missing ids are ignored.
 
         Raises:
             HistoryWriteError: The store failed, or still holds them.
@@ -239,44 +251,53 @@ class ForeignStore:
         self._access.run(self._access.remove(ids))
 
     async def adelete(self, ids: Sequence[str]) -> None:
-        """Async twin of `delete`."""
+        """Run `delete` asynchronously."""
         await self._access.arun(self._access.remove(ids))
 
     def forget(self, user_id: str, session_id: str | None = None) -> int:
-        """Deletes all records of a session, or of a user, and looks again until the store finds none.
+        """Delete all records of a session, or of a user, searching again until the store finds none.
+
+        Args:
+            user_id: The user.
+            session_id: The session; None for all sessions of the user.
 
         Returns:
-            How many were deleted.
+            The number of deleted records.
 
         Raises:
-            HistoryWriteError: The store failed, or still holds them; calling again finishes the work.
+            HistoryWriteError: The store failed, or still holds some; calling again finishes the work.
         """
         return self._access.run(self._flows.forget(user_id, session_id))
 
     async def aforget(self, user_id: str, session_id: str | None = None) -> int:
-        """Async twin of `forget`."""
+        """Run `forget` asynchronously."""
         return await self._access.arun(self._flows.forget(user_id, session_id))
 
     def evict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
-        """Deletes what is too much: the oldest that this process never recalled, then what it recalled longest ago.
+        """Delete the user's records over `max_records`.
 
-        What is to be kept, which was just written, stays.
+        Records that this process never recalled go first, oldest first; then those recalled longest ago.
+
+        Args:
+            user_id: The user.
+            max_records: How many records may stay.
+            keep: Ids that are never deleted, such as those just written.
 
         Returns:
-            How many were deleted.
+            The number of deleted records.
         """
         return self._access.run(self._flows.evict(user_id, max_records, keep))
 
     async def aevict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
-        """Async twin of `evict`."""
+        """Run `evict` asynchronously."""
         return await self._access.arun(self._flows.evict(user_id, max_records, keep))
 
     def sessions(self, user_id: str) -> list[SessionInfo]:
-        """The sessions of which the store holds records, the last used first; `turns` counts records."""
+        """List the sessions with records in the store, most recently used first; `turns` counts records."""
         return sessions_of(self._access.run(self._flows.everything(user_id)))
 
     async def asessions(self, user_id: str) -> list[SessionInfo]:
-        """Async twin of `sessions`."""
+        """Run `sessions` asynchronously."""
         return sessions_of(await self._access.arun(self._flows.everything(user_id)))
 
 

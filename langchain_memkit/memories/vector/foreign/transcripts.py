@@ -1,4 +1,4 @@
-"""The words of a user's transcripts in process: the lexical leg beside a vector store of others."""
+"""In-process lexical index of a user's transcripts: the lexical half of recall over a third-party vector store."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ Known: TypeAlias = dict[str, tuple[object, Entry]]
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """What is in the index of one session.
+    """The indexed records of one session, and how far they are final.
 
     Attributes:
-        mark: What the list of sessions said of it; None if there is no list.
+        mark: Version of the session when it was read: its number of turns and last date; None if sessions cannot be
+            listed.
         settled: Records of the turns before `cut`, which no later turn can change.
-        open: Records from there on.
-        cut: Position of the turn from which on the session is read again; 0 for all of it.
-        epoch: Of that turn.
-        before: How many turns there are before it.
+        open: Records from `cut` on.
+        cut: Seq of the turn from which the session is read again; 0 to read all of it.
+        epoch: Epoch of that turn.
+        before: Number of turns before it.
     """
 
     mark: Mark | None = None
@@ -55,15 +56,16 @@ class _User:
 
 
 class Transcripts:
-    """Indexes of what stands in the transcripts, one for each user, without vectors.
+    """Cache of lexical indexes over the transcripts, one per user, without vectors.
 
-    A session is read when its number of turns or its last date changed; of a history of ours only its last turns then.
+    A session is read again when its number of turns or its last date has changed. Of one of memkit's own histories,
+    only the newest turns are read then.
 
     Args:
-        get_session_history: Makes the histories; with `list_sessions` they need not be known.
-        splitter: Cuts what is too long, as the memory does.
-        expiry: From the date of a round, and when its turn goes, to when its record goes.
-        cache_bytes: What all indexes may take together; those not used for longest go.
+        get_session_history: Creates the histories; if it has `list_sessions`, sessions are discovered through it.
+        splitter: Splits long rounds, as the memory does.
+        expiry: Function from the date of a round and the expiry of its turn to the expiry of its record.
+        cache_bytes: Memory limit of all indexes together, in bytes; the least recently used are dropped.
     """
 
     def __init__(
@@ -74,14 +76,15 @@ class Transcripts:
         self._expiry = expiry
         self._cache_bytes = cache_bytes
         self._users: OrderedDict[str, _User] = OrderedDict()
-        self._guard = ForkSafeLock(self._users.clear)  # a lock of an index may have been held
+        # After a fork the cache starts empty: another thread of the parent may have held an index's lock.
+        self._guard = ForkSafeLock(self._users.clear)
 
     def index(self, user_id: str, also: Iterable[str] = ()) -> Flow[Index]:
-        """The user's index, brought in line with the transcripts.
+        """Return the user's index after re-reading the sessions that have changed.
 
         Args:
-            user_id: Whose.
-            also: Sessions that are known to be there, for histories that cannot be listed.
+            user_id: The user.
+            also: Further session ids, for histories that cannot be listed.
         """
         with self._guard:
             user = self._users.setdefault(user_id, _User())
@@ -92,10 +95,13 @@ class Transcripts:
                 _put(user, session, None)
         changed = False
         for session, mark in listed.items():
+            # Without a mark nothing tells whether the session has changed, so it is read at every call.
             while (base := user.sessions.get(session, _Session())).mark is None or base.mark != mark:
                 read = yield from self._read(user_id, session, base, mark)
                 with user.index.lock:
-                    if user.sessions.get(session, base) is base:  # else another thread was first: look again
+                    # The transcript is read without the lock. If another thread stored a newer read meanwhile, compare
+                    # the marks again instead of overwriting it.
+                    if user.sessions.get(session, base) is base:
                         _put(user, session, read)
                         changed = True
                         break
@@ -104,7 +110,7 @@ class Transcripts:
         return user.index
 
     def forget(self, user_id: str, session_id: str | None) -> None:
-        """Drops what is known of a session, or of a user; what still stands in a transcript is read again."""
+        """Drop a session or a user from the cache; what is still in a transcript will be read again."""
         with self._guard:
             user = self._users.get(user_id) if session_id else self._users.pop(user_id, None)
         if user and session_id:
@@ -112,7 +118,7 @@ class Transcripts:
                 _put(user, session_id, None)
 
     def rate(self, user_id: str, importance: Mapping[tuple[str, str], float]) -> None:
-        """Takes up the importance of records, by session and id: it stands in no transcript."""
+        """Update the importance of indexed records, by session and id: transcripts do not hold it."""
         with self._guard:
             user = self._users.get(user_id)
         if user is None or not importance:
@@ -134,7 +140,7 @@ class Transcripts:
                 self._users.popitem(last=False)
 
     def _listed(self, user_id: str, known: Sequence[str]) -> Flow[Mapping[str, Mark | None]]:
-        """The user's sessions with what tells whether they changed."""
+        """List the user's sessions with their marks; the known ones, without marks, if histories cannot be listed."""
         histories = self._histories
         if not hasattr(histories, "list_sessions"):
             return dict.fromkeys(known)
@@ -146,13 +152,15 @@ class Transcripts:
         return {info.session_id: (info.turns, info.updated_at) for info in found}
 
     def _read(self, user_id: str, session_id: str, base: _Session, mark: Mark | None) -> Flow[_Session]:
-        """The session as it is now; of a history of ours only from the last cut on, if all before is as it was."""
+        """Read a session; from a memkit history only the turns from the last cut on, if nothing before has changed."""
         history = yield history_of(self._histories, session_id, user_id)
         if not has_native(history, "iter_turns"):
             stretches = yield stretches_of(history)
             work = lambda: _Session(mark, open=self._known(base.open, user_id, session_id, stretches, 0))  # noqa: E731  # both styles
         else:
             turns = yield _turns(history, base.cut - 1 if base.cut else None)
+            # Trust the settled records only if the turn at the cut is still the same (seq and epoch) and the number of
+            # turns before it, derived from the session's mark, too. Else something was deleted or cleared: read it all.
             first = [(turn.seq, turn.epoch) for turn in turns[:1]]
             whole = not base.cut or first != [(base.cut, base.epoch)]
             if base.cut and (whole or mark is None or mark[0] - len(turns) != base.before):
@@ -175,7 +183,7 @@ class Transcripts:
         return _Session(mark, {**settled, **before}, after, seq, epoch, cut if whole else base.before + cut)
 
     def _known(self, old: Known, user_id: str, session_id: str, stretches: Sequence[Stretch], position: int) -> Known:
-        """The records of what was said; those that are as they were are not taken apart again."""
+        """Build the records of some stretches, reusing the index entries of records that have not changed."""
         known: Known = {}
         for round_ in rounds_of(stretches, UNDATED):
             place = max(position, int(round_.at.timestamp() * 1_000_000))
@@ -197,7 +205,7 @@ def _turns(history: Any, after: int | None) -> Step:
 
 
 def _cut(stretches: Sequence[Stretch]) -> int:
-    """The last stretch that begins a round: whatever comes, what stands before it stays as it is."""
+    """Return the index of the last stretch that begins a round: nothing that follows can change those before it."""
     lines = [list(lines_of_messages(stretches[-1].messages))] if stretches else []
     for i in range(len(stretches) - 1, 0, -1):
         lines.append(list(lines_of_messages(stretches[i - 1].messages)))
@@ -213,7 +221,7 @@ def _signature(document: Document) -> object:
 
 
 def _put(user: _User, session_id: str, read: _Session | None) -> None:
-    """Puts what was read of a session in place of what was known of it; None: nothing is there. The lock is held."""
+    """Replace a session in the index by what was read of it; None removes it. The caller holds the index's lock."""
     base = user.sessions.pop(session_id, _Session())
     old = {**base.settled, **base.open}
     new = {**read.settled, **read.open} if read else {}
