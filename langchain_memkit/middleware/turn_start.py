@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -12,8 +11,8 @@ from uuid import uuid4
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit._histories import is_native, seq_of, stored_ids
+from langchain_memkit._sync import Step, as_step, both
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, Turn, TurnContext, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
@@ -86,7 +85,7 @@ class TurnStart:
     get_session_history: GetSessionHistory
     policy: Policy
 
-    def begin(
+    async def begin(
         self,
         state: Mapping[str, Any],
         configurable: dict[str, Any],
@@ -94,7 +93,7 @@ class TurnStart:
         seen: Sequence[BaseMessage] = (),
         *,
         trial: bool = False,
-    ) -> Flow[Run]:
+    ) -> Run:
         """Start a run with new input; messages of the state that the transcript lacks are stored first.
 
         Args:
@@ -112,20 +111,20 @@ class TurnStart:
         place = place_of_run(configurable)
         turn_id = configurable.get("turn_id")
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
-        bound = yield from self.bind(configurable)
+        bound = await self.bind(configurable)
         start = unstored_start(messages, before)
         first = start_of_turn(messages, start)
         # Messages without an id get the ids that the previous run stored them by, or would have: so the indexed
         # lookup below recognizes them, and a second attempt to store them changes nothing.
         named = with_turn_ids(messages[start:], [place], _namer(before, turn_id))
-        known, view = yield from self._read(bound, [m.id or "" for m in (*seen, *named)], messages[first:], config)
+        known, view = await self._read(bound, [m.id or "" for m in (*seen, *named)], messages[first:], config)
         moved = before is not None and before["place"] != place
         skip, forked = list[list[int]](), False
         # Without a marker this is the thread's first turn, perhaps repeated, or the agent is a node of a larger
         # graph. It is a fork only if messages of this very turn are stored already.
         if not moved and (before is not None or {m.id for m in named[first - start :]} & known):
             skip, forked = _skipped(before, view, config)
-        cleared = before is not None and (yield from _is_cleared(bound, before, view))
+        cleared = before is not None and await _is_cleared(bound, before, view)
         if before is not None and (cleared or moved):
             # What the state held then must not come back after a clear, nor move to another user or session.
             start = unstored_start(messages, before, settled=True)
@@ -148,25 +147,25 @@ class TurnStart:
         if forked:
             run.known = set()  # a branch is stored whole, beginning with its question
         # A thread without a marker may still hold what was erased when the session was cleared: do not store it again.
-        if left and not (before is None and (yield from _was_cleared(bound, view))):
+        if left and not (before is None and await _was_cleared(bound, view)):
             if trial:  # show the messages as if they had been stored
                 run.view = view._replace(messages=[*view.messages, *left])
             else:
                 # If that fails without raising, the marker starts before these messages: the next run tries again.
-                if not (yield from self._adopt(run, left, before, config)):
+                if not await self._adopt(run, left, before, config):
                     run.marker = {**run.marker, "first": messages[start].id, "start": start}
                     run.older, run.older_unnamed = _older(messages, start)
-                run.view = yield self._view(bound, messages[first:], config)
+                run.view = await self._view(bound, messages[first:], config)
         run.observe(messages)
         return run
 
-    def resume(
+    async def resume(
         self,
         state: Mapping[str, Any],
         configurable: dict[str, Any],
         config: RunnableConfig,
         seen: Sequence[BaseMessage] = (),
-    ) -> Flow[Run]:
+    ) -> Run:
         """Resume a run that another invocation, perhaps in another process, started.
 
         Args:
@@ -182,11 +181,11 @@ class TurnStart:
         marker: Marker = state["memkit_turn"]
         check_place(marker, configurable)
         place = marker["place"]
-        bound = yield from self.bind(configurable)
+        bound = await self.bind(configurable)
         start = unstored_start(messages, marker)
         own = with_turn_ids(messages[start:], [place], marker["turn_id"])
         ids = {m.id for m in (*seen, *messages, *own) if m.id}
-        known, view = yield from self._read(bound, sorted(ids), messages[start:], config)
+        known, view = await self._read(bound, sorted(ids), messages[start:], config)
         older, unnamed = _older(messages, start)
         # The run's first message was removed, so its start is unknown: stored messages count as older than the run.
         if index_of(messages, marker["first"]) < 0 and marker["first"] is not None:
@@ -194,7 +193,7 @@ class TurnStart:
         replayed: int | None = None
         if bound.native and known & {m.id for m in own}:
             # Some of the run's messages are stored: by an aborted attempt, or as the whole turn, which has its own key.
-            replayed = yield seq_of(bound.history, batch_op([], marker["turn_id"]), marker["seq"])
+            replayed = await seq_of(bound.history, batch_op([], marker["turn_id"]), marker["seq"])
         # The turn is stored already, so this repeats it or its last steps from an older checkpoint. It is stored
         # again as a branch, and the positions from the first attempt on are skipped in its prompts.
         if replayed:
@@ -204,13 +203,13 @@ class TurnStart:
         run.remember(seen, messages)
         return run
 
-    def bind(self, configurable: dict[str, Any]) -> Flow[Bound]:
+    async def bind(self, configurable: dict[str, Any]) -> Bound:
         """Return the history of a call and its further memories, without reading them.
 
         Raises:
             ConfigurationError: A surrounding chain stores the same session, or a memory belongs to another one.
         """
-        history = yield session_history(self.get_session_history, None, configurable)
+        history = await session_history(self.get_session_history, None, configurable)
         outer = configurable.get("message_history")
         if outer is not None and _ids(outer) == _ids(history):
             msg = (
@@ -218,36 +217,26 @@ class TurnStart:
                 "would be stored twice. Leave out one of the two, or give the agent a session_id of its own."
             )
             raise ConfigurationError(msg)
-        memories = yield from self.policy.memories.bind(None, configurable, history)
+        memories = await self.policy.memories.bind(None, configurable, history)
         return Bound(history, is_native(history), memories)
 
-    def _read(
+    async def _read(
         self, bound: Bound, ids: Sequence[str], asked: Sequence[BaseMessage], config: RunnableConfig
-    ) -> Flow[tuple[set[str], HistoryView]]:
+    ) -> tuple[set[str], HistoryView]:
         """Look up which messages are stored (one indexed query) and read the past; on an event loop both at once."""
         view, memories = self._view(bound, asked, config), self.policy.memories
         if not bound.native:
-            found: HistoryView = yield from memories.beside(bound.memories, view)
+            found = await memories.beside(bound.memories, view)
             return {m.id for m in found.messages if m.id}, found
         stored = stored_ids(bound.history, ids)
+        return await memories.beside(bound.memories, both(stored, view))
 
-        async def at_once() -> Any:
-            return await asyncio.gather(stored.asynchronous(), view.asynchronous())
-
-        # Lookup and read do not depend on each other, so on an event loop the turn waits for the slower one only.
-        both = Step(lambda: (stored.sync(), view.sync()), at_once)
-        known, found = yield from memories.beside(bound.memories, both)
-        return known, found
-
-    def _view(self, bound: Bound, asked: Sequence[BaseMessage], config: RunnableConfig) -> Step:
+    def _view(self, bound: Bound, asked: Sequence[BaseMessage], config: RunnableConfig) -> Step[HistoryView]:
         inside = in_turn(config, bound.history, TurnContext(asked))
 
-        def flow() -> Flow[HistoryView]:
-            return load(bound.history, self.policy.preprocessor, inside, native=bound.native)
+        return as_step(lambda: load(bound.history, self.policy.preprocessor, inside, native=bound.native))
 
-        return Step(lambda: drive(flow(), run_step), lambda: adrive(flow(), arun_step))
-
-    def _adopt(self, run: Run, left: list[BaseMessage], before: Marker | None, config: RunnableConfig) -> Flow[bool]:
+    async def _adopt(self, run: Run, left: list[BaseMessage], before: Marker | None, config: RunnableConfig) -> bool:
         """Store messages of the state that the transcript lacks, one row per turn; repeating it changes nothing.
 
         Returns:
@@ -268,7 +257,7 @@ class TurnStart:
                 # With the epoch of the earlier run: if the session was cleared meanwhile, the append is refused.
                 if before["epoch"]:
                     turn = replace(turn, epoch=before["epoch"], since=moment(before))
-            if said and (yield from self.policy.save_messages(turn, said, None)) == UNSAVED:
+            if said and await self.policy.save_messages(turn, said, None) == UNSAVED:
                 return False
         return True
 
@@ -292,12 +281,12 @@ def _is_retry(messages: Sequence[BaseMessage], i: int, before: Marker, turn_id: 
     return again and (messages[i].type, messages[i].content) == (messages[-1].type, messages[-1].content)
 
 
-def _was_cleared(bound: Bound, view: HistoryView) -> Flow[bool]:
+async def _was_cleared(bound: Bound, view: HistoryView) -> bool:
     """Return whether the session may have been cleared at some time: it has no turn at position 1 any more."""
     if not (bound.native and view.epoch):
         return False
     history = bound.history
-    first: Turn | None = yield Step(
+    first: Turn | None = await Step(
         lambda: next(history.iter_turns(), None), lambda: anext(aiter(history.aiter_turns()), None)
     )
     return first is None or first.seq > 1
@@ -307,14 +296,14 @@ def _ids(history: Any) -> tuple[Any, Any]:
     return getattr(history, "user_id", None), getattr(history, "session_id", history)
 
 
-def _is_cleared(bound: Bound, before: Marker, view: HistoryView) -> Flow[bool]:
+async def _is_cleared(bound: Bound, before: Marker, view: HistoryView) -> bool:
     """Return whether the session was cleared since the previous run, which shows in another epoch.
 
     An open run that began before the session's first turn has no epoch to compare; then `_was_cleared` decides.
     """
     if not bound.native or before["epoch"] == view.epoch:
         return False
-    return before["epoch"] != 0 or (not before["done"] and (yield from _was_cleared(bound, view)))
+    return before["epoch"] != 0 or (not before["done"] and await _was_cleared(bound, view))
 
 
 def _skipped(before: Marker | None, view: HistoryView, config: RunnableConfig) -> tuple[list[list[int]], bool]:

@@ -15,7 +15,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from langchain_memkit._flow import Flow, internal_call, model_call, user_code
+from langchain_memkit._sync import call_user_function, internal_call, model_call
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.retrievers.asking import SCHEMA, QuestionPrompt, question_in
 from langchain_memkit.retrievers.checking import same_question
@@ -139,9 +139,9 @@ class Condenser:
     cache_size: int
     rewrites: Rewrites
 
-    def condense(
+    async def condense(
         self, question: str, turns: Sequence[Turn], strength: Strength, config: RunnableConfig
-    ) -> Flow[StandaloneQuestion]:
+    ) -> StandaloneQuestion:
         """Make a question standalone. Raises configuration errors only: model failures fall back to weighted terms.
 
         Args:
@@ -151,12 +151,12 @@ class Condenser:
             config: Config of the run.
         """
         begun = time.perf_counter()
-        found = yield from self._condense(question, turns, strength, config)
+        found = await self._condense(question, turns, strength, config)
         return replace(found, seconds=time.perf_counter() - begun)
 
-    def _condense(
+    async def _condense(
         self, question: str, turns: Sequence[Turn], strength: Strength, config: RunnableConfig
-    ) -> Flow[StandaloneQuestion]:
+    ) -> StandaloneQuestion:
         if self.mode == "off":
             return StandaloneQuestion(question, question, False, "off", "it is switched off")
         if not turns or not question.strip():
@@ -164,12 +164,12 @@ class Condenser:
             return StandaloneQuestion(question, question, False, "original", reason)
         why = "there is no gate"
         if self.mode != "llm" and self.gate is not None:
-            alone, why = yield from self._gate(self.gate, question, turns)
+            alone, why = await self._gate(self.gate, question, turns)
             if alone:
                 return StandaloneQuestion(question, question, False, "gate", why)
         if self.mode != "weighted" and self.llm is not None:
             try:
-                return (yield from self._rewrite(self.llm, question, turns, config))
+                return await self._rewrite(self.llm, question, turns, config)
             except Exception as error:  # noqa: BLE001  # whatever a model raises must not fail the search
                 why = _failure(error)
                 told = "it was refused" if isinstance(error, _RefusedError) else why  # a check's words may quote
@@ -177,11 +177,11 @@ class Condenser:
         text = expanded(question, turns, strength)
         return StandaloneQuestion(text, question, text != question, "weighted", why)
 
-    def _gate(self, gate: Gate, question: str, turns: Sequence[Turn]) -> Flow[tuple[bool, str]]:
+    async def _gate(self, gate: Gate, question: str, turns: Sequence[Turn]) -> tuple[bool, str]:
         if gate is stands_alone:
             return stands_alone(question, turns)
         try:
-            said = yield user_code(gate, question, turns, name="gate")
+            said = await call_user_function(gate, question, turns, name="gate")
         except ConfigurationError:
             raise
         except Exception as error:  # noqa: BLE001  # a gate only saves work: it must not fail the search
@@ -193,9 +193,9 @@ class Condenser:
             return bool(said[0]), str(said[1])
         return bool(said), "the gate says so"
 
-    def _rewrite(
+    async def _rewrite(
         self, llm: Runnable[Any, Any], question: str, turns: Sequence[Turn], config: RunnableConfig
-    ) -> Flow[StandaloneQuestion]:
+    ) -> StandaloneQuestion:
         # The key holds all that the model's answer depends on: the question, the turns that the prompt shows, and the
         # run's config, since a configurable model may differ by session.
         recent = self.prompt.recent(turns, self.n, self.max_tokens)
@@ -204,7 +204,7 @@ class Condenser:
         of = (llm, self.prompt.given)
         rewrite = self.rewrites.get(key, of) if self.cache_size else None
         if rewrite is None:
-            rewrite = yield from self._asked(llm, self.prompt.build(question, recent), config)
+            rewrite = await self._asked(llm, self.prompt.build(question, recent), config)
             reason = "the model rewrote it"
             if problem := self._problem(question, rewrite, [asked for asked, _ in turns]):
                 raise _RefusedError(problem)
@@ -221,7 +221,7 @@ class Condenser:
             return "it is empty"
         return None if self.check is None else self.check(question, rewrite, earlier)
 
-    def _asked(self, llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig) -> Flow[str]:
+    async def _asked(self, llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig) -> str:
         """Call the model and return the question in its answer.
 
         Structured output is tried first, with the default prompt. If the server turns out not to support it, the model
@@ -232,13 +232,13 @@ class Condenser:
         structured = self.rewrites.structured(llm) if self.prompt.given is None else None
         if structured is not None:
             try:
-                return _question(_unwrapped((yield model_call(structured, prompt, call, self.timeout))))
+                return _question(_unwrapped(await model_call(structured, prompt, call, self.timeout)))
             except Exception as error:
                 if not (getattr(error, "status_code", None) in UNSUPPORTED or isinstance(error, NotImplementedError)):
                     raise
                 self.rewrites.only_text(llm)
         left = None if until is None else max(0.0, until - time.monotonic())
-        return _question((yield model_call(llm, prompt, call, left)))
+        return _question(await model_call(llm, prompt, call, left))
 
 
 def _of_run(config: RunnableConfig) -> frozenset[tuple[str, str]]:

@@ -21,7 +21,6 @@ from uuid import uuid4
 
 from pymongo.errors import BulkWriteError, DuplicateKeyError, PyMongoError, ServerSelectionTimeoutError
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import (
     EMPTY,
     MOST,
@@ -95,7 +94,7 @@ class Append:
         self.unknown = False
         self.deadline = 0.0
 
-    def flow(self) -> Flow[Head]:
+    async def flow(self) -> Head:
         """Append all rows; return the head after the last one.
 
         Raises:
@@ -105,15 +104,15 @@ class Append:
             IdempotencyConflictError: The same `op` is stored with other messages.
         """
         store = self.store
-        yield from ensure_indexes(store.clients, store.settings)
-        yield from store.read_clock()
+        await ensure_indexes(store.clients, store.settings)
+        await store.read_clock()
         self.deadline = time.monotonic() + store.patience
         while True:
             try:
                 if self.look_up:
-                    yield from self._look_up()
+                    await self._look_up()
                 if self.pending:
-                    yield from self._insert()
+                    await self._insert()
                 if not self.pending:
                     return self.last
                 message = "other writers were faster every time"
@@ -133,7 +132,7 @@ class Append:
             pause = next_try(self.deadline, 0.25 if cause else 0.02)
             if pause is None:
                 raise self._failed(message, f" within {self.store.patience:g} s") from cause
-            yield pause
+            await pause
 
     @property
     def _begun(self) -> bool:
@@ -164,18 +163,18 @@ class Append:
         msg = f"cannot write to {hosts}{limit}: {reason}. {state}."
         return HistoryWriteError(msg, maybe_stored=self._begun, **self.batch.error_context)
 
-    def _look_up(self) -> Flow[None]:
+    async def _look_up(self) -> None:
         """Drop the rows that are stored already from `pending`.
 
         Only rows that a majority has count: others may still be rolled back.
         """
         ops = [row.op for _, row in self.pending]
         query = turns_filter(*self.scope, op={"$in": ops})
-        documents = yield from settled(self.store, query, None, self.deadline)
+        documents = await settled(self.store, query, None, self.deadline)
         if documents is None:
             self.unknown = True
             raise self._failed("no majority has confirmed it")
-        current = (yield from self.store.head(self.scope, "local", self._look)) or EMPTY
+        current = await self.store.head(self.scope, "local", self._look) or EMPTY
         stored = {d["op"]: d for d in documents if not (isinstance(d.get("seq"), int) and d["seq"] < current.base)}
         for index, row in list(self.pending):
             if row.op in stored:
@@ -187,10 +186,10 @@ class Append:
         # Rows below the base are left over from a clear that broke off. They still hold their ops in the unique index,
         # so an insert of the same op would fail for ever: finish the clear first.
         if len(documents) > len(stored):
-            yield from void_older(self.store, self.scope, current._replace(seq=current.base))
+            await void_older(self.store, self.scope, current._replace(seq=current.base))
         self.look_up = False
 
-    def _insert(self) -> Flow[None]:
+    async def _insert(self) -> None:
         """Try once to insert the pending rows after the head. The head may be out of date: the unique index decides."""
         store, scope, origin = self.store, self.scope, self.origin
         # Use the remembered head for one try only. A local read suffices after that: a stale head leads to a position
@@ -198,29 +197,29 @@ class Append:
         known = head = self.known
         self.known = None
         if head is None or (head.seq and head.epoch != origin.epoch):
-            head = (yield from store.head(scope, "local", self._look)) or EMPTY
+            head = await store.head(scope, "local", self._look) or EMPTY
         # First turn of a session: the collection may have been dropped and made anew without its unique indexes.
         if not head.seq:
-            yield from ensure_indexes(store.clients, store.settings, again=True)
+            await ensure_indexes(store.clients, store.settings, again=True)
         # If the session is still in the epoch that the turn saw, no purge has reached it. Otherwise the purge tombstone
         # decides. The order matters: the opening document first, so that a purge that starts after our look-up finds
         # this session and voids what we insert.
         purged = 0
         if origin.epoch is not None and scope.user_id and not (head.seq and head.epoch == origin.epoch):
             if not head.seq:
-                yield from self._open()
-            purged = yield from store.purged(scope.user_id, self._look)
+                await self._open()
+            purged = await store.purged(scope.user_id, self._look)
         self._check(head, purged)
         if self.kind != "turn":
-            yield from self._insert_marker(head)
+            await self._insert_marker(head)
             return
         # The epoch of a session that begins with a tombstone lives in that tombstone. Extend its life before inserting
         # after it; if it expired meanwhile, return and let the next try read the head again.
-        if head.last == "marker" and not (yield from self._renew(head)):
+        if head.last == "marker" and not await self._renew(head):
             return
         documents = self._documents(head)
         try:
-            yield Call(lambda c: c.insert_many(documents), self._one_try)
+            await Call(lambda c: c.insert_many(documents), self._one_try)
         except BulkWriteError as error:
             done, taken = _read_bulk_error(error)
             self._stored(documents[:done])
@@ -231,24 +230,24 @@ class Append:
             self.look_up = taken != "seq" or self.expected_seq is not None
             # Only the remembered head was out of date: read it and try again without a pause.
             if known and not self.look_up:
-                yield from self._insert()
+                await self._insert()
             return
         self._stored(documents)
 
-    def _open(self) -> Flow[None]:
+    async def _open(self) -> None:
         """Upsert the session's opening document, which has no content and makes a purge find the session."""
         row = turns_filter(*self.scope, seq={"$eq": OPENING})
         made = contentless("opening", "opening", EMPTY)
-        yield from self.store.retried(lambda c: c.update_one(row, made, upsert=True), self._look)
+        await self.store.retried(lambda c: c.update_one(row, made, upsert=True), self._look)
 
-    def _renew(self, head: Head) -> Flow[bool]:
+    async def _renew(self, head: Head) -> bool:
         """Extend the life of the tombstone at the head by two hours; return whether it still exists."""
         row = turns_filter(*self.scope, seq={"$eq": head.seq}, kind={"$in": NO_TURNS}, epoch={"$eq": head.epoch})
         change = [{"$set": {"expiresAt": IN_TWO_HOURS}}]
-        result = yield from self.store.retried(lambda c: c.update_one(row, change), self._look)
+        result = await self.store.retried(lambda c: c.update_one(row, change), self._look)
         return bool(result.matched_count)
 
-    def _insert_marker(self, head: Head) -> Flow[None]:
+    async def _insert_marker(self, head: Head) -> None:
         """Try once to insert a tombstone after the head, with a new epoch.
 
         It is an upsert because only an update pipeline can read the server's clock.
@@ -258,7 +257,7 @@ class Append:
         query = turns_filter(*self.scope, seq={"$eq": seq}, op={"$eq": row.op})
         made = contentless(self.kind, row.op, marker)
         try:
-            yield Call(lambda c: c.update_one(query, made, upsert=True), self._one_try)
+            await Call(lambda c: c.update_one(query, made, upsert=True), self._one_try)
         except DuplicateKeyError:
             return
         self.last = marker
@@ -314,7 +313,7 @@ def _read_bulk_error(error: BulkWriteError) -> tuple[int, str | None]:
     return done, str([*(failures[0].get("keyPattern") or [""])][-1])
 
 
-def mark(store: Reader, scope: Scope, kind: Kind) -> Flow[Head]:
+async def mark(store: Reader, scope: Scope, kind: Kind) -> Head:
     """Insert a tombstone at the end of a session; everything before it is void from then on.
 
     Args:
@@ -326,10 +325,10 @@ def mark(store: Reader, scope: Scope, kind: Kind) -> Flow[Head]:
         The head, which is the tombstone with its new epoch.
     """
     batch = Batch([], [], [Row(f"{kind}:{uuid4()}", [], [])], None)
-    return (yield from Append(store, scope, batch, kind, None, Origin()).flow())
+    return await Append(store, scope, batch, kind, None, Origin()).flow()
 
 
-def void_older(store: Reader, scope: Scope, head: Head) -> Flow[int]:
+async def void_older(store: Reader, scope: Scope, head: Head) -> int:
     """Erase the content of everything before a tombstone; return how many turns that were.
 
     Turns of the last two hours (and the tolerance for client clocks) keep their position as documents without content,
@@ -337,10 +336,10 @@ def void_older(store: Reader, scope: Scope, head: Head) -> Flow[int]:
     tombstones expire by themselves. It may be repeated after a crash.
     """
     turns = turns_filter(*scope, seq={"$gt": 0, "$lt": head.seq}, kind={"$nin": NO_TURNS})
-    old = yield from store.retried(lambda c: c.delete_many({**turns, **STORED_LONG_AGO}))
+    old = await store.retried(lambda c: c.delete_many({**turns, **STORED_LONG_AGO}))
     change = voided(head.epoch)
-    recent = yield from store.retried(lambda c: c.update_many(turns, change))
+    recent = await store.retried(lambda c: c.update_many(turns, change))
     # Documents with a damaged position: no reader shows them, but their content must go as well.
     rest = turns_filter(*scope, seq={"$exists": True, "$not": {"$gt": 0, "$lte": MOST}})
-    yield from store.retried(lambda c: c.delete_many(rest))
+    await store.retried(lambda c: c.delete_many(rest))
     return int(old.deleted_count) + int(recent.modified_count)

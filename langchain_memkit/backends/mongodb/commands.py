@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import pymongo
 from bson import CodecOptions, DatetimeConversion
@@ -26,7 +26,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 from pymongo.write_concern import WriteConcern
 
-from langchain_memkit._flow import Flow, adrive, drive
+from langchain_memkit._sync import Flow, Operation, adrive, drive, drive_in_thread
 from langchain_memkit.backends._history.rows import Batch
 from langchain_memkit.backends.mongodb.clients import Clients, redact
 from langchain_memkit.backends.mongodb.failures import driver_errors
@@ -54,7 +54,8 @@ NOT_IN_NAMES = (frozenset('/\\. "$\x00'), frozenset("$\x00"))  # of databases, o
 TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
 
 
-class Call(NamedTuple):
+@dataclass(slots=True)
+class Call(Operation[Any]):
     """One command: `function(collection)` for a sync or an async collection, with its time limit in seconds."""
 
     function: Callable[[Any], Any]
@@ -66,7 +67,8 @@ def jitter(longest: float) -> float:
     return random.uniform(longest / 5, longest)  # noqa: S311  # no secret
 
 
-class Pause(NamedTuple):
+@dataclass(slots=True)
+class Pause(Operation[None]):
     """A wait before the next try, in seconds."""
 
     seconds: float
@@ -173,7 +175,7 @@ class Runner:
     def run(self, flow: Flow[T]) -> T:
         """Run a flow with the sync client."""
 
-        def step(operation: Call | Pause) -> Any:
+        def perform(operation: Call | Pause) -> Any:
             if isinstance(operation, Pause):
                 time.sleep(operation.seconds)
                 return None
@@ -182,14 +184,14 @@ class Runner:
             _reached.add(self.clients.key)
             return result
 
-        return drive(flow, step)
+        return drive(flow, perform)
 
     async def arun(self, flow: Flow[T]) -> T:
         """Run a flow with the async client of the running loop."""
         if self.clients.async_runs_in_thread:
-            return await asyncio.to_thread(self.run, flow)
+            return await drive_in_thread(flow, self.run)
 
-        async def step(operation: Call | Pause) -> Any:
+        async def perform(operation: Call | Pause) -> Any:
             if isinstance(operation, Pause):
                 return await asyncio.sleep(operation.seconds)
             collection = self.collection(await self.clients.asynchronous())
@@ -198,7 +200,7 @@ class Runner:
             _reached.add(self.clients.key)
             return result
 
-        return await adrive(flow, step)
+        return await adrive(flow, perform)
 
     def close(self) -> None:
         """Release the shared client, which closes it if no other factory uses it."""
@@ -208,7 +210,7 @@ class Runner:
         """Run `close` asynchronously."""
         await self.clients.arelease()
 
-    def retried(self, function: Callable[[Any], Any], patience: float | None = None) -> Flow[Any]:
+    async def retried(self, function: Callable[[Any], Any], patience: float | None = None) -> Any:
         """Run an idempotent command, and run it again after transient errors.
 
         Args:
@@ -219,12 +221,12 @@ class Runner:
             The command's result.
         """
 
-        def once(seconds: float) -> Flow[Any]:
-            return (yield Call(function, seconds))
+        async def once(seconds: float) -> Any:
+            return await Call(function, seconds)
 
-        return (yield from self._again(once, patience or self.patience))
+        return await self._again(once, patience or self.patience)
 
-    def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> Flow[T]:
+    async def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> T:
         """Repeat an attempt after transient errors until the deadline.
 
         Args:
@@ -234,7 +236,7 @@ class Runner:
         deadline, unknown = time.monotonic() + patience, False
         while True:
             try:
-                return (yield from attempt(max(deadline - time.monotonic(), 0.1)))
+                return await attempt(max(deadline - time.monotonic(), 0.1))
             except PyMongoError as error:
                 unselected, pause = isinstance(error, ServerSelectionTimeoutError), next_try(deadline)
                 if not is_transient(error) or pause is None:
@@ -244,32 +246,32 @@ class Runner:
                         raise ConnectionFailure(str(error)) from error
                     raise
                 unknown = unknown or not unselected
-            yield pause
+            await pause
 
-    def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
+    async def aggregate(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Run an aggregation. Ours look at a whole user, so they get `save_timeout`; a dead server fails earlier."""
 
-        def whole(seconds: float) -> Flow[list[dict[str, Any]]]:
+        async def whole(seconds: float) -> list[dict[str, Any]]:
             deadline = time.monotonic() + seconds
-            cursor = yield Call(lambda c: c.aggregate(pipeline), seconds)
-            return (yield Call(lambda c: cursor.to_list(), max(deadline - time.monotonic(), 0.1)))  # type: ignore[no-any-return]  # untyped
+            cursor = await Call(lambda c: c.aggregate(pipeline), seconds)
+            return await Call(lambda c: cursor.to_list(), max(deadline - time.monotonic(), 0.1))  # type: ignore[no-any-return]  # untyped
 
-        yield from self.there()
-        return (yield from self._again(whole, self.settings.save_timeout))
+        await self.there()
+        return await self._again(whole, self.settings.save_timeout)
 
-    def there(self) -> Flow[None]:
+    async def there(self) -> None:
         """Ping the server, so that a dead one fails within `timeout` before a command that may take longer."""
-        yield from self.retried(lambda c: c.database.command("ping"), self.settings.timeout)
+        await self.retried(lambda c: c.database.command("ping"), self.settings.timeout)
 
-    def reading(self, flow: Flow[T]) -> Flow[T]:
+    async def reading(self, flow: Flow[T]) -> T:
         """Run a flow, raising the driver's errors as `HistoryReadError`."""
         try:
-            return (yield from flow)
+            return await flow
         except PyMongoError as error:
             msg = f"cannot read from {self.clients.hosts} within {self.settings.timeout:g} s: {text_of(error)}"
             raise HistoryReadError(msg) from error
 
-    def writing(self, flow: Flow[T], batch: Batch | None = None) -> Flow[T]:
+    async def writing(self, flow: Flow[T], batch: Batch | None = None) -> T:
         """Run a flow, raising the driver's errors as `HistoryWriteError` with the batch.
 
         Args:
@@ -282,7 +284,7 @@ class Runner:
         """
         context = batch.error_context if batch else {}
         try:
-            return (yield from flow)
+            return await flow
         except MemkitError:
             raise
         except (DocumentTooLarge, InvalidDocument) as error:
@@ -309,10 +311,10 @@ class Commands(Runner):
         """A key that is equal for stores on the same collection, however the server is spelled; it asks the server."""
         return (self.run(self.reading(self._server())), self.settings.names)
 
-    def read_clock(self) -> Flow[None]:
+    async def read_clock(self) -> None:
         """Read the server's clock, once per process and server."""
         if self.clients.key not in _clocks:
-            said = yield Call(lambda c: c.database.command("hello"), self.settings.timeout)
+            said = await Call(lambda c: c.database.command("hello"), self.settings.timeout)
             moment = said["localTime"]
             _clocks[self.clients.key] = (
                 moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -322,8 +324,8 @@ class Commands(Runner):
         """Return the server's time, whatever this machine's clock says; `read_clock` must have run."""
         return datetime.fromtimestamp(_clocks[self.clients.key] + time.monotonic(), UTC)
 
-    def _server(self) -> Flow[Any]:
-        said = yield from self.retried(lambda c: c.database.client.admin.command("hello"))
+    async def _server(self) -> Any:
+        said = await self.retried(lambda c: c.database.client.admin.command("hello"))
         process = (said.get("topologyVersion") or {}).get("processId")
         # Several routers lead to one sharded cluster: by their process ids one collection would look like two.
         is_router = said.get("msg") == "isdbgrid"

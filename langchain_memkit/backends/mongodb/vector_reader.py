@@ -9,7 +9,6 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.rows import Cells, Mark, Stored
 from langchain_memkit.backends._vectors.shelf import News, Session, Since
 from langchain_memkit.backends.mongodb.clients import Clients
@@ -57,25 +56,25 @@ class VectorReader(Runner):
         super().__init__(clients, settings)
         self._now = now
 
-    def setup(self) -> Flow[None]:
+    async def setup(self) -> None:
         """Build missing indexes, however large the collection is."""
-        yield from self.reading(ensure_vector_indexes(self.clients, self.settings, forced=True))
+        await self.reading(ensure_vector_indexes(self.clients, self.settings, forced=True))
 
-    def _call(self, function: Callable[[Any], Any]) -> Flow[Any]:
-        return (yield Call(function, self.settings.timeout))
+    async def _call(self, function: Callable[[Any], Any]) -> Any:
+        return await Call(function, self.settings.timeout)
 
-    def _found(self, query: dict[str, Any], fields: Any, **options: Any) -> Flow[list[dict[str, Any]]]:
-        found: list[dict[str, Any]] = yield from self._call(lambda c: c.find(query, fields, **options).to_list())
+    async def _found(self, query: dict[str, Any], fields: Any, **options: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await self._call(lambda c: c.find(query, fields, **options).to_list())
         for document in found:
             document["_id"] = name_of(document.get("_id"))
         return found
 
-    def _rows(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
-        cursor = yield from self._call(lambda c: c.aggregate(pipeline))
-        rows: list[dict[str, Any]] = yield from self._call(lambda c: cursor.to_list())
+    async def _rows(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        cursor = await self._call(lambda c: c.aggregate(pipeline))
+        rows: list[dict[str, Any]] = await self._call(lambda c: cursor.to_list())
         return rows
 
-    def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]:
+    async def news(self, user_id: str, session_id: str | None, since: Since | None) -> News:
         """Read what a cached index needs to know, in one query.
 
         Args:
@@ -90,7 +89,7 @@ class VectorReader(Runner):
         pipeline = news_pipeline(self.settings.names[1], user_id, session_id, since)
         mark: Mark | None = None
         session, cells = None, []
-        for found in (yield from self.reading(self._rows(pipeline))):
+        for found in await self.reading(self._rows(pipeline)):
             if found["_id"] is None:
                 mark = (int(found["total"]),) if found["total"] else None
             elif not is_session(found):
@@ -104,105 +103,105 @@ class VectorReader(Runner):
         # All records of one write share its step, hence the set.
         return (sum({int(row.step) for row in cells if isinstance(row.step, int)}),)
 
-    def stamps(self, user_id: str) -> Flow[list[int]]:
+    async def stamps(self, user_id: str) -> list[int]:
         """Return the numbers of the user's records, ascending."""
         listing = self._found(records_filter(user_id), {"_id": 0, "stamp": 1}, sort=[("stamp", 1)])
-        rows = yield from self.reading(listing)
+        rows = await self.reading(listing)
         return [int(row["stamp"]) for row in rows]
 
-    def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]:
+    async def cells(self, user_id: str, stamps: Sequence[int]) -> list[Cells]:
         """Return the records with these numbers, with the columns for ranking."""
         query = records_filter(user_id, stamp={"$in": list(stamps)})
-        return [cells_of(d) for d in (yield from self.reading(self._alive(user_id, query, ON_CELLS)))]
+        return [cells_of(d) for d in await self.reading(self._alive(user_id, query, ON_CELLS))]
 
-    def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]:
+    async def stored(self, user_id: str, stamps: Sequence[int]) -> list[Stored]:
         """Return the records with these numbers, with the columns for showing them."""
         query = records_filter(user_id, stamp={"$in": list(stamps)})
-        return [stored_of(d) for d in (yield from self.reading(self._alive(user_id, query, ON_TEXTS)))]
+        return [stored_of(d) for d in await self.reading(self._alive(user_id, query, ON_TEXTS))]
 
-    def _alive(self, user_id: str, query: dict[str, Any], fields: Any) -> Flow[list[dict[str, Any]]]:
+    async def _alive(self, user_id: str, query: dict[str, Any], fields: Any) -> list[dict[str, Any]]:
         """Return the matching records of live sessions, and delete those of forgotten ones.
 
         A writer that was killed may have left records of a forgotten session: they are dead, and never returned.
         """
-        found = yield from self._found(query, fields)
-        dead = yield from self._dead(user_id, found)
+        found = await self._found(query, fields)
+        dead = await self._dead(user_id, found)
         if not dead:
             return found
         gone = {d["stamp"] for d in dead}
         remove = records_filter(user_id, stamp={"$in": sorted(gone)}, **with_ids(user_id, [d["_id"] for d in dead]))
         with suppress(PyMongoError):  # they stay dead; the next reader tries again
-            yield from self._call(lambda c: c.delete_many(remove))
+            await self._call(lambda c: c.delete_many(remove))
         return [d for d in found if d["stamp"] not in gone]
 
-    def _dead(self, user_id: str, found: Sequence[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
+    async def _dead(self, user_id: str, found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return those of the records whose session was forgotten."""
         # Looked up only now, after the records: a session's document exists before its first record, so a record of a
         # new session is never taken for a dead one.
         bound = [d for d in found if d.get("generation") and isinstance(d["session_id"], str)]
-        generations = yield from self._generations(user_id, sorted({d["session_id"] for d in bound}))
+        generations = await self._generations(user_id, sorted({d["session_id"] for d in bound}))
         return [d for d in bound if d["generation"] != generations.get(d["session_id"])]
 
-    def _generations(self, user_id: str, sessions: Sequence[str]) -> Flow[dict[str, str]]:
+    async def _generations(self, user_id: str, sessions: Sequence[str]) -> dict[str, str]:
         generations: dict[str, str] = {}
         for batch in batches(sessions):
             ids = [{"user_id": user_id, "session_id": session} for session in batch]
             query = {"user_id": {"$eq": user_id}, "_id": {"$in": ids}}
-            found = yield from self._found(query, {"session_id": 1, "generation": 1}, hint=BY_ID)
+            found = await self._found(query, {"session_id": 1, "generation": 1}, hint=BY_ID)
             generations.update((d["session_id"], d.get("generation", "")) for d in found)
         return generations
 
-    def _known(
+    async def _known(
         self, user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]
-    ) -> Flow[list[dict[str, Any]]]:
+    ) -> list[dict[str, Any]]:
         """Return a session's document, the records with these ids, and up to `SAME` records for each digest."""
         most = 1 + len(ids) + SAME * len(digests)
-        found = yield from self._found(begin_filter(user_id, session_id, digests, ids), ON_BEGIN, limit=most)
+        found = await self._found(begin_filter(user_id, session_id, digests, ids), ON_BEGIN, limit=most)
         # One text that is stored many times may have used up the limit: read the named documents once more, alone.
         if digests and len(found) == most:
-            found += yield from self._found(begin_filter(user_id, session_id, (), ids), ON_BEGIN, hint=BY_ID)
+            found += await self._found(begin_filter(user_id, session_id, (), ids), ON_BEGIN, hint=BY_ID)
         return found
 
-    def _last(
+    async def _last(
         self, session: Mapping[str, Any], digests: Sequence[str], messages: Collection[str] | None
-    ) -> Flow[tuple[dict[str, Any] | None, int]]:
+    ) -> tuple[dict[str, Any] | None, int]:
         """Return the session's last record if it has to be read, else None; and its position, 0 if there is none."""
         told: Any = session.get("last")
         if not matters(told, digests, messages):
             return None, int(told["position"])
         here = {"generation": {"$eq": session.get("generation")}, "position": A_NUMBER, "expires_at": live(self._now())}
         query = records_filter(session["user_id"], session["session_id"], **here)
-        found = yield from self._found(query, ON_TEXTS, sort=LAST_FIRST, limit=1)
+        found = await self._found(query, ON_TEXTS, sort=LAST_FIRST, limit=1)
         return (found[0], int(found[0]["position"])) if found else (None, 0)
 
-    def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
+    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[Stored]:
         """Return a user's records with these ids, with the columns for showing them; `vectors` adds the vectors."""
-        return (yield from self.reading(self._by_ids(user_id, ids, ON_STORED if vectors else ON_TEXTS)))
+        return await self.reading(self._by_ids(user_id, ids, ON_STORED if vectors else ON_TEXTS))
 
-    def _by_ids(self, user_id: str, ids: Sequence[str], fields: Any) -> Flow[list[Stored]]:
+    async def _by_ids(self, user_id: str, ids: Sequence[str], fields: Any) -> list[Stored]:
         found: list[Stored] = []
         for batch in batches(ids):
             query = {"user_id": {"$eq": user_id}, **with_ids(user_id, batch)}
-            documents = yield from self._found(query, fields, hint=BY_ID)
+            documents = await self._found(query, fields, hint=BY_ID)
             records = [d for d in documents if isinstance(d.get("stamp"), int)]
-            gone = {d["_id"] for d in (yield from self._dead(user_id, records))}
+            gone = {d["_id"] for d in await self._dead(user_id, records)}
             found += [stored_of(d) for d in records if d["_id"] not in gone]
         return found
 
-    def owned(self, ids: Sequence[str]) -> Flow[bool]:
+    async def owned(self, ids: Sequence[str]) -> bool:
         """Return whether any user has a record with one of these ids."""
         for batch in batches(ids):
-            if (yield from self.reading(self._found(owned_filter(batch), {"_id": 1}, limit=1))):
+            if await self.reading(self._found(owned_filter(batch), {"_id": 1}, limit=1)):
                 return True
         return False
 
-    def accesses(self, user_id: str) -> Flow[dict[str, datetime]]:
+    async def accesses(self, user_id: str) -> dict[str, datetime]:
         """Return the time of the last recall by record id, for the records that were recalled."""
         query = records_filter(user_id, accessed_at={"$type": "date"})
-        rows = yield from self.reading(self._found(query, {"accessed_at": 1}))
+        rows = await self.reading(self._found(query, {"accessed_at": 1}))
         return {row["_id"]: row["accessed_at"] for row in rows}
 
-    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
+    async def sessions(self, user_id: str) -> list[SessionInfo]:
         """Return the user's sessions, most recently used first."""
         match = {**records_filter(user_id), "session_id": {"$gt": ""}, "expires_at": live(self._now())}
         rounds = {"session": "$session_id", "round": "$round_id", "generation": "$generation"}
@@ -214,8 +213,8 @@ class VectorReader(Runner):
             {"$group": {"_id": sessions, "rounds": {"$sum": 1}, **ends}},
             {"$sort": {"last": -1, "_id": 1}},
         ]
-        rows = yield from self.reading(self.aggregate(pipeline))
-        known = yield from self.reading(self._found(not_records(user_id), {"session_id": 1, "generation": 1}))
+        rows = await self.reading(self.aggregate(pipeline))
+        known = await self.reading(self._found(not_records(user_id), {"session_id": 1, "generation": 1}))
         generations = {d["session_id"]: d.get("generation") for d in known}
         return [
             SessionInfo(row["_id"]["session"], row["rounds"], row["first"], row["last"])
@@ -224,7 +223,7 @@ class VectorReader(Runner):
             if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))
         ]
 
-    def probe(self) -> Flow[bytes | None]:
+    async def probe(self) -> bytes | None:
         """Return the stored probe of the embedding model; None if there is none."""
-        found = yield from self.reading(self._found({"_id": {"$eq": PROBE_ID}}, {"probe": 1}))
+        found = await self.reading(self._found({"_id": {"$eq": PROBE_ID}}, {"probe": 1}))
         return vector_of({"vector": found[0].get("probe")}) if found else None

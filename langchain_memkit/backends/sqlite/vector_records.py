@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.rows import Cells, Mark, Row, Stored, Written, check_expected
 from langchain_memkit.backends._vectors.shelf import News, Session, Since
@@ -52,17 +51,17 @@ class VectorRecords(Transactions):
         self._database = database
         self._now = now
 
-    def setup(self) -> Flow[None]:
+    async def setup(self) -> None:
         """Open the file, which creates its tables."""
-        yield from self._read(lambda connection: None)
+        await self._read(lambda connection: None)
 
     # -- reading
 
-    def _select(self, statement: str, **parameters: Any) -> Flow[list[Any]]:
+    async def _select(self, statement: str, **parameters: Any) -> list[Any]:
         given = {"now": self._now().timestamp(), **parameters}
-        return (yield from self._read(lambda connection: connection.execute(statement, given).fetchall()))
+        return await self._read(lambda connection: connection.execute(statement, given).fetchall())
 
-    def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]:
+    async def news(self, user_id: str, session_id: str | None, since: Since | None) -> News:
         """Return the user's version (record count, sum of stamps), a session's generation, and records added since."""
 
         def look(connection: sqlite3.Connection) -> News:
@@ -78,51 +77,51 @@ class VectorRecords(Transactions):
             more = {"user": user_id, "stamp": since.stamp, "these": json.dumps(since.own)}
             return News(session, (count, total), cells_of(connection.execute(added, more).fetchall()))
 
-        return (yield from self._read(look))
+        return await self._read(look)
 
     def change(self, cells: Sequence[Cells], replaced: Sequence[int]) -> Mark:
         """Return by how much the version changes when records are added in place of those with some stamps."""
         return len(cells) - len(replaced), sum(row.stamp for row in cells) - sum(replaced)
 
-    def stamps(self, user_id: str) -> Flow[list[int]]:
+    async def stamps(self, user_id: str) -> list[int]:
         """Return the stamps of the user's records, in ascending order."""
-        rows = yield from self._select("SELECT seq FROM vectors WHERE user_id = :user ORDER BY seq", user=user_id)
+        rows = await self._select("SELECT seq FROM vectors WHERE user_id = :user ORDER BY seq", user=user_id)
         return [row[0] for row in rows]
 
-    def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]:
+    async def cells(self, user_id: str, stamps: Sequence[int]) -> list[Cells]:
         """Read the records with some stamps, to rank them."""
-        rows = yield from self._rows(CELLS, user_id, stamps)
+        rows = await self._rows(CELLS, user_id, stamps)
         return cells_of(rows)
 
-    def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]:
+    async def stored(self, user_id: str, stamps: Sequence[int]) -> list[Stored]:
         """Read the records with some stamps, to return them as documents."""
-        rows = yield from self._rows(STORED, user_id, stamps)
+        rows = await self._rows(STORED, user_id, stamps)
         return [stored_of(row) for row in rows]
 
-    def _rows(self, columns: str, user_id: str, stamps: Sequence[int]) -> Flow[list[Any]]:
+    async def _rows(self, columns: str, user_id: str, stamps: Sequence[int]) -> list[Any]:
         # the plus sign makes SQLite look the rows up by number, not by the index on users
         statement = f"SELECT {columns} FROM vectors WHERE seq {THESE} AND +user_id = :user"
-        return (yield from self._select(statement, user=user_id, these=json.dumps(stamps)))
+        return await self._select(statement, user=user_id, these=json.dumps(stamps))
 
-    def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
+    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[Stored]:
         """Read records of a user by id, to return them as documents."""
         statement = f"SELECT {STORED if vectors else TEXTS} FROM vectors WHERE id {THESE} AND user_id = :user"
-        rows = yield from self._select(statement, user=user_id, these=json.dumps(ids))
+        rows = await self._select(statement, user=user_id, these=json.dumps(ids))
         return [stored_of(row) for row in rows]
 
-    def owned(self, ids: Sequence[str]) -> Flow[bool]:
+    async def owned(self, ids: Sequence[str]) -> bool:
         """Return whether any user has a record with one of these ids."""
         statement = f"SELECT 1 FROM vectors WHERE id {THESE} AND user_id <> '' LIMIT 1"
-        return bool((yield from self._select(statement, these=json.dumps(ids))))
+        return bool(await self._select(statement, these=json.dumps(ids)))
 
-    def accesses(self, user_id: str) -> Flow[dict[str, datetime]]:
+    async def accesses(self, user_id: str) -> dict[str, datetime]:
         """Return the times at which the user's records were last recalled, by id."""
-        rows = yield from self._select("SELECT id, at FROM vector_accesses WHERE user_id = :user", user=user_id)
+        rows = await self._select("SELECT id, at FROM vector_accesses WHERE user_id = :user", user=user_id)
         return {name: datetime.fromtimestamp(at, UTC) for name, at in rows}
 
-    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
+    async def sessions(self, user_id: str) -> list[SessionInfo]:
         """Return the user's sessions, most recently used first."""
-        rows = yield from self._select(
+        rows = await self._select(
             "SELECT session_id, count(DISTINCT round_id), min(created_at), max(created_at) FROM vectors"
             f" WHERE user_id = :user AND session_id <> '' AND {LIVE} GROUP BY session_id"
             " ORDER BY max(created_at) DESC, max(seq) DESC",
@@ -130,19 +129,19 @@ class VectorRecords(Transactions):
         )
         return [SessionInfo(name, rounds, date_of(first), date_of(last)) for name, rounds, first, last in rows]
 
-    def probe(self) -> Flow[bytes | None]:
+    async def probe(self) -> bytes | None:
         """Return the stored vector of the probe text; None if nothing was embedded yet."""
-        rows = yield from self._select("SELECT value FROM vector_meta WHERE name = :name", name=PROBE)
+        rows = await self._select("SELECT value FROM vector_meta WHERE name = :name", name=PROBE)
         return bytes(rows[0][0]) if rows else None
 
-    def begin(
+    async def begin(
         self,
         user_id: str,
         session_id: str,
         digests: Sequence[str],
         ids: Sequence[str],
         messages: Collection[str] | None,
-    ) -> Flow[Beginning]:
+    ) -> Beginning:
         """Read generation, last record (always: it costs nothing here), stored vectors, and records."""
         given = {"user": user_id, "session": session_id, "now": self._now().timestamp()}
 
@@ -165,24 +164,24 @@ class VectorRecords(Transactions):
             connection.execute(statement, (user_id, session_id, uuid4().hex))
             return _generation(connection, user_id, session_id) or ""
 
-        generation, last, vectors, records = yield from self._read(look)
+        generation, last, vectors, records = await self._read(look)
         if generation is None:
-            generation = yield from self._write(draw)
+            generation = await self._write(draw)
         shown = [[stored_of(row) for row in rows] for rows in ([row[:-1] for row in last], records)]
         return Beginning(generation, shown[0], dict(map(tuple, vectors)), shown[1], last[0][-1] if last else 0)
 
     # -- writing
 
-    def keep_probe(self, probe: bytes) -> Flow[bytes]:
+    async def keep_probe(self, probe: bytes) -> bytes:
         """Store the probe's vector unless there is one, and return the stored one."""
 
         def keep(connection: sqlite3.Connection) -> bytes:
             connection.execute("INSERT OR IGNORE INTO vector_meta VALUES (?, ?)", (PROBE, probe))
             return bytes(connection.execute("SELECT value FROM vector_meta WHERE name = ?", (PROBE,)).fetchone()[0])
 
-        return (yield from self._write(keep))
+        return await self._write(keep)
 
-    def write(
+    async def write(
         self,
         user_id: str,
         rows: Sequence[Row],
@@ -190,10 +189,10 @@ class VectorRecords(Transactions):
         place: tuple[str, str] | None,
         expected: Mapping[str, str],
         state: int | None,
-    ) -> Flow[Written | None]:
+    ) -> Written | None:
         """Store rows and delete others in one transaction; None if the session has another generation."""
         ready = [values_of(row) for row in rows]
-        return (yield from self._write(partial(self._store, user_id, ready, delete, place, expected, state)))
+        return await self._write(partial(self._store, user_id, ready, delete, place, expected, state))
 
     def _store(
         self,
@@ -250,30 +249,30 @@ class VectorRecords(Transactions):
         lost = [*known.values(), *(seq for owner, seq in expired if owner == user_id)]
         return Written([row[0] for row in rows], (len(rows) - len(lost), sum(row[0] for row in rows) - sum(lost)))
 
-    def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> Flow[None]:
+    async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
         """Store the time at which records were recalled, unless a later one is stored."""
         statement = (
             f"INSERT INTO vector_accesses SELECT user_id, id, :at FROM vectors WHERE id {THESE} AND user_id = :user"
             " ON CONFLICT (user_id, id) DO UPDATE SET at = max(at, excluded.at)"
         )
-        yield from self._changed(statement, user=user_id, these=json.dumps(ids), at=at.timestamp())
+        await self._changed(statement, user=user_id, these=json.dumps(ids), at=at.timestamp())
 
-    def _changed(self, statement: str, *, deleting: bool = False, **parameters: Any) -> Flow[int]:
+    async def _changed(self, statement: str, *, deleting: bool = False, **parameters: Any) -> int:
         def change(connection: sqlite3.Connection) -> int:
             return connection.execute(statement, parameters).rowcount
 
-        count: int = yield from self._write(change, deleting=deleting)
+        count: int = await self._write(change, deleting=deleting)
         return count
 
     # -- deleting
 
-    def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
+    async def delete(self, user_id: str, ids: Sequence[str]) -> None:
         """Delete records of a user."""
         remove = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
-        if (yield from self._changed(remove, deleting=True, user=user_id, these=json.dumps(ids))):
-            yield from self._erase()
+        if await self._changed(remove, deleting=True, user=user_id, these=json.dumps(ids)):
+            await self._erase()
 
-    def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
+    async def forget(self, user_id: str, session_id: str | None) -> int:
         """Delete a session, or all of a user, and return the number of records deleted."""
         here = "user_id = :user" if session_id is None else "user_id = :user AND session_id = :session"
 
@@ -284,11 +283,11 @@ class VectorRecords(Transactions):
             connection.execute(f"DELETE FROM vector_generations WHERE {here}", given)
             return connection.execute(f"DELETE FROM vectors WHERE {here}", given).rowcount
 
-        count = yield from self._write(delete, deleting=True)
-        yield from self._erase(moved=True)
+        count = await self._write(delete, deleting=True)
+        await self._erase(moved=True)
         return count
 
-    def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]:
+    async def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> int:
         """Delete the records above the limit, first those never recalled, and return their number."""
         never = (
             "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors v WHERE user_id = :user AND NOT EXISTS"
@@ -309,7 +308,7 @@ class VectorRecords(Transactions):
                     left -= connection.execute(statement, given).rowcount
             return surplus - left
 
-        return (yield from self._write(delete))
+        return await self._write(delete)
 
 
 def _last_stamp(connection: sqlite3.Connection) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import run_in_executor
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, Step, in_thread, is_async
+from langchain_memkit._sync import Step, cpu_bound, is_async
 from langchain_memkit.base import EntityExtractor, GetSessionHistory, Now, TokenCounter, TokenCounterLike, kind_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.names import kind_of, name_key
@@ -107,7 +108,7 @@ class Core:
         return self.shelf.store
 
     @property
-    def style(self) -> Step:
+    def style(self) -> Step[None]:
         """Return a step that raises `ConfigurationError` if a sync method was called with an async extractor."""
 
         async def anything() -> None:
@@ -117,21 +118,19 @@ class Core:
             return Step(_refuse_async, anything)
         return Step(lambda: None, anything)
 
-    def extract(self, texts: Sequence[str]) -> Flow[list[list[Spot]]]:
+    async def extract(self, texts: Sequence[str]) -> list[list[Spot]]:
         """Extract the names of each text; several texts go through the extractor's `batch` at once if it has one."""
         batch = getattr(self.extractor, "batch", None)
         if callable(batch) and len(texts) > 1:
-            found = list((yield _call(lambda: _whole(batch(list(texts))))))
+            found = list(await _call(lambda: _whole(batch(list(texts)))))
         else:
             found = []
             for text in texts:
-                found.append((yield _call(lambda text=text: self.extractor(text))))  # type: ignore[misc]  # bound now
+                found.append(await _call(partial(self.extractor, text)))
         long = sum(map(len, texts)) > SHORT
-        return (  # type: ignore[no-any-return]  # results of steps are untyped
-            yield in_thread(lambda: [read_mentions(*pair) for pair in zip(found, texts, strict=True)], long=long)
-        )
+        return await cpu_bound(lambda: [read_mentions(*pair) for pair in zip(found, texts, strict=True)], long=long)
 
-    def gone(self, user_id: str, rows: Iterable[FactRow]) -> Flow[set[tuple[str, str]]]:
+    async def gone(self, user_id: str, rows: Iterable[FactRow]) -> set[tuple[str, str]]:
         """Return the (session, message id) of facts whose message is no longer in its history: one query per session.
 
         Only messages that came with an id of their own can be looked up; facts of others are never reported as gone.
@@ -140,7 +139,7 @@ class Core:
         for row in rows:
             if row.given:
                 wanted.setdefault(row.session, set()).add(row.message)
-        return (yield from erased_messages(self.get_session_history, user_id, wanted))
+        return await erased_messages(self.get_session_history, user_id, wanted)
 
 
 def _whole(found: Any) -> Any:
@@ -153,7 +152,7 @@ def _refuse_async() -> None:
     raise ConfigurationError(msg)
 
 
-def _call(function: Callable[[], Any]) -> Step:
+def _call(function: Callable[[], Any]) -> Step[Any]:
     """Make a step that calls a plain or async extractor; on an event loop a plain one runs in a thread."""
 
     def sync() -> Any:

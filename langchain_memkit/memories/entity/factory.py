@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from langchain_memkit._flow import Flow, drive, run_step
+from langchain_memkit._sync import drive
 from langchain_memkit.base import GetSessionHistory, SessionInfo, check_id
 from langchain_memkit.memories.derived import DerivedMemoryFactory
 from langchain_memkit.memories.entity.core import Core
@@ -36,7 +36,7 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
 
     def list_sessions(self, user_id: str) -> list[SessionInfo]:
         """Return the user's sessions that have facts, the last used first; `turns` counts facts (sentences)."""
-        return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
+        return drive(self._list_sessions(check_id(user_id, "user_id")))
 
     def rebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
         """Rebuild all facts of a user from the transcripts.
@@ -51,7 +51,7 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
             `{"messages": n, "added": n, "removed": n}`; a second run adds and removes nothing. Facts of sessions that
             no longer exist are removed.
         """
-        return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress), run_step)
+        return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress))
 
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Delete everything that is stored of a user for good; part of `purge_user`.
@@ -60,7 +60,7 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
             `{"facts": n}`: how many facts were deleted; the user's rules, descriptions and other rows are deleted as
             well.
         """
-        return drive(self._purge(check_id(user_id, "user_id")), run_step)
+        return drive(self._purge(check_id(user_id, "user_id")))
 
     def close(self) -> None:
         """Empty the cache; a store that you passed in stays open."""
@@ -72,11 +72,11 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
 
     # -- flows
 
-    def _list_sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
-        return list_sessions(self._core, user_id)
+    async def _list_sessions(self, user_id: str) -> list[SessionInfo]:
+        return await list_sessions(self._core, user_id)
 
-    def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Flow[Mapping[str, int]]:
-        return rebuild(self._core, user_id, sessions, progress=progress)
+    async def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Mapping[str, int]:
+        return await rebuild(self._core, user_id, sessions, progress=progress)
 
-    def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
-        return purge(self._core, user_id)
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
+        return await purge(self._core, user_id)

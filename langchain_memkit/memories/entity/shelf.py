@@ -19,8 +19,8 @@ from uuid import uuid4
 
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import Now
 from langchain_memkit.memories.entity.book import Book, Limits
 from langchain_memkit.memories.entity.rows import FactRow, Keys, Rule, read_row
@@ -69,7 +69,7 @@ class Shelf:
 
     # -- the store, in both call styles
 
-    def stored(self, prefix: str) -> Step:
+    def stored(self, prefix: str) -> Step[list[str]]:
         """Return the keys under a prefix, sorted."""
 
         async def collect() -> list[str]:
@@ -77,15 +77,15 @@ class Shelf:
 
         return Step(lambda: sorted(self.store.yield_keys(prefix=prefix)), collect)
 
-    def fetch(self, keys: Sequence[str]) -> Step:
+    def fetch(self, keys: Sequence[str]) -> Step[list[dict[str, Any] | None]]:
         """Read the values of keys; None for each that is not there."""
         return Step(lambda: self.store.mget(keys), lambda: self.store.amget(keys))
 
-    def put(self, pairs: Sequence[tuple[str, dict[str, Any]]]) -> Step:
+    def put(self, pairs: Sequence[tuple[str, dict[str, Any]]]) -> Step[None]:
         """Store pairs of key and value, in this order."""
         return Step(lambda: self.store.mset(pairs), lambda: self.store.amset(pairs))
 
-    def put_if_exists(self, key: str, pairs: Sequence[tuple[str, dict[str, Any]]], gone: Sequence[str]) -> Flow[bool]:
+    async def put_if_exists(self, key: str, pairs: Sequence[tuple[str, dict[str, Any]]], gone: Sequence[str]) -> bool:
         """Store pairs and delete the keys `gone`, if there is a value under `key` throughout; return whether there was.
 
         A store with `mset_if_exists` does this atomically. With any other store the pairs are written first, then `key`
@@ -94,20 +94,20 @@ class Shelf:
         store: Any = self.store
         if self.checks_writes:
             write = store.mset_if_exists, store.amset_if_exists
-            return bool((yield Step(*(partial(verb, key, pairs, gone) for verb in write))))
+            return bool(await Step(*(partial(verb, key, pairs, gone) for verb in write)))
         # Write before looking: a clear that deletes `key` after the look finds the pairs in the store and deletes them
         # too.
-        yield self.put(pairs)
-        exists = (yield self.fetch([key]))[0] is not None
-        yield from self.delete(gone if exists else [name for name, _ in pairs])
+        await self.put(pairs)
+        exists = (await self.fetch([key]))[0] is not None
+        await self.delete(gone if exists else [name for name, _ in pairs])
         return exists
 
-    def delete(self, keys: Iterable[str]) -> Flow[None]:
+    async def delete(self, keys: Iterable[str]) -> None:
         """Delete keys, each once."""
         if names := list(dict.fromkeys(keys)):
-            yield Step(lambda: self.store.mdelete(names), lambda: self.store.amdelete(names))
+            await Step(lambda: self.store.mdelete(names), lambda: self.store.amdelete(names))
 
-    def held(self, work: Callable[[], T]) -> Step:
+    def held(self, work: Callable[[], T]) -> Step[T]:
         """Call `work` under the lock.
 
         On an event loop a lock that is taken is waited for in a thread, since its holder may be reading a long text.
@@ -130,40 +130,40 @@ class Shelf:
 
     # -- reading
 
-    def read(self, user_id: str) -> Flow[Book]:
+    async def read(self, user_id: str) -> Book:
         """Return the current registry of a user: the cached one if no version row was added since, else read again.
 
         Facts and rules never change under their key, so a stale registry fetches only rows with keys that it does not
         know.
         """
         keys = Keys(user_id)
-        versions = frozenset((yield self.stored(keys.versions)))
+        versions = frozenset(await self.stored(keys.versions))
         book: Book | None
-        book, current = yield self.held(lambda: self._book(user_id, versions))
+        book, current = await self.held(lambda: self._book(user_id, versions))
         if book is not None and current:
             return book
-        listed = yield self.stored(keys.prefix)
+        listed = await self.stored(keys.prefix)
         # List the generations again, after the facts. A generation is stored before its facts, so each fact listed
         # above either has its generation in this second listing or is dead; with one listing a live fact could look
         # dead.
-        sessions = yield self.stored(f"{keys.prefix}session/")
+        sessions = await self.stored(f"{keys.prefix}session/")
         parts = {key: keys.parts(key) for key in [*listed, *sessions]}
         stored = [key for key in listed if parts[key][0] in ("description", "fact", "rule")]
-        known: dict[str, Any] = {} if book is None else (yield self.held(lambda: _known(book)))
+        known: dict[str, Any] = {} if book is None else await self.held(lambda: _known(book))
         missing = [key for key in stored if key not in known]
         # Rows that are known are not read again: after a turn of another process only its new rows are fetched.
         rows = {key: known[key] for key in stored if key in known}
         unreadable: set[str] = set(book.unreadable) if book is not None else set()
         for i in range(0, len(missing), BATCH):
-            values = yield self.fetch(missing[i : i + BATCH])
+            values = await self.fetch(missing[i : i + BATCH])
             for key, value in zip(missing[i : i + BATCH], values, strict=True):
                 rows[key] = read_row(parts[key][0], value) if value is not None else None
                 if value is not None and rows[key] is None and key not in unreadable:
                     unreadable.add(key)
                     logger.warning("an entity row of a user is unreadable and left as it is: key ...%.80r", key[-64:])
-        found: tuple[Book, list[str]] = yield in_thread(lambda: self._put(user_id, versions, parts, rows, unreadable))
+        found: tuple[Book, list[str]] = await cpu_bound(lambda: self._put(user_id, versions, parts, rows, unreadable))
         if not self.read_only:
-            yield from self.delete(found[1])
+            await self.delete(found[1])
         return found[0]
 
     def _book(self, user_id: str, versions: frozenset[str]) -> tuple[Book | None, bool]:
@@ -220,7 +220,7 @@ class Shelf:
 
     # -- writing
 
-    def generation(self, book: Book, session_id: str) -> Flow[str]:
+    async def generation(self, book: Book, session_id: str) -> str:
         """Return the generation under which facts of a session are stored; draw one at its first save.
 
         The generation row is stored before names are extracted from the messages. A clear that happens in the meantime
@@ -228,17 +228,17 @@ class Shelf:
         """
         # There may be several, if two processes saved the session's first turn at once: all of them are live, any will
         # do.
-        known = yield self.held(lambda: min(book.generations.get(session_id, ()), default=None))
+        known = await self.held(lambda: min(book.generations.get(session_id, ()), default=None))
         if known is not None:
             return str(known)
         drawn = uuid4().hex
-        yield self.put([(book.keys.generation(session_id, drawn), {})])
-        yield self.held(lambda: book.generations.setdefault(session_id, set()).add(drawn))
+        await self.put([(book.keys.generation(session_id, drawn), {})])
+        await self.held(lambda: book.generations.setdefault(session_id, set()).add(drawn))
         return drawn
 
-    def write(
+    async def write(
         self, user_id: str, book: Book, place: tuple[str, str], added: Iterable[FactRow], removed: Iterable[str] = ()
-    ) -> Flow[bool]:
+    ) -> bool:
         """Add facts of a session and delete others, including the oldest of those over the limits.
 
         Args:
@@ -270,7 +270,7 @@ class Shelf:
                 book.remove(surplus)
                 return gone + out + book.drop_descriptions(), mine, _old_versions(book)
 
-        out, rows, old = yield in_thread(plan)
+        out, rows, old = await cpu_bound(plan)
         # Nothing changes, so nothing is written: a version row would invalidate the caches of other processes.
         if not out and not rows:
             return True
@@ -279,28 +279,28 @@ class Shelf:
         try:
             if rows:
                 owner = book.keys.generation(*place)
-                alive = yield from self.put_if_exists(owner, [*pairs_of_rows, (version, {})], [*out, *old])
+                alive = await self.put_if_exists(owner, [*pairs_of_rows, (version, {})], [*out, *old])
                 if alive:
-                    yield self.held(lambda: _bring_in_line(book, version, old, rows, out))
+                    await self.held(lambda: _bring_in_line(book, version, old, rows, out))
             else:
-                yield from self.delete(out)
-                yield from self.change(book, [], {}, out)
+                await self.delete(out)
+                await self.change(book, [], {}, out)
                 alive = True
         except BaseException:  # also if cancelled: the registry holds rows that may not be stored, so read it again
             self.forget(user_id)
             raise
         if not alive:
             self.forget(user_id)
-            yield from self._unversion(user_id)
+            await self._unversion(user_id)
         return alive
 
-    def change(
+    async def change(
         self,
         book: Book,
         pairs: Sequence[tuple[str, dict[str, Any]]],
         rows: Mapping[str, FactRow] | None = None,
         removed: Iterable[str] = (),
-    ) -> Flow[None]:
+    ) -> None:
         """Store pairs together with a new version row.
 
         Args:
@@ -311,18 +311,18 @@ class Shelf:
             removed: Store keys of facts that were deleted.
         """
         version = book.keys.version()
-        yield self.put([*pairs, (version, {})])
-        old = yield self.held(lambda: _old_versions(book))
+        await self.put([*pairs, (version, {})])
+        old = await self.held(lambda: _old_versions(book))
         if rows is not None:
-            yield self.held(lambda: _bring_in_line(book, version, old, rows, removed))
-        yield from self.delete(old)
+            await self.held(lambda: _bring_in_line(book, version, old, rows, removed))
+        await self.delete(old)
 
-    def _unversion(self, user_id: str) -> Flow[None]:
+    async def _unversion(self, user_id: str) -> None:
         """Delete the version rows of a user who has no other rows, so that nothing is left after a concurrent purge."""
         keys = Keys(user_id)
-        left = yield self.stored(keys.prefix)
+        left = await self.stored(keys.prefix)
         if all(keys.parts(key)[0] == "version" for key in left):
-            yield from self.delete(left)
+            await self.delete(left)
 
 
 def _old_versions(book: Book) -> frozenset[str]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Closing, Flow, adrive, arun_step, drive, run_step
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._sync import ClosingMixin, adrive, drive
 from langchain_memkit.base import check_id, shown
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["KeyValueMemoryFactory"]
 USERS = 64  # users whose entries are cached; the least recently used goes first
 
 
-class KeyValueMemoryFactory(Closing):
+class KeyValueMemoryFactory(ClosingMixin):
     """Callable that makes the `KeyValueMemory` of a session; all of them share a store and a cache.
 
     Returned by `KeyValueMemory.factory`; pass it to `create_runnable_with_message_history(memories=[...])`. A context
@@ -70,11 +70,11 @@ class KeyValueMemoryFactory(Closing):
 
     def setup(self) -> None:
         """Read the app's entries into the cache, so that the first turn does not have to."""
-        drive(self._shelf(None).current(), run_step)
+        drive(self._shelf(None).current())
 
     async def asetup(self) -> None:
         """Run `setup` asynchronously."""
-        await adrive(self._shelf(None).current(), arun_step)
+        await adrive(self._shelf(None).current())
 
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Delete a user's entries; the app's entries stay. Part of `purge_user`.
@@ -85,14 +85,14 @@ class KeyValueMemoryFactory(Closing):
         Returns:
             `{"entries": n}`: how many were deleted.
         """
-        return drive(self._purge(check_id(user_id, "user_id")), run_step)
+        return drive(self._purge(check_id(user_id, "user_id")))
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
         """Run `purge` asynchronously."""
-        return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
+        return await adrive(self._purge(check_id(user_id, "user_id")))
 
-    def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
-        count = yield from self._shelf(user_id).purge()
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
+        count = await self._shelf(user_id).purge()
         with self._lock:
             self._shelves.pop(user_id, None)
         return {"entries": count}

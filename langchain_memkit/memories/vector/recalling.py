@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, HumanMessage
 
-from langchain_memkit._flow import Flow, Step, in_thread
+from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.errors import HistoryWriteError
 from langchain_memkit.memories.transcripts import erased_messages
 from langchain_memkit.memories.vector.core import Core, TurnPlace
@@ -40,20 +40,20 @@ Keep: TypeAlias = Callable[[Entry], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
 
 
-def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitList]:
+async def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> HitList:
     """Search for the best `k` records that `keep` accepts, best first, without a floor."""
     text = beginning(text, QUESTION, "a question to the vector memory")
     hits = HitList()
     seen: set[str] = set()
-    ranked, _, _ = yield from _ranked(core, user_id, text, keep)
+    ranked, _, _ = await _ranked(core, user_id, text, keep)
     while some := list(islice(ranked, BATCH)):
-        hits += [hit_of(*found) for *found, _ in (yield from _fetched(core, user_id, some, seen))]
+        hits += [hit_of(*found) for *found, _ in await _fetched(core, user_id, some, seen)]
         if len(hits) >= k:
             break
     return HitList(hits[:k])
 
 
-def recall(
+async def recall(
     core: Core,
     user_id: str,
     text: str,
@@ -62,7 +62,7 @@ def recall(
     trial: bool = False,
     place: TurnPlace | None = None,
     remarks: list[str] | None = None,
-) -> Flow[list[BaseMessage]]:
+) -> list[BaseMessage]:
     """Quote as many of the best records as fit in one note, in the order in which they were said.
 
     Args:
@@ -78,13 +78,13 @@ def recall(
         A list of one note; empty if there is nothing to look for, nothing related, or nothing that fits.
     """
     text = beginning(text, QUESTION, "a question to the vector memory")
-    if (yield in_thread(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT)):
+    if await cpu_bound(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT):
         return []  # a greeting or thanks
     chosen: list[tuple[Entry, Record, str]] = []
     seen: set[str] = set()
     room = core.max_tokens - count_text(framed([Record("")]), core.counter)
     misses = 0
-    ranked, count, best = yield from _ranked(core, user_id, text, keep, place, core.floor)
+    ranked, count, best = await _ranked(core, user_id, text, keep, place, core.floor)
     share = _share(core.floor, best)
     if remarks is not None and count and share < 1:
         remarks.append(_remark(core.floor, best, count, share))
@@ -95,7 +95,7 @@ def recall(
     spare = core.max_tokens - int(share * core.max_tokens)
     size = BATCH if core.reads_texts else FEW
     while some := list(islice(ranked, size)):
-        for found, rerank, document, notes in (yield from _fetched(core, user_id, some, seen)):
+        for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
             record, lines = record_of(found, rerank, document, len(chosen), notes)
             cost = count_text(lines, core.counter)
             if cost > room - (spare if chosen else 0):
@@ -117,7 +117,7 @@ def recall(
             logger.warning("max_tokens=%d is too little for any of the %d best rounds", core.max_tokens, misses)
         return []
     if not trial:
-        yield from _touch(core, user_id, [entry.id for entry, *_ in chosen])
+        await _touch(core, user_id, [entry.id for entry, *_ in chosen])
     return [note]
 
 
@@ -135,9 +135,9 @@ def _remark(floor: float | None, best: float, records: int, share: float) -> str
     )
 
 
-def _ranked(
+async def _ranked(
     core: Core, user_id: str, text: str, keep: Keep, place: TurnPlace | None = None, floor: float | None = None
-) -> Flow[tuple[Iterator[Found], int, float]]:
+) -> tuple[Iterator[Found], int, float]:
     """Rank the user's records, with the reranker if there is one.
 
     The reranker is not called if all records are below the floor.
@@ -146,10 +146,10 @@ def _ranked(
         The records, best first, each with its reranker score or None; the number of records that were compared; and
         the highest `relation` among them.
     """
-    index, question = yield from core.look(user_id, text, place)
+    index, question = await core.look(user_id, text, place)
     found: Iterator[Ranked]
     long = len(index) > MANY or len(text) > SHORT
-    found, count, best = yield in_thread(lambda: best_first(index, question, core.ranking, keep), long=long)
+    found, count, best = await cpu_bound(lambda: best_first(index, question, core.ranking, keep), long=long)
     # Without similarities every record is ranked, also those that share no word with the question: drop these.
     if question.vector is None and question.similar is None:
         found = (ranked for ranked in found if ranked.score > 0)
@@ -158,21 +158,21 @@ def _ranked(
     by_id = {ranked.entry.id: ranked for ranked in islice(found, RERANKED)}
     if not by_id:
         return iter(()), 0, 0.0
-    documents = yield from core.documents(user_id, list(by_id))
+    documents = await core.documents(user_id, list(by_id))
     # Keep the id in the metadata as well: a compressor may build new documents without ids.
     given = [
         Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
         for d in (documents[name] for name in by_id if name in documents)
     ]
     reranker = core.reranker
-    anew = yield Step(
+    anew = await Step(
         lambda: reranker.compress_documents(given, text), lambda: reranker.acompress_documents(given, text)
     )
     chosen = [(d.metadata.get("memkit_id") or d.id, d.metadata.get("relevance_score")) for d in anew]
     return ((by_id[name], score) for name, score in chosen if name in by_id), count, best
 
 
-def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[Iterator[Any]]:
+async def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Iterator[Any]:
     """Fetch the texts of ranked records, leaving out duplicates and records erased from their transcripts.
 
     Args:
@@ -184,12 +184,12 @@ def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) 
     Returns:
         A lazy iterator over (record, reranker score, document, what was made of it to show it).
     """
-    text_of = yield from core.texts(user_id, [found.entry.id for found, _ in ranked])
+    text_of = await core.texts(user_id, [found.entry.id for found, _ in ranked])
     wanted: dict[str, set[str]] = {}
     for found, _ in ranked:
         if found.entry.session and any(found.entry.messages):
             wanted.setdefault(found.entry.session, set()).update(filter(None, found.entry.messages))
-    erased = yield from erased_messages(core.get_session_history, user_id, wanted)
+    erased = await erased_messages(core.get_session_history, user_id, wanted)
 
     def kept() -> Iterator[tuple[Ranked, float | None, Document, Any]]:
         for found, score in ranked:
@@ -209,12 +209,12 @@ def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) 
     return kept()  # lazily: most notes are full long before the last record
 
 
-def _touch(core: Core, user_id: str, ids: Sequence[str]) -> Flow[None]:
+async def _touch(core: Core, user_id: str, ids: Sequence[str]) -> None:
     """Record the recall time of these records, where it is needed; a failure is logged and does not fail the turn."""
     store, now = core.store, core.now()
     if core.keeps_access and not core.read_only:
         try:
-            yield Step(lambda: store.touch(user_id, ids, now), lambda: store.atouch(user_id, ids, now))
+            await Step(lambda: store.touch(user_id, ids, now), lambda: store.atouch(user_id, ids, now))
         except HistoryWriteError as error:
             logger.warning("when memories were recalled is not stored: %s", error)
 

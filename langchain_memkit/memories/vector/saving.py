@@ -14,7 +14,7 @@ from typing import Any
 
 from langchain_core.documents import Document
 
-from langchain_memkit._flow import Flow, Step, in_thread, user_code
+from langchain_memkit._sync import Step, call_user_function, cpu_bound
 from langchain_memkit.base import value_or_kind
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError, HistoryWriteError
 from langchain_memkit.memories.transcripts import Stretch
@@ -39,7 +39,7 @@ SHORT = 2000  # characters that are processed on the event loop; longer turns go
 TRIES = 10  # attempts of a turn that extends a round which other writers extend at the same time
 
 
-def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: Any = None) -> Flow[None]:
+async def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: Any = None) -> None:
     """Store the new messages of a turn; messages that continue a stored round are added to it.
 
     Args:
@@ -63,7 +63,7 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
 
     contents = [message.content for message in stretch.messages]
     long = not all(isinstance(content, str) for content in contents) or sum(map(len, contents)) > SHORT
-    rounds, drafts = yield in_thread(drafted, long=long)
+    rounds, drafts = await cpu_bound(drafted, long=long)
     if not rounds:
         return
     # Every attempt carries the generation that the first one read. If each retry took the current generation instead, a
@@ -75,14 +75,14 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
             begun: Begun | None = _known(core, looked, texts)
             looked = None  # good for one attempt: after a conflict the snapshot is known to be stale
             if begun is None:
-                begun = yield from begin(core, user_id, session_id, texts, messages, since)
+                begun = await begin(core, user_id, session_id, texts, messages, since)
             since = since or begun.generation
-            documents, expected = yield from _new(core, (user_id, session_id), rounds, drafts, begun)
+            documents, expected = await _new(core, (user_id, session_id), rounds, drafts, begun)
         except HistoryReadError as error:
             msg = f"nothing of the turn was stored, since what is stored cannot be read: {error}"
             raise HistoryWriteError(msg) from error
         try:
-            alive = yield from write(core, user_id, session_id, documents, begun, expected)
+            alive = await write(core, user_id, session_id, documents, begun, expected)
         except HistoryConflictError:
             # Another writer changed a record that this plan extends, or added records since the snapshot. Nothing was
             # stored, so read again and make a new plan against what is there now.
@@ -94,9 +94,9 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
         return
 
 
-def _new(
+async def _new(
     core: Core, place: tuple[str, str], rounds: Sequence[Round], drafts: Sequence[Sequence[Document]], begun: Begun
-) -> Flow[tuple[list[Document], dict[str, str]]]:
+) -> tuple[list[Document], dict[str, str]]:
     """Plan a save: decide which records to write.
 
     Args:
@@ -117,7 +117,7 @@ def _new(
     known.read(begun.records.values())
     known.read([last] if last is not None else [])
     if needs_index(lines, begun, known):
-        index = yield Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
+        index = await Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
         with index.lock:
             known.look(index.entries, place[1])
     ids = [draft[0].metadata["round_id"] for draft in drafts]
@@ -135,7 +135,7 @@ def _new(
     waiting = last if last is not None and last.metadata.get("open") else None
     for i, part in enumerate(parts):
         round_ = rounds[0]._replace(lines=tuple(part.lines), closed=i + 1 < len(parts))
-        end = None if part.round_id is None else (yield from _end_of(core, place, part, last))
+        end = None if part.round_id is None else await _end_of(core, place, part, last)
         if end is not None:
             # The last record of the round is rewritten under its own id. The digest makes the write fail if another
             # writer has extended the record since: without it, the later write would drop the earlier one's messages.
@@ -156,17 +156,17 @@ def _new(
     return documents, expected
 
 
-def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | None) -> Flow[Document | None]:
+async def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | None) -> Document | None:
     """Read the last record of the round that a part continues; None if the part is new or the round was deleted."""
     if last is not None and part.round_id == (last.metadata.get("round_id") or last.id):
         return last
-    index = yield Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
+    index = await Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
     with index.lock:
         mine = [entry for entry in index.entries if entry.round_id == part.round_id]
     if not mine:
         return None
     end = max(mine, key=lambda entry: entry.position).id
-    return (yield from core.documents(place[0], [end])).get(end)
+    return (await core.documents(place[0], [end])).get(end)
 
 
 def _known(core: Core, looked: Any, documents: Sequence[Document]) -> Begun | None:
@@ -184,14 +184,14 @@ def _messages(rounds: Sequence[Round]) -> list[str] | None:
     return [line.message for round_ in rounds for line in round_.lines if line.message]
 
 
-def begin(
+async def begin(
     core: Core,
     user_id: str,
     session_id: str,
     documents: Sequence[Document],
     messages: Sequence[str] | None = None,
     since: str | None = None,
-) -> Flow[Begun]:
+) -> Begun:
     """Read the state of a session before a write: `begin` of the store, with the digests and ids of `documents`.
 
     Args:
@@ -206,17 +206,17 @@ def begin(
     digests = list({digest_of(document.page_content) for document in documents})
     ids = [document.id for document in documents if document.id]
     arguments = (user_id, session_id, digests, ids, messages, since)
-    return (yield Step(lambda: store.begin(*arguments), lambda: store.abegin(*arguments)))  # type: ignore[no-any-return]  # results of steps are untyped
+    return await Step(lambda: store.begin(*arguments), lambda: store.abegin(*arguments))
 
 
-def write(
+async def write(
     core: Core,
     user_id: str,
     session_id: str,
     documents: Sequence[Document],
     begun: Begun,
     expected: Mapping[str, str],
-) -> Flow[bool]:
+) -> bool:
     """Embed and store records.
 
     Call it even without documents: the records may be stored already by a writer that was killed before it announced
@@ -246,24 +246,24 @@ def write(
     new = [i for i, needed in enumerate(worth) if needed and vectors[i] is None]
     if new:
         texts = [documents[i].page_content for i in new]
-        embedded = yield Step(lambda: store.embed(texts), lambda: store.aembed(texts))
+        embedded = await Step(lambda: store.embed(texts), lambda: store.aembed(texts))
         for i, vector in zip(new, embedded, strict=True):
             vectors[i] = vector
-    yield from _rate(core, documents)
+    await _rate(core, documents)
     arguments = (user_id, session_id, begun.generation, documents, vectors)
     given: dict[str, Any] = {"expected": expected}
     # Only memkit's own stores return a state. It is set when the plan comes from the load's snapshot: the store then
     # refuses the write if any other record was added since.
     if begun.state is not None:
         given["state"] = begun.state
-    alive: bool = yield Step(lambda: store.write(*arguments, **given), lambda: store.awrite(*arguments, **given))
+    alive: bool = await Step(lambda: store.write(*arguments, **given), lambda: store.awrite(*arguments, **given))
     if alive and (most := core.max_records) is not None:
         kept = [document.id for document in documents]
-        yield Step(lambda: store.evict(user_id, most, kept), lambda: store.aevict(user_id, most, kept))
+        await Step(lambda: store.evict(user_id, most, kept), lambda: store.aevict(user_id, most, kept))
     return alive
 
 
-def _rate(core: Core, documents: Sequence[Document]) -> Flow[None]:
+async def _rate(core: Core, documents: Sequence[Document]) -> None:
     """Rate the importance of finished rounds, in one call if the function has a `batch` method."""
     finished = [document for document in documents if not document.metadata.get("open")]
     if core.importance is None or not finished:
@@ -271,11 +271,11 @@ def _rate(core: Core, documents: Sequence[Document]) -> Flow[None]:
     texts = [document.page_content for document in finished]
     batch: Any = getattr(core.importance, "batch", None)
     if batch is not None:
-        values = yield Step(lambda: batch(texts), lambda: core.importance.abatch(texts))
+        values = await Step(lambda: batch(texts), lambda: core.importance.abatch(texts))
     else:
         values = []
         for text in texts:
-            values.append((yield user_code(core.importance, text, name="importance")))
+            values.append(await call_user_function(core.importance, text, name="importance"))
     for document, value in zip(finished, values, strict=True):
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             msg = f"importance must return a number from 1 to 10; got {value_or_kind(value)}. Nothing was stored."

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from langchain_core.documents import Document
 
-from langchain_memkit._flow import Flow
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import SessionInfo
 from langchain_memkit.memories.vector.foreign.access import Access
@@ -66,28 +65,28 @@ class Flows:
             _kept(self._sessions, user_id, set()).add(session_id)
         return str(next(_moments))
 
-    def write(
+    async def write(
         self, user_id: str, session_id: str, moment: str, documents: Sequence[Document], delete: Sequence[str]
-    ) -> Flow[bool]:
+    ) -> bool:
         """Add and delete records; undo the additions and return False if the session was forgotten since `moment`."""
-        yield from self._access.remove(delete)
-        added = yield from self._access.put(documents)
+        await self._access.remove(delete)
+        added = await self._access.put(documents)
         # Such a store cannot refuse a write, so compare afterwards: `forget` advances the clock before it deletes, so a
         # record that it could have missed is always noticed, and removed, here.
         if moment and self._forgotten_since(user_id, session_id) > int(moment):
-            yield from self._access.remove(added)
+            await self._access.remove(added)
             return False
         return True
 
-    def search(self, user_id: str, query: str, k: int) -> Flow[Similar]:
+    async def search(self, user_id: str, query: str, k: int) -> Similar:
         """Search the user's records by similarity."""
-        return Similar((yield from self._access.search(query, k, {"user_id": user_id})))
+        return Similar(await self._access.search(query, k, {"user_id": user_id}))
 
-    def everything(self, user_id: str) -> Flow[list[Document]]:
+    async def everything(self, user_id: str) -> list[Document]:
         """Read all records of a user."""
-        return (yield from self._access.everything({"user_id": user_id}))
+        return await self._access.everything({"user_id": user_id})
 
-    def words(self, user_id: str, similar: Similar) -> Flow[Index]:
+    async def words(self, user_id: str, similar: Similar) -> Index:
         """Return the lexical index of the user's transcripts; without transcripts, an index of the search result."""
         if self._transcripts is None:
             return index_of(similar.documents)
@@ -96,17 +95,17 @@ class Flows:
             known = _kept(self._sessions, user_id, set())
             known |= named
             also = sorted(known)
-        index = yield from self._transcripts.index(user_id, also)
+        index = await self._transcripts.index(user_id, also)
         self._transcripts.rate(user_id, _importance(similar.documents))
         return index
 
-    def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
+    async def forget(self, user_id: str, session_id: str | None) -> int:
         """Delete all records of a session or user, and this process's state about them; return how many records."""
         with self._guard:  # before the deletion: a save in progress checks this after its write, see `write`
             _kept(self._forgotten, (user_id, session_id), 0)
             self._forgotten[user_id, session_id] = next(_moments)
         wanted = {"user_id": user_id} | ({"session_id": session_id} if session_id is not None else {})
-        count = yield from self._access.remove_all(wanted)
+        count = await self._access.remove_all(wanted)
         if self._transcripts is not None:
             self._transcripts.forget(user_id, session_id)
         with self._guard:
@@ -117,9 +116,9 @@ class Flows:
                 self._sessions[user_id].discard(session_id)
         return count
 
-    def evict(self, user_id: str, max_records: int, keep: Collection[str]) -> Flow[int]:
+    async def evict(self, user_id: str, max_records: int, keep: Collection[str]) -> int:
         """Delete the records over `max_records`, least recently recalled first; return how many."""
-        documents = yield from self.everything(user_id)
+        documents = await self.everything(user_id)
         accessed = self.accesses(user_id)
 
         def order(document: Document) -> tuple[bool, datetime, datetime]:
@@ -128,7 +127,7 @@ class Flows:
 
         others = sorted((document for document in documents if document.id not in keep), key=order)
         surplus = others[: max(0, len(documents) - max_records)]
-        return (yield from self._access.remove(document.id or "" for document in surplus))
+        return await self._access.remove(document.id or "" for document in surplus)
 
     def touch(self, user_id: str, ids: Iterable[str], at: datetime) -> None:
         """Record the recall time of records, in this process only."""

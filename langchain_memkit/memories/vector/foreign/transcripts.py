@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
 
-from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._histories import has_native
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import GetSessionHistory
 from langchain_memkit.memories.transcripts import UNDATED, Stretch, history_of, stretch_of, stretches_of
 from langchain_memkit.memories.vector.rounds import Splitter, begins, documents_of, lines_of_messages, rounds_of
@@ -79,7 +79,7 @@ class Transcripts:
         # After a fork the cache starts empty: another thread of the parent may have held an index's lock.
         self._guard = ForkSafeLock(self._users.clear)
 
-    def index(self, user_id: str, also: Iterable[str] = ()) -> Flow[Index]:
+    async def index(self, user_id: str, also: Iterable[str] = ()) -> Index:
         """Return the user's index after re-reading the sessions that have changed.
 
         Args:
@@ -89,7 +89,7 @@ class Transcripts:
         with self._guard:
             user = self._users.setdefault(user_id, _User())
             self._users.move_to_end(user_id)
-        listed: Mapping[str, Mark | None] = yield from self._listed(user_id, [*user.sessions, *also])
+        listed: Mapping[str, Mark | None] = await self._listed(user_id, [*user.sessions, *also])
         with user.index.lock:
             for session in user.sessions.keys() - listed.keys():
                 _put(user, session, None)
@@ -97,7 +97,7 @@ class Transcripts:
         for session, mark in listed.items():
             # Without a mark nothing tells whether the session has changed, so it is read at every call.
             while (base := user.sessions.get(session, _Session())).mark is None or base.mark != mark:
-                read = yield from self._read(user_id, session, base, mark)
+                read = await self._read(user_id, session, base, mark)
                 with user.index.lock:
                     # The transcript is read without the lock. If another thread stored a newer read meanwhile, compare
                     # the marks again instead of overwriting it.
@@ -139,34 +139,34 @@ class Transcripts:
             while len(self._users) > 1 and sum(u.size for u in self._users.values()) > self._cache_bytes:
                 self._users.popitem(last=False)
 
-    def _listed(self, user_id: str, known: Sequence[str]) -> Flow[Mapping[str, Mark | None]]:
+    async def _listed(self, user_id: str, known: Sequence[str]) -> Mapping[str, Mark | None]:
         """List the user's sessions with their marks; the known ones, without marks, if histories cannot be listed."""
         histories = self._histories
         if not hasattr(histories, "list_sessions"):
             return dict.fromkeys(known)
         alist = getattr(histories, "alist_sessions", None)
-        found = yield Step(
+        found = await Step(
             lambda: histories.list_sessions(user_id),
             lambda: alist(user_id) if alist else asyncio.to_thread(histories.list_sessions, user_id),
         )
         return {info.session_id: (info.turns, info.updated_at) for info in found}
 
-    def _read(self, user_id: str, session_id: str, base: _Session, mark: Mark | None) -> Flow[_Session]:
+    async def _read(self, user_id: str, session_id: str, base: _Session, mark: Mark | None) -> _Session:
         """Read a session; from a memkit history only the turns from the last cut on, if nothing before has changed."""
-        history = yield history_of(self._histories, session_id, user_id)
+        history = await history_of(self._histories, session_id, user_id)
         if not has_native(history, "iter_turns"):
-            stretches = yield stretches_of(history)
+            stretches = await stretches_of(history)
             work = lambda: _Session(mark, open=self._known(base.open, user_id, session_id, stretches, 0))  # noqa: E731  # both styles
         else:
-            turns = yield _turns(history, base.cut - 1 if base.cut else None)
+            turns = await _turns(history, base.cut - 1 if base.cut else None)
             # Trust the settled records only if the turn at the cut is still the same (seq and epoch) and the number of
             # turns before it, derived from the session's mark, too. Else something was deleted or cleared: read it all.
             first = [(turn.seq, turn.epoch) for turn in turns[:1]]
             whole = not base.cut or first != [(base.cut, base.epoch)]
             if base.cut and (whole or mark is None or mark[0] - len(turns) != base.before):
-                whole, turns = True, (yield _turns(history, None))
+                whole, turns = True, await _turns(history, None)
             work = lambda: self._session(base, user_id, session_id, turns, mark, whole=whole)  # noqa: E731  # both styles
-        return (yield in_thread(work))  # type: ignore[no-any-return]  # results of steps are untyped
+        return await cpu_bound(work)
 
     def _session(
         self, base: _Session, user_id: str, session_id: str, turns: Sequence[Any], mark: Mark | None, *, whole: bool
@@ -197,7 +197,7 @@ class Transcripts:
         return known
 
 
-def _turns(history: Any, after: int | None) -> Step:
+def _turns(history: Any, after: int | None) -> Step[list[Any]]:
     async def aturns() -> list[Any]:
         return [turn async for turn in history.aiter_turns(after_seq=after)]
 
