@@ -52,6 +52,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
+from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
 
 from langchain_memkit.errors import ConfigurationError, MemkitError
@@ -387,3 +388,19 @@ class ClosingMixin(ABC):
     ) -> None:
         """Close."""
         await self.aclose()
+
+
+CONDENSED = "memkit_condense_question"
+"""What a question became: heard with the fields of a `StandaloneQuestion`."""
+
+
+def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step[None]:
+    """Send a custom event to callback handlers. Only the event of a rewritten question holds text of a message."""
+
+    def sync() -> None:
+        dispatch_custom_event(name, data, config=config)
+
+    async def asynchronous() -> None:
+        await adispatch_custom_event(name, data, config=config)
+
+    return Step(sync, asynchronous)

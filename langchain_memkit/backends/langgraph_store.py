@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, SearchOp
 
 from langchain_memkit._sync import Flow, Operation, adrive, drive
-from langchain_memkit.backends._key_value.data import KeyRange, Stored
-from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
 from langchain_memkit.base import check_text
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.messages.codec import FORMAT_VERSION
+from langchain_memkit.stores.key_value import KeyRange, KeyValueStore, StoredValue, V
 
 __all__ = ["LangGraphKeyValueStore"]
 
@@ -106,7 +105,7 @@ class _Items:
             return HistoryReadError(f"cannot read: the {what}")
         return HistoryWriteError(f"cannot write: the {what}. Calling again is safe.", maybe_stored=True)
 
-    async def get(self, keys: Sequence[str]) -> dict[str, Stored]:
+    async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
         found: list[Item | None] = []
         for i in range(0, len(keys), BATCH):
             found += await StoreBatch([GetOp(self._place(key), key) for key in keys[i : i + BATCH]])
@@ -187,12 +186,12 @@ class _Items:
         return inside and tuple(item.namespace) == self._place(item.key)
 
 
-def _stored(item: Item) -> Stored:
+def _stored(item: Item) -> StoredValue:
     value: Any = item.value
     try:
-        return Stored(json.loads(value["json"]), value["v"])
+        return StoredValue(json.loads(value["json"]), value["v"])
     except (KeyError, TypeError, ValueError, RecursionError):  # not ours, or damaged
-        return Stored(None, value.get("v") if isinstance(value, dict) else None)
+        return StoredValue(None, value.get("v") if isinstance(value, dict) else None)
 
 
 def _checked(namespace: Sequence[str]) -> tuple[str, ...]:

@@ -22,10 +22,10 @@ from langchain_memkit.base import (
     SessionInfo,
     TurnContext,
     check_id,
-    shown,
+    safe_repr,
 )
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.preprocessors.loading import load
+from langchain_memkit.preprocessors.budget import load
 
 __all__ = ["ChatHistoryMemory", "ChatHistoryMemoryFactory"]
 
@@ -181,7 +181,7 @@ class ChatHistoryMemoryFactory(ClosingMixin):
 
     def __repr__(self) -> str:
         """Show the histories' factory."""
-        return f"ChatHistoryMemoryFactory({shown(self._histories)})"
+        return f"ChatHistoryMemoryFactory({safe_repr(self._histories)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> ChatHistoryMemory:
         """Return the memory of a session; no I/O.

@@ -32,15 +32,13 @@ from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._sync import adrive, drive, shielded
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.telling import OnLoadError
-from langchain_memkit.messages.turns import with_ids
-from langchain_memkit.middleware.prompt import shown
-from langchain_memkit.middleware.run import Calls, Handle, Run, messages_of
-from langchain_memkit.middleware.state import HistoryState, Marker, messages_in, said_so_far, still_said
-from langchain_memkit.middleware.tools import NO_USER, memory_tools
-from langchain_memkit.middleware.turn_end import failed, finish, stopped
-from langchain_memkit.middleware.turn_start import TurnStart, check_place, configured
-from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, OpenTurn, Policy
+from langchain_memkit.memories.fanout import OnLoadError
+from langchain_memkit.messages.trimming import with_ids
+from langchain_memkit.middleware.prompt import NO_USER, memory_tools, shown
+from langchain_memkit.middleware.run import Run, RunHandle, StepCalls, messages_of
+from langchain_memkit.middleware.state import HistoryState, Marker, dialogue_in_state, dialogue_of_run, messages_in
+from langchain_memkit.middleware.turn import TurnStart, check_place, commit, ids_of_call, on_cancel, on_error
+from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import checked_function
 
 __all__ = ["MessageHistoryMiddleware"]
@@ -115,7 +113,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         tools: bool = False,
     ) -> None:
         super().__init__()
-        policy = Policy.of(
+        policy = TurnOptions.of(
             None,
             preprocessor,
             memories,
@@ -130,7 +128,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._policy = policy
         self.preprocessor = policy.preprocessor
         self._turns = TurnStart(checked_function(get_session_history), policy)
-        self._calls: dict[str, Calls] = {}
+        self._calls: dict[str, StepCalls] = {}
         self._needs_user = tools
         self.tools: Sequence[BaseTool] = memory_tools(self._turns) if tools else []
 
@@ -237,12 +235,12 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return replace(run.turn([], config), shown=seen, asked=run.own(messages))
 
     def _ids(self, config: RunnableConfig, context: Any) -> dict[str, Any]:
-        ids = configured(config, context)
+        ids = ids_of_call(config, context)
         if self._needs_user and ids.get("user_id") is None:
             raise ConfigurationError(NO_USER)
         return ids
 
-    def _calls_of(self, marker: Marker | None, *, new: bool = False) -> Calls:
+    def _calls_of(self, marker: Marker | None, *, new: bool = False) -> StepCalls:
         """Return the calls of a run's current step, shared within this process.
 
         Args:
@@ -252,10 +250,10 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         key = marker["key"] if marker else ""
         # Bounded, since a run that is interrupted and never resumed does not reach `_end`.
         if new or key not in self._calls:
-            self._calls[key] = Calls()
+            self._calls[key] = StepCalls()
             for old in list(self._calls)[:-MOST_RUNS]:
                 self._calls.pop(old, None)
-        return self._calls.get(key) or Calls()
+        return self._calls.get(key) or StepCalls()
 
     def _seen(self, state: Any) -> list[BaseMessage]:
         """Return the messages of the marker's run, those removed from the state included.
@@ -264,35 +262,35 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """
         marker: Marker | None = state.get("memkit_turn")
         here = self._calls[marker["key"]].seen if marker and marker["key"] in self._calls else []
-        return still_said(here or state.get("memkit_seen") or [], messages_in(state))
+        return dialogue_in_state(here or state.get("memkit_seen") or [], messages_in(state))
 
     async def _begin(self, state: Any, runtime: Any) -> dict[str, Any]:
         config = get_config()
         ids = self._ids(config, runtime.context)
         # The handle is not checkpointed and is removed when a run ends. One that is here already was set by a second
         # instance in this very run.
-        if isinstance(state.get("memkit_run"), Handle):
+        if isinstance(state.get("memkit_run"), RunHandle):
             raise ConfigurationError(TWICE)
         run = await self._turns.begin(state, ids, config, self._seen(state))
-        return {"memkit_turn": run.marker, "memkit_run": Handle(run), **_emptied(state)}
+        return {"memkit_turn": run.marker, "memkit_run": RunHandle(run), **_emptied(state)}
 
     async def _run_of(self, state: Any, runtime: Any, config: RunnableConfig) -> Run:
         """Return the run of this invocation; if there is none, resume the one that the state's marker names."""
         handle, marker = state.get("memkit_run"), state.get("memkit_turn")
-        if isinstance(handle, Handle) and not handle.run.finished:
+        if isinstance(handle, RunHandle) and not handle.run.finished:
             run = handle.run
         elif marker is not None and not marker["done"]:
-            run = await self._turns.resume(state, configured(config, runtime.context), config, self._seen(state))
+            run = await self._turns.resume(state, ids_of_call(config, runtime.context), config, self._seen(state))
         else:  # the invocation did not pass `before_agent`
-            run = await self._turns.begin(state, configured(config, runtime.context), config)
+            run = await self._turns.begin(state, ids_of_call(config, runtime.context), config)
         run.observe(messages_in(state))
         return run
 
-    def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> Calls:
+    def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> StepCalls:
         """Register a tool call and record the run's messages: in a resumed run nothing else has read the state yet."""
-        check_place(request.state.get("memkit_turn"), configured(config, request.runtime.context))
+        check_place(request.state.get("memkit_turn"), ids_of_call(config, request.runtime.context))
         calls = self._calls_of(request.state.get("memkit_turn"))
-        calls.seen = said_so_far(request.state)
+        calls.seen = dialogue_of_run(request.state)
         calls.running += 1
         return calls
 
@@ -333,14 +331,14 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if run is None:
             run = await self._run_of(state, request.runtime, config)
         if isinstance(error, Exception):
-            await failed(run, policy, config)
+            await on_error(run, policy, config)
         else:
-            await stopped(run, policy, config, calls.results)
+            await on_cancel(run, policy, config, calls.results)
 
     async def _end(self, state: Any, runtime: Any) -> dict[str, Any]:
         config = get_config()
         run = await self._run_of(state, runtime, config)
-        marker = await finish(run, self._policy, state, config)
+        marker = await commit(run, self._policy, state, config)
         self._calls.pop(marker["key"], None)
         return {"memkit_turn": marker, "memkit_run": None, **_emptied(state)}
 
@@ -357,8 +355,8 @@ def _answered(run: Run, state: Any, response: ModelResponse[Any]) -> ModelRespon
     run.answered(response.result)
     update: dict[str, Any] = {}
     handle = state.get("memkit_run")
-    if not (isinstance(handle, Handle) and handle.run is run):
-        update = {"memkit_run": Handle(run), "memkit_turn": run.marker}
+    if not (isinstance(handle, RunHandle) and handle.run is run):
+        update = {"memkit_run": RunHandle(run), "memkit_turn": run.marker}
     if run.unsettled:
         run.unsettled = False
         update["memkit_seen"] = run.seen

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import operator
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
@@ -16,33 +19,114 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._sync import ClosingMixin, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import (
     Now,
     TokenCounter,
     TokenCounterLike,
     Window,
     check_id,
-    kind_given,
-    seconds_given,
+    check_seconds,
+    describe_type,
     user_prefix,
     utc_now,
 )
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.preprocessors.background import Background
-from langchain_memkit.preprocessors.budget import Budget, as_messages, new_input
-from langchain_memkit.preprocessors.conversation import Conversation, catch_up, place_of, read_conversation
-from langchain_memkit.preprocessors.memory_store import MemoryStore
+from langchain_memkit.preprocessors.budget import EVENT, Budget, ContextReport, as_messages, has_listeners, new_input
 from langchain_memkit.preprocessors.prompt import SummaryPrompt, summary_message
-from langchain_memkit.preprocessors.records import Place, SummaryStore
-from langchain_memkit.preprocessors.report import EVENT, ContextReport, has_listeners
-from langchain_memkit.preprocessors.rules import Amount, Rules
 from langchain_memkit.preprocessors.summarizer import Summarizer
+from langchain_memkit.preprocessors.summary_store import (
+    SummarizedConversation,
+    SummaryKey,
+    SummaryStore,
+    read_conversation,
+    refresh,
+    summary_key_of,
+)
+from langchain_memkit.preprocessors.trigger import SummaryTrigger, Threshold
 from langchain_memkit.preprocessors.trim import OnOverflow, Trimmer
+from langchain_memkit.stores.in_memory import MemoryStore
 
-__all__ = ["HistoryPreprocessor", "create_history_preprocessor"]
+__all__ = ["Background", "HistoryPreprocessor", "create_history_preprocessor"]
 
 logger = logging.getLogger("langchain_memkit")
+
+Work: TypeAlias = threading.Thread | asyncio.Task[Any]
+
+
+class Background:
+    """Registry of running background jobs by conversation."""
+
+    def __init__(self) -> None:
+        self._running: dict[SummaryKey, Work] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, place: SummaryKey, make_flow: Callable[[], Flow[None]]) -> Step[None]:
+        """Make a flow and start it in the background, unless a job is running for this conversation."""
+
+        async def work() -> None:
+            await adrive(make_flow())
+
+        async def abegin() -> None:
+            with self._lock:
+                if not self._is_busy(place):
+                    task = asyncio.create_task(work(), name="memkit-summary")
+                    self._running[place] = task
+                    task.add_done_callback(lambda task: self._end(place, task))
+
+        return Step(lambda: self._begin_thread(place, make_flow), abegin)
+
+    def wait(self, match: Callable[[SummaryKey], bool] = lambda _: True) -> Step[None]:
+        """Wait for the jobs of matching conversations, except tasks of another event loop, which cannot be awaited."""
+
+        def found() -> list[Work]:
+            with self._lock:
+                return [work for place, work in self._running.items() if match(place)]
+
+        def join() -> None:
+            for work in found():
+                if isinstance(work, threading.Thread):
+                    work.join()
+
+        async def ajoin() -> None:
+            loop = asyncio.get_running_loop()
+            tasks = [w for w in found() if isinstance(w, asyncio.Task) and w.get_loop() is loop]
+            if tasks:
+                await asyncio.wait(tasks)
+            await asyncio.to_thread(join)
+
+        return Step(join, ajoin)
+
+    def _is_busy(self, place: SummaryKey) -> bool:
+        work = self._running.get(place)
+        if isinstance(work, asyncio.Task):
+            return not (work.done() or work.get_loop().is_closed())
+        return work is not None and work.is_alive()
+
+    def _begin_thread(self, place: SummaryKey, make_flow: Callable[[], Flow[None]]) -> None:
+        def run() -> None:
+            try:
+                drive(make_flow())
+            finally:
+                self._end(place, thread)
+
+        thread = threading.Thread(target=copy_context().run, args=(run,), daemon=True, name="memkit-summary")
+        with self._lock:
+            if self._is_busy(place):
+                return
+            # Start it with the lock held: a job that ends at once must find itself registered, or it would stay
+            # registered for ever.
+            try:
+                thread.start()
+            except RuntimeError as error:  # too many threads, or the interpreter is about to end
+                logger.warning("no summary is written in the background: %s", error)
+            else:
+                self._running[place] = thread
+
+    def _end(self, place: SummaryKey, work: Work) -> None:
+        with self._lock:
+            if self._running.get(place) is work:
+                del self._running[place]
 
 
 class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
@@ -139,13 +223,13 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
         await self._background.wait(lambda place: place.user_id == user_id)
         return {"summaries": await self._store.delete_all(f"{user_prefix(user_id)}summary/")}
 
-    def _place(self, session_id: str, user_id: str | None) -> Place:
-        return Place("" if user_id is None else check_id(user_id, "user_id"), check_id(session_id, "session_id"))
+    def _place(self, session_id: str, user_id: str | None) -> SummaryKey:
+        return SummaryKey("" if user_id is None else check_id(user_id, "user_id"), check_id(session_id, "session_id"))
 
     # -- one turn
 
     async def _window(self, config: RunnableConfig | None) -> Window:
-        place = place_of(config)
+        place = summary_key_of(config)
         if not place.session_id:  # without a session no summary has a position to read from
             return Window()
         try:
@@ -156,7 +240,7 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
         return Window(after=known[1].position, summary=known) if known else Window()
 
     async def _run(self, value: Any, config: RunnableConfig) -> ContextReport:
-        messages, place = as_messages(value), place_of(config)
+        messages, place = as_messages(value), summary_key_of(config)
         room: int = await self._summarizer.counting(lambda: self._budget.room(config, value))
         follows = new_input(config, value)
         asked = any(isinstance(m, HumanMessage) for m in follows)
@@ -179,8 +263,8 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
         return report
 
     async def _compacted(
-        self, talk: Conversation, room: int, asked: bool, notes: list[str], config: RunnableConfig
-    ) -> Conversation:
+        self, talk: SummarizedConversation, room: int, asked: bool, notes: list[str], config: RunnableConfig
+    ) -> SummarizedConversation:
         """Summarize the conversation until it is below the trigger and the view fits.
 
         In background mode a view that fits is returned as it is, and its summary is written in parallel.
@@ -198,7 +282,7 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
             if not alone:
                 alone = True
                 await self._background.wait(partial(operator.eq, talk.place))
-                talk, before = await catch_up(talk, self._store), talk
+                talk, before = await refresh(talk, self._store), talk
                 if talk is not before:
                     continue
             talk, problems = await self._summarizer.compact(talk, sizes, length, config)
@@ -207,14 +291,14 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
                 break
         return talk
 
-    async def _beside(self, talk: Conversation, room: int, asked: bool, config: RunnableConfig) -> None:
+    async def _beside(self, talk: SummarizedConversation, room: int, asked: bool, config: RunnableConfig) -> None:
         """Summarize in the background, after applying any summary stored since the conversation was read."""
-        talk = await catch_up(talk, self._store)
+        talk = await refresh(talk, self._store)
         sizes, length, _ = await self._due(talk, room, asked)
         if length:
             await self._summarizer.compact(talk, sizes, length, config)
 
-    def _due(self, talk: Conversation, room: int, asked: bool) -> Step[tuple[list[int], int, bool]]:
+    def _due(self, talk: SummarizedConversation, room: int, asked: bool) -> Step[tuple[list[int], int, bool]]:
         """Measure the body: token count of each message, how many messages to summarize, and whether all fits."""
 
         def measure() -> tuple[list[int], int, bool]:
@@ -235,8 +319,8 @@ def create_history_preprocessor(
     llm: Any,
     *,
     max_tokens: int,
-    trigger: Amount | None = None,
-    keep: Amount | None = None,
+    trigger: Threshold | None = None,
+    keep: Threshold | None = None,
     prompt: str | BasePromptTemplate[Any] | None = None,
     store: BaseStore[str, dict[str, Any]] | None = None,
     mode: Literal["inline", "background"] = "inline",
@@ -312,14 +396,14 @@ def create_history_preprocessor(
         msg = f"llm must be a model or a function, not {type(llm).__name__}"
         raise ConfigurationError(msg)
     if store is not None and not isinstance(store, BaseStore):
-        msg = f"store must be a BaseStore of langchain_core.stores, not {kind_given(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
+        msg = f"store must be a BaseStore of langchain_core.stores, not {describe_type(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
-    seconds_given(timeout, "timeout", none="for the model's own")
+    check_seconds(timeout, "timeout", none="for the model's own")
     if not callable(now):
         msg = f"now must be a function that returns the time, not {type(now).__name__}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
     budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
-    rules = Rules.of(budget, trigger, keep)
+    rules = SummaryTrigger.of(budget, trigger, keep)
     records = SummaryStore(MemoryStore() if store is None else store, now)
     summarizer = Summarizer(coerce_to_runnable(llm), budget, rules, SummaryPrompt(prompt), records, timeout, now)
     return HistoryPreprocessor(summarizer, Trimmer.of(budget.counter, on_overflow=on_overflow), mode)

@@ -16,12 +16,11 @@ from langchain_memkit._histories import has_native
 from langchain_memkit._sync import Step, cpu_bound, internal_call, model_call
 from langchain_memkit.base import Now, Position, TokenCounter, describe_error
 from langchain_memkit.errors import StaleTurnError
-from langchain_memkit.messages.counting import approximate_tokens, count_tokens
+from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
 from langchain_memkit.preprocessors.budget import Budget
-from langchain_memkit.preprocessors.conversation import Conversation
 from langchain_memkit.preprocessors.prompt import Chunk, SummaryPrompt, chunks_of
-from langchain_memkit.preprocessors.records import Known, SummaryRecord, SummaryStore
-from langchain_memkit.preprocessors.rules import Rules
+from langchain_memkit.preprocessors.summary_store import Known, SummarizedConversation, SummaryRecord, SummaryStore
+from langchain_memkit.preprocessors.trigger import SummaryTrigger
 
 __all__ = ["Compaction", "Summarizer"]
 
@@ -36,7 +35,7 @@ MESSAGE_CHUNK = 4_000  # tokens of a chunk if the budget counts messages
 class Compaction(NamedTuple):
     """Result of summarizing: the conversation after it, and the problems, one line each."""
 
-    talk: Conversation
+    talk: SummarizedConversation
     problems: list[str]
 
 
@@ -46,7 +45,7 @@ class Summarizer:
 
     llm: Runnable[Any, Any]
     budget: Budget
-    rules: Rules
+    rules: SummaryTrigger
     prompt: SummaryPrompt
     store: SummaryStore
     timeout: float | None
@@ -68,7 +67,7 @@ class Summarizer:
         return cpu_bound(function, long=not cheap)
 
     async def compact(
-        self, talk: Conversation, sizes: Sequence[int], length: int, config: RunnableConfig
+        self, talk: SummarizedConversation, sizes: Sequence[int], length: int, config: RunnableConfig
     ) -> Compaction:
         """Summarize the first messages of the body.
 
@@ -145,7 +144,7 @@ class Summarizer:
 
     def _record(
         self,
-        talk: Conversation,
+        talk: SummarizedConversation,
         known: Known | None,
         text: str,
         tokens: int,
@@ -178,7 +177,7 @@ class Summarizer:
 
     async def _keep(
         self,
-        talk: Conversation,
+        talk: SummarizedConversation,
         record: SummaryRecord,
         known: Known | None,
         config: RunnableConfig,
@@ -207,7 +206,7 @@ class Summarizer:
             await self._check_again(talk, record.position.epoch, config)
         return added
 
-    async def _check_again(self, talk: Conversation, epoch: int, config: RunnableConfig) -> None:
+    async def _check_again(self, talk: SummarizedConversation, epoch: int, config: RunnableConfig) -> None:
         """Delete the summaries of an epoch and raise if the session was cleared while they were written."""
         history: Any = (config.get("configurable") or {}).get("message_history")
         if not has_native(history, "view"):

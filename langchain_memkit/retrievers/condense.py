@@ -6,39 +6,36 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForRetrieverRun,
-    CallbackManagerForRetrieverRun,
-)
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.language_models import LanguageModelLike
 from langchain_core.messages import BaseMessage
+from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.runnables.config import patch_config
-from pydantic import (
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
-from langchain_memkit._events import CONDENSED, event
-from langchain_memkit._sync import adrive, drive
+from langchain_memkit._sync import CONDENSED, adrive, drive, event
 from langchain_memkit.base import Memory, did_you_mean
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.retrievers.asking import QuestionPrompt
-from langchain_memkit.retrievers.checking import refusal
-from langchain_memkit.retrievers.contextualize import CAREFUL, STRONG, Strength, Turn
-from langchain_memkit.retrievers.gate import stands_alone
-from langchain_memkit.retrievers.past import answered_by, as_messages, question_of, read_past, turns_of
-from langchain_memkit.retrievers.question import Check, Condenser, Gate, Mode, Rewrites, StandaloneQuestion
-from langchain_memkit.retrievers.searching import Search
+from langchain_memkit.retrievers.expansion import CAREFUL, STRONG, Strength, Turn
+from langchain_memkit.retrievers.history import answered_by, as_messages, question_answer_pairs, question_of, read_past
+from langchain_memkit.retrievers.rewriter import (
+    Check,
+    Condenser,
+    Gate,
+    Mode,
+    QuestionPrompt,
+    RewriteCache,
+    StandaloneQuestion,
+    refusal,
+)
+from langchain_memkit.retrievers.search import Search
+from langchain_memkit.retrievers.standalone import stands_alone
 
-__all__ = ["CondenseQuestionRetriever"]
+__all__ = ["CondenseQuestionRetriever", "create_history_aware_retriever"]
 
 QUESTION = "memkit_question"
 """Where a document's metadata holds the same."""
@@ -114,7 +111,7 @@ class CondenseQuestionRetriever(BaseRetriever):
     history: Any = Field(default=None, repr=False)
     k: int | None = Field(default=None, ge=1)
 
-    _rewrites: Rewrites = PrivateAttr(default_factory=Rewrites)
+    _rewrites: RewriteCache = PrivateAttr(default_factory=RewriteCache)
 
     if not TYPE_CHECKING:  # type checkers read the fields
 
@@ -258,7 +255,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         messages: list[BaseMessage] = as_messages(chat_history)
         if chat_history is None and self.history is not None:
             messages = list(await read_past(self.history, question))
-        return turns_of(messages), answered_by(messages) if self.skip_answered else frozenset()
+        return question_answer_pairs(messages), answered_by(messages) if self.skip_answered else frozenset()
 
     def _strength(self, turns: list[Turn], skipped: frozenset[str]) -> Strength:
         """Choose how strongly the conversation is added to the question.
@@ -298,3 +295,49 @@ def _told(problem: Any) -> str:
 
 def _marked(document: Document, found: StandaloneQuestion) -> Document:
     return document.model_copy(update={"metadata": {**document.metadata, QUESTION: asdict(found)}})
+
+
+def create_history_aware_retriever(
+    llm: LanguageModelLike, retriever: Runnable[str, list[Document]], prompt: BasePromptTemplate[Any], **options: Any
+) -> Runnable[Any, list[Document]]:
+    """Create a history-aware retriever like LangChain's, that survives model failures and skips standalone questions.
+
+    For existing apps: their prompt may ask for anything, so the model's rewrite is searched for unchecked, and
+    documents come back as the retriever returned them. New code should use `CondenseQuestionRetriever`, which validates
+    a rewrite and reports it.
+
+    Args:
+        llm: A chat or string model.
+        retriever: A LangChain retriever, or a runnable from a string to documents.
+        prompt: A template that takes `input` and `chat_history`.
+        **options: Arguments of `CondenseQuestionRetriever`, here with the defaults `check=None`, `timeout=None` and
+            `cache_size=0`.
+
+    Returns:
+        A runnable from `{"input": question, "chat_history": messages}` to documents, best first.
+
+    Raises:
+        ValueError: The prompt does not take `input` and `chat_history`.
+
+    Example:
+        >>> from langchain_core.prompts import ChatPromptTemplate
+        >>> prompt = ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "{input}")])
+        >>> model = RunnableLambda(lambda messages: "How old is Emmanuel Macron?")
+        >>> parrot = RunnableLambda(lambda question: [Document(question)])
+        >>> aware = create_history_aware_retriever(model, parrot, prompt)
+        >>> talk = [("human", "Who is the president of France?"), ("ai", "Emmanuel Macron.")]
+        >>> aware.invoke({"input": "How old is he?", "chat_history": talk})[0].page_content
+        'How old is Emmanuel Macron?'
+    """
+    unchecked: dict[str, Any] = {"check": None, "timeout": None, "cache_size": 0}
+    ours = CondenseQuestionRetriever(retriever=retriever, llm=llm, prompt=prompt, **{**unchecked, **options})
+    # Wrap it in a function: create_retrieval_chain passes a BaseRetriever the question without the conversation.
+    chain: Runnable[Any, Any] = RunnableLambda(ours.invoke, ours.ainvoke) | _unmarked
+    return chain.with_config(run_name="history_aware_retriever")
+
+
+def _unmarked(documents: list[Document]) -> list[Document]:
+    return [
+        document.model_copy(update={"metadata": {k: v for k, v in document.metadata.items() if k != QUESTION}})
+        for document in documents
+    ]

@@ -14,18 +14,17 @@ from langchain_core.messages import BaseMessage, FunctionMessage, SystemMessage,
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 
-from langchain_memkit._events import event
-from langchain_memkit._sync import Step, call_user_function, gather
+from langchain_memkit._sync import Step, call_user_function, event, gather
 from langchain_memkit.base import HistoryView, Memory, Query
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK, OnLoadError, load_failure, name_of
 from langchain_memkit.memories.retriever import RetrieverMemory
-from langchain_memkit.memories.telling import LOAD_ERROR, REMARK, OnLoadError, load_failure, name_of
-from langchain_memkit.messages.authors import is_user_message
-from langchain_memkit.messages.notes import Record, recalled
-from langchain_memkit.messages.turns import group_starts
+from langchain_memkit.messages.notes import Record, tag_source
+from langchain_memkit.messages.text import is_user_message
+from langchain_memkit.messages.trimming import group_starts
 from langchain_memkit.runnables.session import session_history
 
-__all__ = ["Memories", "with_note"]
+__all__ = ["MemoryBinder", "insert_note"]
 
 T = TypeVar("T")
 
@@ -33,14 +32,14 @@ logger = logging.getLogger("langchain_memkit")
 
 
 @dataclass(frozen=True, slots=True)
-class Memories:
+class MemoryBinder:
     """The entries of `memories=`, and the policy for one that cannot be loaded."""
 
     entries: Sequence[Any]
     on_load_error: OnLoadError
 
     @classmethod
-    def of(cls, entries: Any, on_load_error: OnLoadError) -> Memories:
+    def of(cls, entries: Any, on_load_error: OnLoadError) -> MemoryBinder:
         """Validate the argument and wrap retrievers into memories.
 
         Raises:
@@ -165,7 +164,7 @@ class Memories:
             if isinstance(result, Exception):
                 await self._failed(memory, result, config)
             else:
-                loaded += recalled(result, name_of(memory))
+                loaded += tag_source(result, name_of(memory))
         for remark in remarks:
             await event(config, REMARK, {"message": remark})
         return loaded
@@ -181,7 +180,7 @@ class Memories:
             logger.warning("left out of the turn: %s", failure)
 
 
-def with_note(
+def insert_note(
     past: list[BaseMessage], asked: list[BaseMessage], note: BaseMessage | None, *, apart: bool
 ) -> tuple[list[BaseMessage], list[BaseMessage]]:
     """Insert the note between past and new input, as late as providers accept it.

@@ -14,11 +14,10 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._compat import ContextOverflowError
-from langchain_memkit._events import event
 from langchain_memkit._histories import add_messages, append_turn
-from langchain_memkit._sync import Step, call_user_function
-from langchain_memkit.base import Head, Memory, Preprocessor, SavedTurn, TurnContext, describe_error
-from langchain_memkit.base.ids import MAX_ID_BYTES
+from langchain_memkit._sync import Step, call_user_function, event
+from langchain_memkit.base import Memory, Preprocessor, SavedTurn, SessionHead, TurnContext, describe_error
+from langchain_memkit.base.validation import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryWriteError,
@@ -26,14 +25,14 @@ from langchain_memkit.errors import (
     MemoryWriteError,
     StaleTurnError,
 )
-from langchain_memkit.memories.telling import save_all, tell
+from langchain_memkit.memories.fanout import notify_memories, save_all
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
-from langchain_memkit.messages.notes import is_note, unmarked
-from langchain_memkit.messages.turns import same_messages, with_turn_ids
-from langchain_memkit.runnables.memories import Memories
-from langchain_memkit.runnables.wiring import PastWatch
+from langchain_memkit.messages.notes import is_note, without_forged_marks
+from langchain_memkit.messages.trimming import same_messages, with_turn_ids
+from langchain_memkit.runnables.memories import MemoryBinder
+from langchain_memkit.runnables.wiring import ModelInputWatch
 
-__all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "Policy"]
+__all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "TurnOptions"]
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -65,17 +64,17 @@ class OpenTurn:
     replayed: bool = False  # the turn is stored already, and repeated from one of its own checkpoints
     given: Sequence[BaseMessage] | None = None  # the model's input, where known and other than `shown`
     begun: bool = False  # the session has turns that never expire, so its epoch is set; else the first turn draws one
-    head: Head | None = None  # the session's last position and epoch when the history was read
-    watch: PastWatch | None = None  # records the models' input until it is known whether it contains the past
+    head: SessionHead | None = None  # the session's last position and epoch when the history was read
+    watch: ModelInputWatch | None = None  # records the models' input until it is known whether it contains the past
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class TurnOptions:
     """What to do with a turn's outcome: the options of `create_runnable_with_message_history`, checked."""
 
     output_key: str | None
     preprocessor: Preprocessor | None
-    memories: Memories
+    memories: MemoryBinder
     before_save: BeforeSave | None
     on_save_error: OnSaveError
     on_model_error: Literal["discard", "save_input"]
@@ -106,7 +105,7 @@ class Policy:
             msg = f"preprocessor is the function {name} itself: call it, as in preprocessor={name}(max_tokens=4000)"
             raise ConfigurationError(msg)
         chain = None if preprocessor is None else coerce_to_runnable(preprocessor)
-        policy = cls(output_key, chain, Memories.of(memories, words[-1]), before_save, *words[:-1])
+        policy = cls(output_key, chain, MemoryBinder.of(memories, words[-1]), before_save, *words[:-1])
         policy.check()
         return policy
 
@@ -216,7 +215,7 @@ class Policy:
             await _event(turn, "memkit_save_error", failure)
 
     async def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> int | None:
-        given, messages = len(messages), [unmarked(message) for message in messages]
+        given, messages = len(messages), [without_forged_marks(message) for message in messages]
         if self.before_save is not None:
             # Copies, so that redacting in place changes neither the caller's input nor the returned answer.
             copies = [m.model_copy() for m in messages]
@@ -258,7 +257,9 @@ class Policy:
             named = error.stored  # the first attempt may have ended before the memories saved it
         # Only a turn that may be the session's first passes its position: it drew the epoch itself, which is looked up
         # there.
-        await tell(turn.memories, SavedTurn(named, turn_id, turn.epoch or 0), history, None if turn.begun else seq)
+        await notify_memories(
+            turn.memories, SavedTurn(named, turn_id, turn.epoch or 0), history, None if turn.begun else seq
+        )
         return seq
 
     async def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
 from langchain_memkit._sync import Step, call_user_function
 from langchain_memkit.base import GetSessionHistory, check_id, did_you_mean
-from langchain_memkit.base.ids import IDS
+from langchain_memkit.base.validation import IDS
 from langchain_memkit.errors import ConfigurationError
 
 NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -18,18 +18,16 @@ from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableCo
 from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._compat import ContextOverflowError
-from langchain_memkit._events import event
 from langchain_memkit._histories import is_native, stored_ids
-from langchain_memkit._sync import Step, adrive, as_step, both, drive, shielded
+from langchain_memkit._sync import Step, adrive, as_step, both, drive, event, shielded
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, TurnContext, check_id
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
-from langchain_memkit.messages.notes import is_note
-from langchain_memkit.messages.unsaid import compose_notes
-from langchain_memkit.preprocessors.loading import asks_for_window, load
-from langchain_memkit.runnables.memories import with_note
-from langchain_memkit.runnables.saving import OpenTurn, Policy
+from langchain_memkit.messages.notes import compose_notes, is_note
+from langchain_memkit.preprocessors.budget import asks_for_window, load
+from langchain_memkit.runnables.memories import insert_note
+from langchain_memkit.runnables.saving import OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import session_history
-from langchain_memkit.runnables.wiring import PAST_NOT_SHOWN, PastWatch, Wiring, first_time, shape
+from langchain_memkit.runnables.wiring import PAST_NOT_SHOWN, ModelInputWatch, Wiring, once_per_process, source_location
 
 __all__ = ["HistoryTurn"]
 
@@ -60,7 +58,7 @@ class HistoryTurn(Runnable[Any, Any]):
         input_key: str | None,
         history_key: str | None,
         specs: Sequence[ConfigurableFieldSpec] | None,
-        policy: Policy,
+        policy: TurnOptions,
     ) -> None:
         self.runnable = runnable
         self.name = "RunnableWithMessageHistory"
@@ -317,13 +315,13 @@ class HistoryTurn(Runnable[Any, Any]):
         # A client may resend stored messages as input; the model must not see them twice.
         if any(m.id in asked_ids for m in past):
             past = [m for m in past if m.id not in asked_ids]
-        before, after = with_note(past, asked, note, apart=self._history_key is not None)
+        before, after = insert_note(past, asked, note, apart=self._history_key is not None)
         composed = self._compose(value, before, after)
         # Epoch and time of this read travel with the turn: if the session is cleared before the save, the append is
         # refused.
         epoch, since = (view.epoch, view.read_at) if native else (None, None)
         shown = [*before, *after]
-        watch = PastWatch(before, asked) if self.watched and before and not trial else None
+        watch = ModelInputWatch(before, asked) if self.watched and before and not trial else None
         if watch is not None:
             config = merge_configs(config, {"callbacks": [watch]})
         opened = OpenTurn(history, native, memories, turn_id, epoch, since, new, shown, asked, composed, config)
@@ -354,7 +352,9 @@ class HistoryTurn(Runnable[Any, Any]):
         self.watched = False
         if verdict != "shown":
             keys = (self._input_key, self._history_key)
-            if first_time((verdict, *keys, shape(self._get_session_history), shape(self.runnable))):
+            if once_per_process(
+                (verdict, *keys, source_location(self._get_session_history), source_location(self.runnable))
+            ):
                 logger.warning(TOLD[verdict])
             await event(turn.config, PAST_NOT_SHOWN, {"reason": verdict, "turn_id": turn.turn_id})
 

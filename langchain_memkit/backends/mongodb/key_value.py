@@ -10,13 +10,11 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient, DeleteMany, MongoClient, ReplaceOne, UpdateOne
 from pymongo.errors import BulkWriteError
 
-from langchain_memkit.backends._key_value.data import KeyRange, Stored
-from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
 from langchain_memkit.backends.mongodb.clients import Clients
-from langchain_memkit.backends.mongodb.commands import Call, Place
-from langchain_memkit.backends.mongodb.repeating import RepeatingRunner, batches
+from langchain_memkit.backends.mongodb.commands import CollectionRef, Command, RepeatingRunner, batches
 from langchain_memkit.errors import HistoryWriteError, MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
+from langchain_memkit.stores.key_value import KeyRange, KeyValueStore, StoredValue, V
 
 MAX_DOCUMENT = 16 * 2**20
 IMMUTABLE = 66  # the server's code for a write that would change an `_id`
@@ -70,7 +68,7 @@ class MongoDBKeyValueStore(KeyValueStore[V]):
         save_timeout: float = 30.0,
     ) -> None:
         clients = Clients(connection_string, client, async_client)
-        place = Place(names=(database_name, collection_name), timeout=timeout, save_timeout=save_timeout)
+        place = CollectionRef(names=(database_name, collection_name), timeout=timeout, save_timeout=save_timeout)
         clients.hold()
         super().__init__(_Documents(clients, place))
         self._name = f"{clients.hosts}, {database_name}.{collection_name}"
@@ -85,15 +83,15 @@ class _Documents(RepeatingRunner):
 
     upserts_may_meet = True
 
-    async def get(self, keys: Sequence[str]) -> dict[str, Stored]:
+    async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
         return await self.reading(self._get(keys))
 
-    async def _get(self, keys: Sequence[str]) -> dict[str, Stored]:
-        found: dict[str, Stored] = {}
+    async def _get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
+        found: dict[str, StoredValue] = {}
         for batch in batches(keys):
             query = {"_id": {"$in": batch}}
-            documents = await Call(lambda c, query=query: c.find(query).to_list(), self.settings.timeout)  # type: ignore[misc]  # bound now
-            found.update((d["_id"], Stored(d.get("value"), d.get("v"))) for d in documents)
+            documents = await Command(lambda c, query=query: c.find(query).to_list(), self.settings.timeout)  # type: ignore[misc]  # bound now
+            found.update((d["_id"], StoredValue(d.get("value"), d.get("v"))) for d in documents)
         return found
 
     async def page(self, keys: KeyRange, limit: int) -> list[str]:
@@ -101,7 +99,7 @@ class _Documents(RepeatingRunner):
 
     async def _page(self, keys: KeyRange, limit: int) -> list[str]:
         query = _between(keys)
-        documents = await Call(
+        documents = await Command(
             lambda c: c.find(query, {"_id": 1}).sort("_id", 1).limit(limit).to_list(), self.settings.timeout
         )
         return [document["_id"] for document in documents]

@@ -8,12 +8,10 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_memkit.backends._key_value.data import KeyRange, Stored
-from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
-from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Database, shared_database
-from langchain_memkit.backends.sqlite.rows import loaded
-from langchain_memkit.backends.sqlite.transactions import Transactions
+from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Database, Transactions, shared_database
+from langchain_memkit.backends.sqlite.history import parse_json
 from langchain_memkit.messages.codec import FORMAT_VERSION
+from langchain_memkit.stores.key_value import KeyRange, KeyValueStore, StoredValue, V
 
 IN_RANGE = "key >= :begin AND key < :end"
 UPSERT = (
@@ -67,7 +65,7 @@ class _Rows(Transactions):
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def get(self, keys: Sequence[str]) -> dict[str, Stored]:
+    async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
         def select(connection: sqlite3.Connection) -> list[sqlite3.Row]:
             return connection.execute(
                 "SELECT key, value, v FROM key_values WHERE key IN (SELECT value FROM json_each(?))",
@@ -75,7 +73,7 @@ class _Rows(Transactions):
             ).fetchall()
 
         rows = await self._read(select)
-        return {row["key"]: Stored(loaded(row["value"]), row["v"]) for row in rows}
+        return {row["key"]: StoredValue(parse_json(row["value"]), row["v"]) for row in rows}
 
     async def set(self, values: dict[str, Any]) -> None:
         rows = _rows_of(values)

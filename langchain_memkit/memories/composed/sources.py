@@ -18,10 +18,10 @@ from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
 
 from langchain_memkit._sync import Step, call_user_function, gather
-from langchain_memkit.base import Memory, seconds_given
+from langchain_memkit.base import Memory, check_seconds
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
+from langchain_memkit.memories.fanout import LOAD_ERROR, OnLoadError, load_failure
 from langchain_memkit.memories.retriever import RetrieverMemory
-from langchain_memkit.memories.telling import LOAD_ERROR, OnLoadError, load_failure
 from langchain_memkit.preprocessors.budget import checked_size
 
 __all__ = ["Source", "checked_policy", "load_all", "source_of"]
@@ -52,7 +52,7 @@ class Source:
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             checked_size(self.max_tokens, "max_tokens", 1)
-        seconds_given(self.timeout, "timeout", none="for any time")
+        check_seconds(self.timeout, "timeout", none="for any time")
 
 
 def source_of(part: Any, name: str) -> Source:

@@ -21,8 +21,8 @@ from langchain_memkit._sync import (
     model_call,
 )
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.matching.nearest import nearest
-from langchain_memkit.memories.key_value.catalog import Hit
+from langchain_memkit.matching.fuzzy import closest_names
+from langchain_memkit.memories.key_value.store import TitleMatch
 from langchain_memkit.messages.text import one_line
 
 __all__ = ["ModelMatcher", "ask_matcher", "create_model_matcher"]
@@ -55,18 +55,18 @@ def ask_matcher(matcher: Any, text: str, titles: Sequence[str]) -> Step[Any]:
     return step
 
 
-def hits_of(answer: Any, known: dict[str, Any]) -> list[Hit]:
+def hits_of(answer: Any, known: dict[str, Any]) -> list[TitleMatch]:
     """Validate what a matcher returned and convert it to hits; titles that do not exist are logged and left out.
 
     Args:
         answer: A title, or an iterable of titles or of pairs of title and score (0 to 100).
         known: The entries by title.
     """
-    hits: dict[str, Hit] = {}
+    hits: dict[str, TitleMatch] = {}
     for item in [answer] if isinstance(answer, str) else answer or ():
         title, score = (item, 100) if isinstance(item, str) else item
         if title in known:
-            hits.setdefault(title, Hit(title, score, "matcher"))
+            hits.setdefault(title, TitleMatch(title, score, "matcher"))
         else:
             logger.warning("the matcher returned a title that is not there: %.80r", title)
     return list(hits.values())
@@ -92,7 +92,7 @@ class ModelMatcher:
 
     async def _match(self, text: str, titles: Sequence[str]) -> list[str]:
         offered: list[str] = await cpu_bound(
-            lambda: nearest(text, titles, self._max_titles), long=len(titles) > self._max_titles
+            lambda: closest_names(text, titles, self._max_titles), long=len(titles) > self._max_titles
         )
         if not offered or not text.strip():
             return []

@@ -14,8 +14,8 @@ from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._sync import Step, adrive, drive, internal_call
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.text import quoted
-from langchain_memkit.scoring.words import stems
+from langchain_memkit.messages.text import quote_lines
+from langchain_memkit.ranking.tokenize import tokenize
 
 __all__ = ["ModelImportance", "create_model_importance", "plain_importance"]
 
@@ -42,7 +42,7 @@ NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+")  # a capital inside a sentence
 FIRST_PERSON = re.compile(r"^(?!ai: |tool: ).*\b(?:I|[Mm]e|[Mm]y|[Mm]ine|[Ww]e|[Oo]ur|[Uu]s)\b", re.MULTILINE)
 MOVING = frozenset(
     stem
-    for stem in stems(
+    for stem in tokenize(
         "accident afraid allergic angry anxious ashamed baby birthday born cancer cried cry dead death depressed "
         "diagnosed die died divorce dream engaged excited exam fear fired funeral graduated grateful happy hate hired "
         "hope hospital hurt ill jealous job lonely lost love married miss nervous pregnant promise proud sad scared "
@@ -73,7 +73,7 @@ def plain_importance(text: str) -> float:
     points = min(len(set(FIGURE.findall(text))), 2)
     points += min(len(set(NAME.findall(text))), 2)
     points += 2 * bool(FIRST_PERSON.search(text))
-    points += min(len(MOVING.intersection(stems(text))), 3)
+    points += min(len(MOVING.intersection(tokenize(text))), 3)
     return LEAST + points
 
 
@@ -110,7 +110,7 @@ class ModelImportance:
     async def _rate(self, texts: Sequence[str]) -> list[float]:
         llm, config = self._llm, internal_call("rate_importance", "importance")
         config["max_concurrency"] = self._batch_size
-        asked = [[HumanMessage(self._prompt.replace("{memory}", quoted(text[:READ])))] for text in texts]
+        asked = [[HumanMessage(self._prompt.replace("{memory}", quote_lines(text[:READ])))] for text in texts]
         answers: list[Any] = []
         for i in range(0, len(asked), self._batch_size):
             some = asked[i : i + self._batch_size]

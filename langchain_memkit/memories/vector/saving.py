@@ -10,28 +10,34 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
 
+from langchain_memkit._progress import progress_bar
 from langchain_memkit._sync import Step, call_user_function, cpu_bound
-from langchain_memkit.base import value_or_kind
+from langchain_memkit.base import describe_value
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError, HistoryWriteError
-from langchain_memkit.memories.transcripts import Stretch
-from langchain_memkit.memories.vector.core import Core
-from langchain_memkit.memories.vector.plan import Known, Part, needs_index, parts_of, rest_of
+from langchain_memkit.memories.rebuildable import UNDATED, Segment, check_writable, read_transcript
+from langchain_memkit.memories.vector.core import VectorMemoryConfig
 from langchain_memkit.memories.vector.rounds import (
+    PlannedLines,
     Round,
-    closed,
+    StoredRounds,
+    as_closed,
     documents_of,
     is_small_talk,
     lines_of_document,
-    placed,
+    missing_chunks,
+    needs_index,
+    plan_rounds,
     rounds_of,
+    with_positions,
 )
-from langchain_memkit.scoring.index import Begun, digest_of
+from langchain_memkit.ranking.index import StoredSession, digest_of
 
-__all__ = ["begin", "micros", "same", "save", "write"]
+__all__ = ["begin", "is_same_record", "rebuild", "save", "to_microseconds", "write"]
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -39,7 +45,7 @@ SHORT = 2000  # characters that are processed on the event loop; longer turns go
 TRIES = 10  # attempts of a turn that extends a round which other writers extend at the same time
 
 
-async def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: Any = None) -> None:
+async def save(core: VectorMemoryConfig, user_id: str, session_id: str, stretch: Segment, looked: Any = None) -> None:
     """Store the new messages of a turn; messages that continue a stored round are added to it.
 
     Args:
@@ -59,7 +65,7 @@ async def save(core: Core, user_id: str, session_id: str, stretch: Stretch, look
 
     def drafted() -> tuple[list[Round], list[list[Document]]]:
         rounds = [r._replace(expires_at=core.expiry(r.at, r.expires_at)) for r in rounds_of([stretch], core.now())]
-        return rounds, [documents_of(r, user_id, session_id, micros(r.at), core.splitter) for r in rounds]
+        return rounds, [documents_of(r, user_id, session_id, to_microseconds(r.at), core.splitter) for r in rounds]
 
     contents = [message.content for message in stretch.messages]
     long = not all(isinstance(content, str) for content in contents) or sum(map(len, contents)) > SHORT
@@ -72,7 +78,7 @@ async def save(core: Core, user_id: str, session_id: str, stretch: Stretch, look
     for left in reversed(range(TRIES)):
         try:
             texts, messages = [d for draft in drafts for d in draft], _messages(rounds)
-            begun: Begun | None = _known(core, looked, texts)
+            begun: StoredSession | None = _known(core, looked, texts)
             looked = None  # good for one attempt: after a conflict the snapshot is known to be stale
             if begun is None:
                 begun = await begin(core, user_id, session_id, texts, messages, since)
@@ -95,7 +101,11 @@ async def save(core: Core, user_id: str, session_id: str, stretch: Stretch, look
 
 
 async def _new(
-    core: Core, place: tuple[str, str], rounds: Sequence[Round], drafts: Sequence[Sequence[Document]], begun: Begun
+    core: VectorMemoryConfig,
+    place: tuple[str, str],
+    rounds: Sequence[Round],
+    drafts: Sequence[Sequence[Document]],
+    begun: StoredSession,
 ) -> tuple[list[Document], dict[str, str]]:
     """Plan a save: decide which records to write.
 
@@ -113,7 +123,7 @@ async def _new(
     last, lines = begun.last, [line for round_ in rounds for line in round_.lines]
     # The common case, a plain new turn, is decided from `begun` alone. Only a turn that may continue or repeat stored
     # messages needs the whole index of the user.
-    known = Known()
+    known = StoredRounds()
     known.read(begun.records.values())
     known.read([last] if last is not None else [])
     if needs_index(lines, begun, known):
@@ -125,13 +135,13 @@ async def _new(
     # A writer that was killed between two chunks of a long round left it incomplete. The plan below compares whole
     # messages and would count a message as stored if only its first chunks are: complete such rounds first.
     for name, round_, draft in zip(ids, rounds, drafts, strict=True):
-        if any(line.message for line in round_.lines) and (rest := rest_of(draft, begun.records)):
+        if any(line.message for line in round_.lines) and (rest := missing_chunks(draft, begun.records)):
             known.hold(name, round_.lines)
             documents += rest
-    parts = parts_of(rounds, ids, last, begun.records, known)
+    parts = plan_rounds(rounds, ids, last, begun.records, known)
     expected: dict[str, str] = {}
     # Positions are microseconds since 1970, but always behind the last record: clocks of several writers may differ.
-    position = max(micros(rounds[0].at), begun.position + 1)
+    position = max(to_microseconds(rounds[0].at), begun.position + 1)
     waiting = last if last is not None and last.metadata.get("open") else None
     for i, part in enumerate(parts):
         round_ = rounds[0]._replace(lines=tuple(part.lines), closed=i + 1 < len(parts))
@@ -144,11 +154,11 @@ async def _new(
             continue
         if part.round_id is None and i == 0 and waiting is not None:
             # The conversation went on without answering the last round. Close it, which also gets it embedded.
-            documents.append(closed(waiting))
+            documents.append(as_closed(waiting))
             expected[waiting.id or ""] = digest_of(waiting.page_content)
         if not part.again and len(parts) == len(rounds) and round_.lines == rounds[i].lines:
             # The whole round is new: reuse the draft instead of splitting the text again.
-            documents += placed(drafts[i], position + len(documents))
+            documents += with_positions(drafts[i], position + len(documents))
             continue
         # A round without message ids that repeats an older one word for word would get the older one's id.
         salt = str(position) if part.again else ""
@@ -156,7 +166,9 @@ async def _new(
     return documents, expected
 
 
-async def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | None) -> Document | None:
+async def _end_of(
+    core: VectorMemoryConfig, place: tuple[str, str], part: PlannedLines, last: Document | None
+) -> Document | None:
     """Read the last record of the round that a part continues; None if the part is new or the round was deleted."""
     if last is not None and part.round_id == (last.metadata.get("round_id") or last.id):
         return last
@@ -169,7 +181,7 @@ async def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document
     return (await core.documents(place[0], [end])).get(end)
 
 
-def _known(core: Core, looked: Any, documents: Sequence[Document]) -> Begun | None:
+def _known(core: VectorMemoryConfig, looked: Any, documents: Sequence[Document]) -> StoredSession | None:
     """Answer `begin` from the snapshot of the turn's load, without I/O; None if there is none or it is insufficient."""
     if looked is None:
         return None
@@ -185,13 +197,13 @@ def _messages(rounds: Sequence[Round]) -> list[str] | None:
 
 
 async def begin(
-    core: Core,
+    core: VectorMemoryConfig,
     user_id: str,
     session_id: str,
     documents: Sequence[Document],
     messages: Sequence[str] | None = None,
     since: str | None = None,
-) -> Begun:
+) -> StoredSession:
     """Read the state of a session before a write: `begin` of the store, with the digests and ids of `documents`.
 
     Args:
@@ -210,11 +222,11 @@ async def begin(
 
 
 async def write(
-    core: Core,
+    core: VectorMemoryConfig,
     user_id: str,
     session_id: str,
     documents: Sequence[Document],
-    begun: Begun,
+    begun: StoredSession,
     expected: Mapping[str, str],
 ) -> bool:
     """Embed and store records.
@@ -263,7 +275,7 @@ async def write(
     return alive
 
 
-async def _rate(core: Core, documents: Sequence[Document]) -> None:
+async def _rate(core: VectorMemoryConfig, documents: Sequence[Document]) -> None:
     """Rate the importance of finished rounds, in one call if the function has a `batch` method."""
     finished = [document for document in documents if not document.metadata.get("open")]
     if core.importance is None or not finished:
@@ -278,7 +290,7 @@ async def _rate(core: Core, documents: Sequence[Document]) -> None:
             values.append(await call_user_function(core.importance, text, name="importance"))
     for document, value in zip(finished, values, strict=True):
         if not isinstance(value, (int, float)) or not math.isfinite(value):
-            msg = f"importance must return a number from 1 to 10; got {value_or_kind(value)}. Nothing was stored."
+            msg = f"importance must return a number from 1 to 10; got {describe_value(value)}. Nothing was stored."
             raise ConfigurationError(msg)
         document.metadata["importance"] = float(value)
 
@@ -287,7 +299,7 @@ def _worth_embedding(document: Document) -> bool:
     return not document.metadata.get("open") and not is_small_talk(lines_of_document(document))
 
 
-def same(stored: Document | None, document: Document) -> bool:
+def is_same_record(stored: Document | None, document: Document) -> bool:
     """Return whether a stored record equals a new one: same text, and both open (waiting for an answer) or neither."""
     if stored is None:
         return False
@@ -295,6 +307,79 @@ def same(stored: Document | None, document: Document) -> bool:
     return stored.page_content == document.page_content and waiting[0] == waiting[1]
 
 
-def micros(at: datetime) -> int:
+def to_microseconds(at: datetime) -> int:
     """Convert a time to a record position: microseconds since 1970, so that later records sort behind."""
     return int(at.timestamp() * 1_000_000)
+
+
+BATCH = 256  # records that are embedded and written together
+
+
+async def rebuild(
+    core: VectorMemoryConfig, user_id: str, sessions: Mapping[str, Any], *, progress: bool
+) -> Mapping[str, int]:
+    """Synchronize the records of these sessions with their transcripts.
+
+    Args:
+        core: The options.
+        user_id: The user.
+        sessions: Histories by session id; None means the history that `get_session_history` returns.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        `{"messages": n, "added": n, "removed": n}`.
+    """
+    check_writable(core)
+    # List the stored records before reading any transcript: a record that is stored from now on may belong to a turn
+    # that the transcript read below does not contain yet, and must not be removed.
+    index = await Step(lambda: core.store.index(user_id), lambda: core.store.aindex(user_id))
+    with index.lock:
+        before = [(entry.session, entry.id) for entry in index.entries if entry.session in sessions]
+    counts = {"messages": 0, "added": 0, "removed": 0}
+    wanted: dict[str, list[Document]] = {}
+    generations: dict[str, str] = {}
+    for session, history in sessions.items():
+        # Take the generation before the transcript is read: if the session is cleared from now on, the write is
+        # refused, and erased text does not come back.
+        generations[session] = (await begin(core, user_id, session, ())).generation
+        stretches = await read_transcript(history, core.get_session_history, session, user_id)
+        wanted[session] = await cpu_bound(partial(_records, core, user_id, session, stretches))
+        counts["messages"] += sum(len(d.metadata["said"]) for d in wanted[session] if not d.metadata.get("chunk"))
+    with progress_bar(progress, "remembering", sum(map(len, wanted.values()))) as advance:
+        for session, documents in wanted.items():
+            for i in range(0, len(documents), BATCH):
+                added = await _add(core, user_id, session, generations[session], documents[i : i + BATCH])
+                if added is None:
+                    logger.warning("a session was cleared while it was rebuilt: what was read of it is not kept")
+                    break
+                counts["added"] += added
+                advance(len(documents[i : i + BATCH]))
+    # Remove last: until then the old records are still found, and a failure above loses nothing.
+    ids = {document.id for documents in wanted.values() for document in documents}
+    gone = [record for _, record in before if record not in ids]
+    if gone:
+        await core.delete(user_id, gone)
+    counts["removed"] = len(gone)
+    return counts
+
+
+def _records(core: VectorMemoryConfig, user_id: str, session_id: str, stretches: Sequence[Segment]) -> list[Document]:
+    """Build the records of a conversation, in order, with strictly increasing positions."""
+    documents: list[Document] = []
+    for round_ in rounds_of(stretches, UNDATED):
+        place = to_microseconds(round_.at)
+        if documents:
+            place = max(place, int(documents[-1].metadata["position"]) + 1)
+        dated = round_._replace(expires_at=core.expiry(round_.at, round_.expires_at))
+        documents += documents_of(dated, user_id, session_id, place, core.splitter)
+    return documents
+
+
+async def _add(
+    core: VectorMemoryConfig, user_id: str, session_id: str, generation: str, documents: Sequence[Document]
+) -> int | None:
+    """Store the records that are missing or differ; return how many, or None if the session was cleared meanwhile."""
+    begun = (await begin(core, user_id, session_id, documents))._replace(generation=generation)
+    missing = [d for d in documents if not is_same_record(begun.records.get(d.id or ""), d)]
+    alive = await write(core, user_id, session_id, missing, begun, {})
+    return len(missing) if alive else None
