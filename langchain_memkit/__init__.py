@@ -4,7 +4,7 @@ Start with `create_runnable_with_message_history` and `SQLiteChatMessageHistory`
 when they are first used; `from langchain_memkit import *` leaves out those whose extra is not installed.
 
 To learn the code, read in this order: `base` has the vocabulary and the central abstraction, `memories/composed`
-combines several memories into one, `runnables` runs a turn, `testing` holds the contracts that all parts keep. `_flow`
+combines several memories into one, `runnables` runs a turn, `testing` holds the contracts that all parts keep. `_sync`
 explains how one body of logic serves sync and async callers. All code that touches an outside dependency is in
 `backends`.
 """

@@ -11,10 +11,9 @@ from langchain_core.messages import BaseMessage, ChatMessage
 
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError, MissingExtraError
-from langchain_memkit.messages.authors import is_user_message, role_of
 from langchain_memkit.messages.chain_io import input_messages, output_messages
 from langchain_memkit.messages.notes import is_note, plain_lines, records_of
-from langchain_memkit.messages.text import escaped, said
+from langchain_memkit.messages.text import escaped, is_user_message, message_text, role_of
 
 try:
     from langchain_classic.base_memory import BaseMemory
@@ -166,7 +165,7 @@ class ClassicMemory(BaseMemory):
                 records = escaped(plain_lines(records_of(message))).split("\n")
                 records = [f"> {line}" if SPEAKER.match(line) else line for line in records]
                 lines += [line for line in records if line and line not in lines]
-            elif text := said(message):
+            elif text := message_text(message):
                 lines.append(" ".join(f"{self._speaker(message)}: {text}".split()))
         return "\n".join(lines)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, SearchOp
 
-from langchain_memkit._flow import Flow, adrive, drive
-from langchain_memkit.backends._key_value.data import KeyRange, Stored
-from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
+from langchain_memkit._sync import Flow, Operation, adrive, drive
 from langchain_memkit.base import check_text
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.messages.codec import FORMAT_VERSION
+from langchain_memkit.stores.key_value import KeyRange, KeyValueStore, StoredValue, V
 
 __all__ = ["LangGraphKeyValueStore"]
 
@@ -61,8 +61,15 @@ class LangGraphKeyValueStore(KeyValueStore[V]):
         return f"{type(self).__name__}({self._shown})"
 
 
+@dataclass(slots=True)
+class StoreBatch(Operation[list[Any]]):
+    """Several LangGraph operations, sent in one call."""
+
+    operations: Sequence[Op]
+
+
 class _Items:
-    """Flows on the items of a LangGraph store. Each operation is a list of LangGraph operations, sent in one call."""
+    """Flows on the items of a LangGraph store."""
 
     def __init__(self, store: BaseStore, namespace: tuple[str, ...]) -> None:
         self._store = store
@@ -74,13 +81,15 @@ class _Items:
     async def arun(self, flow: Flow[T]) -> T:
         return await adrive(flow, self._asend)
 
-    def _send(self, operations: list[Op]) -> Any:
+    def _send(self, batch: StoreBatch) -> list[Any]:
+        operations = batch.operations
         try:
             return self._store.batch(operations)
         except Exception as error:
             raise self._failed(operations, error) from error
 
-    async def _asend(self, operations: list[Op]) -> Any:
+    async def _asend(self, batch: StoreBatch) -> list[Any]:
+        operations = batch.operations
         try:
             try:
                 return await self._store.abatch(operations)
@@ -89,22 +98,22 @@ class _Items:
         except Exception as error:
             raise self._failed(operations, error) from error
 
-    def _failed(self, operations: list[Op], error: Exception) -> Exception:
+    def _failed(self, operations: Sequence[Op], error: Exception) -> Exception:
         """Build the error for a failed call; the store's own error, whose text may hold credentials, is its cause."""
         what = f"{type(self._store).__name__} of LangGraph failed ({type(error).__name__}; see the cause)"
         if not any(isinstance(operation, PutOp) for operation in operations):
             return HistoryReadError(f"cannot read: the {what}")
         return HistoryWriteError(f"cannot write: the {what}. Calling again is safe.", maybe_stored=True)
 
-    def get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]:
+    async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
         found: list[Item | None] = []
         for i in range(0, len(keys), BATCH):
-            found += yield [GetOp(self._place(key), key) for key in keys[i : i + BATCH]]
+            found += await StoreBatch([GetOp(self._place(key), key) for key in keys[i : i + BATCH]])
         return {key: _stored(item) for key, item in zip(keys, found, strict=True) if item is not None}
 
-    def set(self, values: dict[str, Any]) -> Flow[None]:
+    async def set(self, values: dict[str, Any]) -> None:
         # `ttl=None`: the items never expire, whatever the store's default.
-        yield from self._put(
+        await self._put(
             PutOp(
                 self._place(key),
                 key,
@@ -115,42 +124,42 @@ class _Items:
             for key, value in values.items()
         )
 
-    def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> Flow[bool]:
+    async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool:
         """Store values and delete others iff a key exists; return whether it does.
 
         LangGraph has no conditional write: write first, then read the key, and delete the written values if it is gone.
         """
         # The order makes it safe. Whoever deletes the key, and then everything under it, either does so before our
         # look-up, which fails then, or finds what we wrote.
-        yield from self.set(values)
-        exists = key in (yield from self.get([key]))
-        yield from self.delete(gone if exists else list(values))
+        await self.set(values)
+        exists = key in await self.get([key])
+        await self.delete(gone if exists else list(values))
         return exists
 
-    def delete(self, keys: Sequence[str]) -> Flow[None]:
-        yield from self._put(PutOp(self._place(key), key, None) for key in keys)
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self._put(PutOp(self._place(key), key, None) for key in keys)
 
-    def _put(self, operations: Iterable[PutOp]) -> Flow[None]:
+    async def _put(self, operations: Iterable[PutOp]) -> None:
         listed = list(operations)
         for i in range(0, len(listed), BATCH):
-            yield listed[i : i + BATCH]
+            await StoreBatch(listed[i : i + BATCH])
 
-    def page(self, keys: KeyRange, limit: int) -> Flow[list[str]]:
+    async def page(self, keys: KeyRange, limit: int) -> list[str]:
         """Return all keys of a range, sorted, beyond `limit`: the search has read them all anyway."""
         place, found, offset = self._common_place(keys), set[str](), 0
         while True:
             # `refresh_ttl=False`: listing keys does not count as a use of the items.
-            (items,) = yield [SearchOp(place, limit=LISTED, offset=offset, refresh_ttl=False)]
+            (items,) = await StoreBatch([SearchOp(place, limit=LISTED, offset=offset, refresh_ttl=False)])
             found |= {item.key for item in items if self._is_in(item, keys)}
             if len(items) < LISTED:
                 return sorted(found)
             offset += len(items)
 
-    def delete_range(self, keys: KeyRange) -> Flow[int]:
+    async def delete_range(self, keys: KeyRange) -> int:
         gone: set[str] = set()
         # List again until nothing new is found: concurrent writes and deletions shift the pages.
-        while found := [key for key in (yield from self.page(keys, LISTED)) if key not in gone]:
-            yield from self.delete(found)
+        while found := [key for key in await self.page(keys, LISTED) if key not in gone]:
+            await self.delete(found)
             gone |= set(found)
         return len(gone)
 
@@ -177,12 +186,12 @@ class _Items:
         return inside and tuple(item.namespace) == self._place(item.key)
 
 
-def _stored(item: Item) -> Stored:
+def _stored(item: Item) -> StoredValue:
     value: Any = item.value
     try:
-        return Stored(json.loads(value["json"]), value["v"])
+        return StoredValue(json.loads(value["json"]), value["v"])
     except (KeyError, TypeError, ValueError, RecursionError):  # not ours, or damaged
-        return Stored(None, value.get("v") if isinstance(value, dict) else None)
+        return StoredValue(None, value.get("v") if isinstance(value, dict) else None)
 
 
 def _checked(namespace: Sequence[str]) -> tuple[str, ...]:

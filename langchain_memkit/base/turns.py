@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage
-
-from langchain_memkit.base.aliases import TokenCounter
+from langchain_core.runnables import Runnable
 
 __all__ = [
     "CONTEXT",
-    "Head",
+    "GetSessionHistory",
     "HistoryMessages",
     "HistoryView",
+    "Now",
     "Position",
+    "Preprocessor",
+    "SessionHead",
     "SessionInfo",
+    "TokenCounter",
+    "TokenCounterLike",
     "Turn",
     "TurnContext",
     "Window",
+    "utc_now",
 ]
+
+Preprocessor: TypeAlias = Runnable[list[BaseMessage], list[BaseMessage]]
+"""Messages in, messages out: `trim_messages(...)` of LangChain is one already."""
+
+GetSessionHistory: TypeAlias = Callable[..., Any]
+"""`get_session_history(session_id, user_id=None)`: returns a LangChain chat history, or is a coroutine that does."""
+
+TokenCounter: TypeAlias = Callable[[Sequence[BaseMessage]], int]
+"""Messages in, tokens out."""
+
+TokenCounterLike: TypeAlias = TokenCounter | Callable[[BaseMessage], int] | BaseLanguageModel[Any] | str | None
+"""What a `token_counter` argument takes; `messages.counting.resolve_counter` says what each of them means."""
+
+Now: TypeAlias = Callable[[], datetime]
+"""A clock: returns the present as an aware datetime in UTC."""
+
+
+def utc_now() -> datetime:
+    """Return the present as an aware datetime in UTC: the default clock."""
+    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +176,7 @@ class HistoryMessages(list[BaseMessage]):
         return Position(turn.epoch if turn.seq else self.epoch, turn.seq, turn.op, self._read[i].id)
 
 
-class Head(NamedTuple):
+class SessionHead(NamedTuple):
     """The end of a session.
 
     Attributes:
@@ -184,7 +210,7 @@ class HistoryView(NamedTuple):
     epoch: int = 0
     read_at: datetime | None = None
     problems: tuple[str, ...] = ()
-    head: Head | None = None
+    head: SessionHead | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,95 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
+import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any, Literal, NamedTuple
+
+from packaging.requirements import Requirement
 
 from langchain_memkit.backends.sqlite import inspection as files
 from langchain_memkit.backends.sqlite.database import REPAIR, TABLES
-from langchain_memkit.cli.environment import Check, check_environment
-from langchain_memkit.cli.places import Place, require_mongodb
-from langchain_memkit.cli.printing import Output
-from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
+from langchain_memkit.backends.sqlite.inspection import library_version
+from langchain_memkit.cli.output import Output
+from langchain_memkit.cli.targets import Target, require_mongodb
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError, SpacyModelMissing
 
-__all__ = ["doctor"]
+__all__ = ["Check", "check_environment", "doctor", "package_version"]
+
+PACKAGE = "langchain-memkit"
+
+
+class Check(NamedTuple):
+    """The result of one check: its subject, its status, what was found, and advice if something is wrong."""
+
+    subject: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+def package_version(name: str = PACKAGE) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def check_environment() -> Iterator[Check]:
+    """Run the checks that need neither a server nor a file."""
+    yield Check("Python", "ok", f"{platform.python_version()} ({sys.executable})")
+    yield Check("SQLite", "ok", library_version())
+    yield Check(PACKAGE, "ok", package_version() or "run from a source tree that is not installed")
+    yield Check("langchain-core", "ok", package_version("langchain-core") or "?")
+    yield from _extras()
+    yield _spacy()
+
+
+def _extras() -> Iterator[Check]:
+    """Check the installed extras; a missing extra is reported as ok, since it may not be needed."""
+    try:
+        lines = requires(PACKAGE) or []
+    except PackageNotFoundError:
+        return
+    requirements = [Requirement(line) for line in lines]
+    extras = sorted({line.rpartition("==")[2].strip(" \"')") for line in lines if "extra ==" in line} - {"all"})
+    for extra in extras:
+        wanted = [r for r in requirements if r.marker and r.marker.evaluate({"extra": extra}) and r.name != PACKAGE]
+        versions = {r.name: package_version(r.name) for r in wanted}
+        missing = [name for name, found in versions.items() if found is None]
+        unfit = [f"{r.name} {versions[r.name]} is not {r.specifier}" for r in wanted if not _fits(r)]
+        install = f'pip install "{PACKAGE}[{extra}]"'
+        if missing:
+            yield Check(f"extra {extra}", "ok", f"not installed: {', '.join(missing)}", f"if you need it: {install}")
+        elif unfit:
+            yield Check(f"extra {extra}", "warn", ", ".join(unfit), install)
+        elif wanted:
+            yield Check(f"extra {extra}", "ok", ", ".join(f"{name} {found}" for name, found in versions.items()))
+
+
+def _fits(requirement: Requirement) -> bool:
+    found = package_version(requirement.name)
+    return found is not None and requirement.specifier.contains(found, prereleases=True)
+
+
+def _spacy() -> Check:
+    """Check that a trained pipeline can be loaded, which takes a second."""
+    if package_version("spacy") is None:
+        return Check("spaCy pipeline", "ok", "spaCy is not installed: only SpacyEntityExtractor needs it")
+    try:
+        from langchain_memkit.backends.spacy import SpacyEntityExtractor
+
+        return Check("spaCy pipeline", "ok", repr(SpacyEntityExtractor()))
+    except (SpacyModelMissing, ConfigurationError) as error:
+        return Check("spaCy pipeline", "warn", "none that may be used", str(error))
+    except Exception as error:  # noqa: BLE001  # whatever is broken in spaCy, the other checks are printed
+        found = f"spaCy cannot be used: {type(error).__name__}: {error}"
+        return Check("spaCy pipeline", "warn", found, 'pip install "langchain-memkit[spacy]"')
+
 
 MB = 1_000_000
 LITTLE_ROOM = 500 * MB
@@ -29,7 +106,7 @@ OTHERS = {  # tables of other packages
 OLDEST_SERVER = (5, 0)
 
 
-def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool) -> int:
+def doctor(output: Output, places: Iterable[Target], *, fix: bool, as_json: bool) -> int:
     """Check this machine and the given targets.
 
     Args:
@@ -55,7 +132,7 @@ def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool)
     return int(any(check.status == "fail" for check in checks))
 
 
-def _looked_at(output: Output, place: Place, fix: bool) -> list[Check]:
+def _looked_at(output: Output, place: Target, fix: bool) -> list[Check]:
     """Run all checks of a target; a target that cannot be read is a failed check."""
     checks: list[Check] = []
     try:
@@ -78,7 +155,7 @@ def _looked_at(output: Output, place: Place, fix: bool) -> list[Check]:
 # -- SQLite
 
 
-def _file(place: Place) -> Iterator[Check]:
+def _file(place: Target) -> Iterator[Check]:
     name = place.label
     if place.is_sql_url or place.path.is_dir() or not files.is_sqlite(place.path):
         yield Check(name, "fail", "is no SQLite file", "give a file, or mongodb://...")
@@ -157,7 +234,7 @@ def _mb(size: int) -> str:
 # -- MongoDB
 
 
-def _database(place: Place) -> Iterator[Check]:
+def _database(place: Target) -> Iterator[Check]:
     server = require_mongodb()
     facts = server.inspect_server(place.where)
     numbers = tuple(int(part) for part in re.findall(r"\d+", facts.version)[:2])
@@ -196,7 +273,7 @@ def _topology(label: str, facts: Any) -> Check:
     return Check(subject, "ok", found + unknown)
 
 
-def _collection(place: Place, name: str) -> Iterator[Check]:
+def _collection(place: Target, name: str) -> Iterator[Check]:
     facts = require_mongodb().inspect_collection(place.where, place.database, name, place.keys, place.user_id_key)
     holds = ", ".join(sorted(facts.kinds))
     yield Check(facts.name, "ok", f"{facts.size:,} documents: {holds}")
@@ -226,7 +303,7 @@ def _collection(place: Place, name: str) -> Iterator[Check]:
 # -- fixing
 
 
-def _fix(output: Output, place: Place) -> None:
+def _fix(output: Output, place: Target) -> None:
     """Announce what is missing, and build it."""
     if place.is_mongodb:
         server = require_mongodb()

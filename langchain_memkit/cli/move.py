@@ -7,12 +7,10 @@ from enum import StrEnum
 from typing import Any
 
 import langchain_memkit
-from langchain_memkit.backends._history.factory import HistoryFactory
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory
 from langchain_memkit.backends.sqlite.inspection import is_foreign, is_sqlite
-from langchain_memkit.cli.places import COLLECTION, Format, Place, found_in
-from langchain_memkit.cli.printing import Output
-from langchain_memkit.cli.streams import STREAM, readable, writable
+from langchain_memkit.cli.output import STREAM, Output, readable, writable
+from langchain_memkit.cli.targets import COLLECTION, Format, Target, detect_format
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.migrate import (
     MigrationReport,
@@ -24,14 +22,15 @@ from langchain_memkit.migrate import (
 )
 from langchain_memkit.migrate import migrate as moved
 from langchain_memkit.migrate.sources import HistorySource
+from langchain_memkit.stores.history import HistoryFactory
 
-__all__ = ["Written", "export", "import_", "migrate"]
+__all__ = ["OutputFormat", "export", "import_", "migrate"]
 
 LAYOUTS = {"memkit": "turns", "langchain-mongodb": "langchain", "qa": "qa"}
 SAME = "--from and --to are the same place: give --user, to hand what belongs to nobody to a user"
 
 
-class Written(StrEnum):
+class OutputFormat(StrEnum):
     """The formats in which conversations can be written."""
 
     MEMKIT = "memkit"
@@ -41,10 +40,10 @@ class Written(StrEnum):
 
 def migrate(
     output: Output,
-    begin: Place,
-    end: Place,
+    begin: Target,
+    end: Target,
     read_as: Format | None,
-    written_as: Written,
+    written_as: OutputFormat,
     user_id: str | None,
     *,
     dry_run: bool,
@@ -70,7 +69,7 @@ def migrate(
         HistoryReadError: The source cannot be read.
         HistoryWriteError: The target cannot be written; calling again continues.
     """
-    kept_as, collection = found_in(begin, read_as, "--from")
+    kept_as, collection = detect_format(begin, read_as, "--from")
     if not _same_file(begin, end):  # a file named as both source and target is not a mistyped new one
         _refuse_foreign(end)
     source, target = _source(begin, kept_as, collection), _factory(end, LAYOUTS[written_as], end.collection)
@@ -84,7 +83,7 @@ def migrate(
 
 
 def export(
-    output: Output, file: str, place: Place, read_as: Format | None, user_id: str | None, *, progress: bool
+    output: Output, file: str, place: Target, read_as: Format | None, user_id: str | None, *, progress: bool
 ) -> int:
     """Write conversations as JSON lines; return the exit code.
 
@@ -93,7 +92,7 @@ def export(
         HistoryReadError: They cannot be read.
         HistoryWriteError: The file cannot be written.
     """
-    kept_as, collection = found_in(place, read_as, "--from", of_server="--")
+    kept_as, collection = detect_format(place, read_as, "--from", of_server="--")
     source = _source(place, kept_as, collection)
     if not isinstance(source, HistoryFactory):
         msg = f"{place.label} holds {kept_as}: move it into a store of memkit first (memkit migrate), then export that"
@@ -107,8 +106,8 @@ def export(
 def import_(
     output: Output,
     file: str,
-    place: Place,
-    written_as: Written,
+    place: Target,
+    written_as: OutputFormat,
     user_id: str | None,
     *,
     dry_run: bool,
@@ -135,11 +134,11 @@ def _bar(output: Output, wanted: bool) -> bool:
     return wanted and output.is_terminal and not output.quiet
 
 
-def _named(place: Place, collection: str | None) -> str:
+def _named(place: Target, collection: str | None) -> str:
     return f"{place.label}, {place.database}.{collection}" if place.is_mongodb and collection else place.label
 
 
-def _source(place: Place, kept_as: Format, collection: str | None) -> Any:
+def _source(place: Target, kept_as: Format, collection: str | None) -> Any:
     """Return the source for `migrate` in the given format."""
     if kept_as is Format.SQL:
         options = {"table_name": place.table, "session_id_column": place.session_id_column}
@@ -153,15 +152,15 @@ def _source(place: Place, kept_as: Format, collection: str | None) -> Any:
     return _factory(place, "qa" if kept_as is Format.QA else "turns", collection)
 
 
-def _is_file(place: Place) -> bool:
+def _is_file(place: Target) -> bool:
     return not (place.is_mongodb or place.is_sql_url) and place.path.is_file()
 
 
-def _same_file(begin: Place, end: Place) -> bool:
+def _same_file(begin: Target, end: Target) -> bool:
     return _is_file(begin) and _is_file(end) and begin.path.samefile(end.path)
 
 
-def _refuse_foreign(place: Place) -> None:
+def _refuse_foreign(place: Target) -> None:
     """Refuse a file of another application, since opening it would create memkit's tables in it.
 
     Raises:
@@ -172,7 +171,7 @@ def _refuse_foreign(place: Place) -> None:
         raise ConfigurationError(msg)
 
 
-def _factory(place: Place, layout: str, collection: str | None) -> HistoryFactory[Any]:
+def _factory(place: Target, layout: str, collection: str | None) -> HistoryFactory[Any]:
     """Return a history factory for a target.
 
     Raises:

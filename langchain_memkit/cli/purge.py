@@ -11,12 +11,12 @@ import typer
 from langchain_core.embeddings import Embeddings
 
 import langchain_memkit
-from langchain_memkit.backends._history.factory import HistoryFactory
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore, inspection
 from langchain_memkit.base import check_id, purge_user, user_prefix
-from langchain_memkit.cli.places import Place, require_mongodb
-from langchain_memkit.cli.printing import Output
+from langchain_memkit.cli.output import Output
+from langchain_memkit.cli.targets import Target, require_mongodb
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.stores.history import HistoryFactory
 
 __all__ = ["purge"]
 
@@ -26,7 +26,7 @@ LAYOUTS: tuple[Literal["turns", "qa"], ...] = ("turns", "qa")
 BOOKKEEPING = ("entities/session/", "entities/version/", "key_value/version")
 
 
-class Part(NamedTuple):
+class ErasableStore(NamedTuple):
     """A store in which a user can be purged, and a function that counts the user's records."""
 
     where: str
@@ -51,7 +51,7 @@ class NoEmbeddings(Embeddings):
         raise NotImplementedError(msg)
 
 
-def purge(output: Output, user_id: str, places: Sequence[Place], *, yes: bool, dry_run: bool) -> int:
+def purge(output: Output, user_id: str, places: Sequence[Target], *, yes: bool, dry_run: bool) -> int:
     """Show the stored data of a user, ask for confirmation, and delete it.
 
     Args:
@@ -107,7 +107,7 @@ def _ask(output: Output, user_id: str) -> None:
         raise ConfigurationError(msg)
 
 
-def _counts(parts: Sequence[Part], user_id: str) -> dict[tuple[str, str], int]:
+def _counts(parts: Sequence[ErasableStore], user_id: str) -> dict[tuple[str, str], int]:
     """Count the user's records by kind and store."""
     return {(what, part.where): n for part in parts for what, n in part.found(user_id).items()}
 
@@ -124,7 +124,7 @@ def _show(
     output.table(("what", "where", "deleted", "left"), rows)
 
 
-def _parts(place: Place, user_id: str, output: Output) -> list[Part]:
+def _parts(place: Target, user_id: str, output: Output) -> list[ErasableStore]:
     found = list(_in_database(place, user_id, output) if place.is_mongodb else _in_file(place))
     if not found:
         where = f"{place.label}, database {place.database}," if place.is_mongodb else place.label
@@ -133,7 +133,7 @@ def _parts(place: Place, user_id: str, output: Output) -> list[Part]:
     return found
 
 
-def _in_file(place: Place) -> list[Part]:
+def _in_file(place: Target) -> list[ErasableStore]:
     if place.is_sql_url or place.path.is_dir() or not inspection.is_sqlite(place.path):
         return []
     tables, where = inspection.tables_of(place.path), place.label
@@ -148,7 +148,7 @@ def _in_file(place: Place) -> list[Part]:
     return parts
 
 
-def _in_database(place: Place, user_id: str, output: Output) -> list[Part]:
+def _in_database(place: Target, user_id: str, output: Output) -> list[ErasableStore]:
     server = require_mongodb()
     kinds = server.kinds_in(place.where, place.database, place.keys, user_id=user_id)
     if place.collection is not None:
@@ -172,19 +172,19 @@ def _in_database(place: Place, user_id: str, output: Output) -> list[Part]:
     return parts
 
 
-def _histories(where: str, factory: HistoryFactory[Any]) -> Part:
+def _histories(where: str, factory: HistoryFactory[Any]) -> ErasableStore:
     def count(user_id: str) -> dict[str, int]:
         sessions = factory._store.run(factory._store.sessions(user_id, hidden=True))
         return {"sessions": len(sessions), "turns": sum(session.turns for session in sessions)}
 
-    return Part(where, factory, count)
+    return ErasableStore(where, factory, count)
 
 
-def _vectors(where: str, store: Any, count: Callable[[str], int]) -> Part:
-    return Part(where, store, lambda user_id: {"vectors": count(user_id)})
+def _vectors(where: str, store: Any, count: Callable[[str], int]) -> ErasableStore:
+    return ErasableStore(where, store, lambda user_id: {"vectors": count(user_id)})
 
 
-def _keys(where: str, store: Any) -> Part:
+def _keys(where: str, store: Any) -> ErasableStore:
     def count(user_id: str) -> dict[str, int]:
         prefix = user_prefix(user_id)
         names = dict.fromkeys([*SHELVES.values(), "other keys"], 0)
@@ -196,4 +196,4 @@ def _keys(where: str, store: Any) -> Part:
                 found[next((what for shelf, what in SHELVES.items() if rest.startswith(shelf)), "other keys")] += 1
         return {what: found[what] for what in names if found[what] or what != "other keys"}
 
-    return Part(where, store, count)
+    return ErasableStore(where, store, count)

@@ -12,16 +12,15 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, merge_configs
 
-from langchain_memkit._events import CONDENSED
+from langchain_memkit._sync import CONDENSED
 from langchain_memkit.base import TokenCounter
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.explain.view import PARTS, RecalledRecord, ShownMessage, TurnExplanation
-from langchain_memkit.memories.telling import LOAD_ERROR, REMARK
-from langchain_memkit.messages.authors import role_of
-from langchain_memkit.messages.counting import approximate_tokens, count_tokens, counter_name
-from langchain_memkit.messages.notes import apart
-from langchain_memkit.messages.text import said
-from langchain_memkit.preprocessors.report import EVENT, part_of
+from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK
+from langchain_memkit.messages.notes import split_notes
+from langchain_memkit.messages.text import message_text, role_of
+from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
+from langchain_memkit.preprocessors.budget import EVENT, part_of
 from langchain_memkit.runnables import RunnableWithMessageHistory
 from langchain_memkit.runnables.saving import OpenTurn
 
@@ -162,7 +161,8 @@ def _explained(
     parts = ["input" if _names([m]) & own else part_of(m) for m in given]
     parts = ["input" if p == "history" and not _names([m]) & known else p for p, m in zip(parts, given, strict=True)]
     messages = [
-        ShownMessage(part, role_of(m), said(m), size, m.id) for part, m, size in zip(parts, given, sizes, strict=True)
+        ShownMessage(part, role_of(m), message_text(m), size, m.id)
+        for part, m, size in zip(parts, given, sizes, strict=True)
     ]
     beside = sum(size for m, size in zip(given, sizes, strict=True) if not _names([m]) & known)
     left = [m for m in asked if not _names([m]) & known]
@@ -190,7 +190,7 @@ def _explained(
         max((event["summarized"] for event in heard), default=0),
         [*(message_id for event in heard for message_id in event["dropped_ids"]), *(m.id for m in left)],
         [message_id for event in heard for message_id in event["summarized_ids"]],
-        [RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text) for r in apart(given)[1]],
+        [RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text) for r in split_notes(given)[1]],
         notes,
         counter_name(counter),
         listener.searched_for,

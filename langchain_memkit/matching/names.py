@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from rapidfuzz import fuzz
 
-from langchain_memkit.matching.folding import fold_text
+from langchain_memkit.matching.normalize import fold_text
 
 __all__ = [
     "KINDS",
@@ -21,7 +21,7 @@ __all__ = [
     "Relation",
     "compatible",
     "display_form",
-    "is_ordinary",
+    "is_common_word",
     "kind_of",
     "name_key",
     "relation",
@@ -169,7 +169,7 @@ def kind_of(label: str) -> str | None:
     return None if plain in DROPPED else OTHER_WORDS.get(plain, plain)
 
 
-def is_ordinary(key: str) -> bool:
+def is_common_word(key: str) -> bool:
     """Return whether a name is a common English word too, so that a text may mean the word and not the name.
 
     Example:

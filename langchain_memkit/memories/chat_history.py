@@ -12,8 +12,8 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit._histories import add_messages, clear_messages, is_native
+from langchain_memkit._sync import ClosingMixin, Step, adrive, drive
 from langchain_memkit.base import (
     CONTEXT,
     GetSessionHistory,
@@ -22,10 +22,10 @@ from langchain_memkit.base import (
     SessionInfo,
     TurnContext,
     check_id,
-    shown,
+    safe_repr,
 )
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.preprocessors.loading import load
+from langchain_memkit.preprocessors.budget import load
 
 __all__ = ["ChatHistoryMemory", "ChatHistoryMemoryFactory"]
 
@@ -102,11 +102,11 @@ class ChatHistoryMemory(Memory):
         Raises:
             HistoryReadError: The history could not be read.
         """
-        return drive(self._load(query), run_step)
+        return drive(self._load(query))
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
         """Run `load` asynchronously."""
-        return await adrive(self._load(query), arun_step)
+        return await adrive(self._load(query))
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
         """Append one turn to the history; in our histories as one atomic write.
@@ -114,56 +114,56 @@ class ChatHistoryMemory(Memory):
         Raises:
             HistoryWriteError: The turn was not stored; `StaleTurnError` if the session was cleared since `load`.
         """
-        drive(self._save(messages), run_step)
+        drive(self._save(messages))
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
         """Run `save` asynchronously."""
-        await adrive(self._save(messages), arun_step)
+        await adrive(self._save(messages))
 
     def clear(self) -> None:
         """Clear the session, and what the preprocessor stored of it (summaries)."""
-        drive(self._clear(), run_step)
+        drive(self._clear())
 
     async def aclear(self) -> None:
         """Run `clear` asynchronously."""
-        await adrive(self._clear(), arun_step)
+        await adrive(self._clear())
 
-    def _load(self, query: str) -> Flow[list[BaseMessage]]:
+    async def _load(self, query: str) -> list[BaseMessage]:
         # Preprocessors find the history and the new input in the config, as in a chain.
         context = TurnContext([HumanMessage(str(query))] if query else [])
         config: RunnableConfig = {"configurable": {"message_history": self.history, CONTEXT: context}}
-        view = yield from load(self.history, self.preprocessor, config, native=self._native)
+        view = await load(self.history, self.preprocessor, config, native=self._native)
         # The turn begins here: its save hands this epoch back, and is refused if the session was cleared in between.
         self._at = {"epoch": view.epoch, "since": view.read_at}
         context.past = view.messages
         if (chain := self.preprocessor) is None:
             return list(view.messages)
-        return (yield Step(partial(chain.invoke, view.messages, config), partial(chain.ainvoke, view.messages, config)))  # type: ignore[no-any-return]  # results of steps are untyped
+        return await Step(partial(chain.invoke, view.messages, config), partial(chain.ainvoke, view.messages, config))
 
-    def _save(self, messages: Sequence[BaseMessage]) -> Flow[None]:
+    async def _save(self, messages: Sequence[BaseMessage]) -> None:
         if self.read_only or not messages:
             return
         turn, history = list(messages), self.history
         if self._native:
             options: dict[str, Any] = {"turn_id": getattr(messages, "turn_id", None), **self._at}
-            yield Step(partial(history.append_turn, turn, **options), partial(history.aappend_turn, turn, **options))
+            await Step(partial(history.append_turn, turn, **options), partial(history.aappend_turn, turn, **options))
             self._at = {}  # the turn that began with `load` is over
         else:
-            yield add_messages(history, turn)
+            await add_messages(history, turn)
 
-    def _clear(self) -> Flow[None]:
+    async def _clear(self) -> None:
         if self.read_only:
             return
-        yield clear_messages(self.history)
+        await clear_messages(self.history)
         self._at = {}
         chain: Any = self.preprocessor
         # Summaries are text of the session too, so they go with it.
         if hasattr(chain, "aclear") and self.session_id:
             ids = (self.session_id, self.user_id)
-            yield Step(partial(chain.clear, *ids), partial(chain.aclear, *ids))
+            await Step(partial(chain.clear, *ids), partial(chain.aclear, *ids))
 
 
-class ChatHistoryMemoryFactory(Closing):
+class ChatHistoryMemoryFactory(ClosingMixin):
     """Callable that makes the `ChatHistoryMemory` of a session.
 
     Returned by `ChatHistoryMemory.factory`. `setup`, `list_sessions` and `purge` are forwarded to the histories'
@@ -181,7 +181,7 @@ class ChatHistoryMemoryFactory(Closing):
 
     def __repr__(self) -> str:
         """Show the histories' factory."""
-        return f"ChatHistoryMemoryFactory({shown(self._histories)})"
+        return f"ChatHistoryMemoryFactory({safe_repr(self._histories)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> ChatHistoryMemory:
         """Return the memory of a session; no I/O.

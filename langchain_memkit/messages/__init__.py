@@ -6,7 +6,6 @@ output of a chain: `chain_io`. The storage format: `codec`.
 """
 
 from langchain_memkit.messages.codec import decode_message, encode_message
-from langchain_memkit.messages.cuts import whole_tool_groups
-from langchain_memkit.messages.turns import cut_tail, group_starts, turn_starts
+from langchain_memkit.messages.trimming import cut_tail, group_starts, turn_starts, whole_tool_groups
 
 __all__ = ["cut_tail", "decode_message", "encode_message", "group_starts", "turn_starts", "whole_tool_groups"]

@@ -18,10 +18,9 @@ from langchain_core.messages import (
 )
 from pydantic import BaseModel
 
-from langchain_memkit.base import value_or_kind
+from langchain_memkit.base import describe_value
 from langchain_memkit.errors import UnsupportedOutputError
-from langchain_memkit.messages.cuts import STATUS, whole_tool_groups
-from langchain_memkit.messages.turns import same_message
+from langchain_memkit.messages.trimming import STATUS, same_message, whole_tool_groups
 
 __all__ = ["StreamedOutput", "aborted", "input_messages", "output_messages", "without_echo"]
 
@@ -61,7 +60,7 @@ def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
             msg = "Expected a list of messages, or of what langchain-core makes messages of, as ('human', 'hi')."
             raise ValueError(msg)
         return [_typed(message) for message in messages]
-    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {value_or_kind(value)}."
+    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {describe_value(value)}."
     raise ValueError(msg)
 
 
@@ -107,7 +106,7 @@ def output_messages(output: Any, key: str | None) -> list[BaseMessage]:
         return [_whole(m) for m in value]
     if isinstance(value, BaseModel):
         return [AIMessage(value.model_dump_json())]
-    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {value_or_kind(value)}."
+    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {describe_value(value)}."
     raise UnsupportedOutputError(msg, output=output)
 
 

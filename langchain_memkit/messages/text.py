@@ -1,19 +1,40 @@
-"""The text of a message, and the escaping and quoting of untrusted text. Pure."""
+"""What messages say, as text: whole, in sentences, by author, within limits."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import unicodedata
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from html import escape
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from langchain_memkit.messages.blocks import block_cost
+from langchain_memkit.messages.tokens import block_cost
+from langchain_memkit.messages.trimming import is_note, is_summary
 
-__all__ = ["escaped", "one_line", "printable", "printable_html", "quoted", "said", "without_records"]
+__all__ = [
+    "MESSAGE",
+    "QUESTION",
+    "WORDS",
+    "escaped",
+    "is_notification",
+    "is_user_message",
+    "limit_words",
+    "message_text",
+    "notification_source",
+    "one_line",
+    "printable",
+    "printable_html",
+    "quote_lines",
+    "role_of",
+    "sentence_spans",
+    "truncate_with_warning",
+    "without_records",
+]
 
 # A frame's name in a tag, with any characters before and between its letters, and the marks of chat templates, which a
 # local server might obey: <|im_start|>, and Gemma's <start_of_turn>. Matched against the result of `_shadow`.
@@ -127,7 +148,7 @@ def printable_html(text: str) -> str:
     return escape(printable(text))
 
 
-def quoted(text: str) -> str:
+def quote_lines(text: str) -> str:
     r"""Escape the text and put `> ` before each line, so that none of them can be read as a line of the frame.
 
     Example:
@@ -153,7 +174,7 @@ def without_records(text: str) -> str:
     return "".join((*kept, text[at:]))
 
 
-def said(message: BaseMessage) -> str:
+def message_text(message: BaseMessage) -> str:
     """Return everything a message says as text: media by name, tool calls as calls."""
     content = message.content
     calls: list[Any]
@@ -178,3 +199,162 @@ def said(message: BaseMessage) -> str:
 def _block(block: dict[str, Any]) -> str:
     kind = str(block.get("type", "content"))
     return f"[{kind}]" if kind in MEDIA else f"[{block_cost(block)[0]}]"
+
+
+logger = logging.getLogger("langchain_memkit")
+
+MESSAGE = 100_000  # characters of a message in which memories look for names, and which they embed
+QUESTION = 20_000  # characters of a question that memories look at
+WORDS = 10_000  # words and signs of a text in which memories look for names: spaCy reads 15,000 a second
+WORD = re.compile(r"[^\W_]{1,16}|\S")  # for most texts no more than spaCy's tokens
+
+
+def truncate_with_warning(text: str, most: int, what: str) -> str:
+    """Return the beginning of a text; the log says once for each kind that the rest is left out.
+
+    Args:
+        text: Any text.
+        most: Maximum number of characters.
+        what: Kind of text and its reader, for the log: "a question to the entity memory".
+
+    Example:
+        >>> beginning("Harrison likes tea.", 8, "a name in an example")
+        'Harrison'
+    """
+    if len(text) <= most:
+        return text
+    _say_once(what, f"{most:,} characters")
+    return text[:most]
+
+
+def limit_words(text: str, what: str) -> str:
+    """Return the first 10,000 words and signs of a text; a cut is logged as in `truncate_with_warning`.
+
+    Example:
+        >>> len(few_words("a " * 15_000, "a text in an example"))
+        19999
+    """
+    if len(text) <= WORDS:
+        return text
+    for number, word in enumerate(WORD.finditer(text), 1):
+        if number == WORDS:
+            if text[word.end() :].strip():
+                _say_once(what, f"{WORDS:,} words and signs")
+                return text[: word.end()]
+            break
+    return text
+
+
+@cache
+def _say_once(what: str, most: str) -> None:
+    logger.warning("%s is longer than %s: what comes after them is not read (said once)", what, most)
+
+
+SOURCE = "lc_source"
+"""Where langchain-core's `add_notification_metadata` (from 1.7.2 on) puts its `source`; harnesses set it themselves."""
+
+
+def notification_source(message: BaseMessage) -> str | None:
+    """Return the feature of an agent's harness that added a human message to the conversation; None for a person's.
+
+    Core's `get_notification_metadata` says the same, from langchain-core 1.7.2 on. `SummarizationMiddleware` says
+    "summarization"; deepagents names background tasks, skills and notes.
+
+    Example:
+        >>> notification_source(HumanMessage("Task 42 is done.", additional_kwargs={"lc_source": "async_subagent"}))
+        'async_subagent'
+        >>> notification_source(HumanMessage("Hello!")) is None
+        True
+    """
+    # Read directly, since core's own function exists only from langchain-core 1.7.2 on.
+    source = message.additional_kwargs.get(SOURCE) if isinstance(message, HumanMessage) else None
+    return source if isinstance(source, str) else None
+
+
+def is_notification(message: BaseMessage) -> bool:
+    """Return whether an agent's harness added this human message to the conversation, so that no person wrote it."""
+    return notification_source(message) is not None
+
+
+def is_user_message(message: BaseMessage) -> bool:
+    """Return whether a person wrote the message: a human message that is no notification, summary or note of memories.
+
+    Example:
+        >>> from langchain_core.messages import AIMessage
+        >>> task = HumanMessage("Task 42 is done.", additional_kwargs={"lc_source": "async_subagent"})
+        >>> [is_user_message(message) for message in (HumanMessage("Hello!"), AIMessage("Hi!"), task)]
+        [True, False, False]
+    """
+    if not isinstance(message, HumanMessage) or is_notification(message):
+        return False
+    return not (is_note(message) or is_summary(message))
+
+
+def role_of(message: BaseMessage) -> str:
+    """Return the sender for display: `"human"`, `"ai"`, `"system"`, `"tool"`; `"notification"` for a harness.
+
+    Example:
+        >>> role_of(HumanMessage("Task 42 is done.", additional_kwargs={"lc_source": "async_subagent"}))
+        'notification'
+    """
+    return "notification" if is_notification(message) else message.type.removesuffix("MessageChunk").lower()
+
+
+ABBREVIATIONS = frozenset({"dr", "e.g", "etc", "i.e", "mr", "mrs", "ms", "no", "prof", "st", "vs"})
+# A line break; an end in Chinese or Japanese; an end with closing quotes or brackets, before white space.
+SENTENCE_END = re.compile(
+    r"""\n\s*
+    | [\u3002\uff01\uff1f]+[\u201d\u2019\u300d\u300f\u300b\uff09]*\s*
+    | (?<![.!?\u2026])[.!?\u2026]+["'\u201d\u2019\u00bb)\]]*(?:\s+|$)""",
+    re.VERBOSE,
+)
+LAST_WORD = re.compile(r"(?:\w+\.)*\w+$")
+
+
+@lru_cache(maxsize=4)  # a search for names in a text, and then for their sentences, calls it twice
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Split a text into sentences.
+
+    A sentence ends at `.`, `!`, `?` or `…`, with the quotes that close it, before white space; at their equivalents in
+    Chinese and Japanese; and at the end of a line, unless the next one continues with a lower-case letter, as in
+    wrapped text. "Mr.", "e.g." and single capital initials do not end a sentence.
+
+    Args:
+        text: Any text; without punctuation, each line is one sentence.
+
+    Returns:
+        Start and end of each, in order, without surrounding white space; `[]` if there is nothing but white space.
+
+    Example:
+        >>> text = 'Mr. J. Smith said "Hello!" He left.'
+        >>> [text[start:end] for start, end in sentence_spans(text)]
+        ['Mr. J. Smith said "Hello!"', 'He left.']
+    """
+    spans: list[tuple[int, int]] = []
+    start = 0
+    for end in (*_ends(text), len(text)):
+        part = text[start:end]
+        if bare := part.strip():
+            first = start + len(part) - len(part.lstrip())
+            spans.append((first, first + len(bare)))
+        start = end
+    return spans
+
+
+def _ends(text: str) -> Iterator[int]:
+    for match in SENTENCE_END.finditer(text):
+        mark = match.group()
+        if mark[0] == "." and "\n" not in mark and _goes_on(text, match):
+            continue
+        if mark[0] == "\n" and mark.count("\n") == 1 and text[match.end() : match.end() + 1].islower():
+            continue
+        yield match.end()
+
+
+def _goes_on(text: str, match: re.Match[str]) -> bool:
+    """Return whether the full stop belongs to an abbreviation or an initial."""
+    if match.group().strip() != ".":
+        return False
+    word = LAST_WORD.search(text, max(0, match.start() - 40), match.start())
+    last = word.group() if word else ""
+    return last.lower() in ABBREVIATIONS or (len(last) == 1 and last.isupper())

@@ -8,6 +8,7 @@ messages have none.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -28,18 +29,16 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command
 
 from langchain_memkit._compat import ContextOverflowError
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step, shielded
+from langchain_memkit._sync import adrive, drive, shielded
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.telling import OnLoadError
-from langchain_memkit.messages.turns import with_ids
-from langchain_memkit.middleware.prompt import shown
-from langchain_memkit.middleware.run import Calls, Handle, Run, messages_of
-from langchain_memkit.middleware.state import HistoryState, Marker, messages_in, said_so_far, still_said
-from langchain_memkit.middleware.tools import NO_USER, memory_tools
-from langchain_memkit.middleware.turn_end import failed, finish, stopped
-from langchain_memkit.middleware.turn_start import TurnStart, check_place, configured
-from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, OpenTurn, Policy
+from langchain_memkit.memories.fanout import OnLoadError
+from langchain_memkit.messages.trimming import with_ids
+from langchain_memkit.middleware.prompt import NO_USER, memory_tools, shown
+from langchain_memkit.middleware.run import Run, RunHandle, StepCalls, messages_of
+from langchain_memkit.middleware.state import HistoryState, Marker, dialogue_in_state, dialogue_of_run, messages_in
+from langchain_memkit.middleware.turn import TurnStart, check_place, commit, ids_of_call, on_cancel, on_error
+from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import checked_function
 
 __all__ = ["MessageHistoryMiddleware"]
@@ -114,7 +113,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         tools: bool = False,
     ) -> None:
         super().__init__()
-        policy = Policy.of(
+        policy = TurnOptions.of(
             None,
             preprocessor,
             memories,
@@ -129,40 +128,40 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._policy = policy
         self.preprocessor = policy.preprocessor
         self._turns = TurnStart(checked_function(get_session_history), policy)
-        self._calls: dict[str, Calls] = {}
+        self._calls: dict[str, StepCalls] = {}
         self._needs_user = tools
         self.tools: Sequence[BaseTool] = memory_tools(self._turns) if tools else []
 
     def open(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
         """Build the first prompt of a run for `explain_turn`: a dry run that calls no model and stores nothing."""
-        return drive(self._dry_run(value, ensure_config(config)), run_step)
+        return drive(self._dry_run(value, ensure_config(config)))
 
     async def aopen(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
         """Run `open` asynchronously."""
-        return await adrive(self._dry_run(value, ensure_config(config)), arun_step)
+        return await adrive(self._dry_run(value, ensure_config(config)))
 
     def before_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
         """Start the turn; messages of the state that the transcript lacks are stored first."""
-        return drive(self._begin(state, runtime), run_step)
+        return drive(self._begin(state, runtime))
 
     async def abefore_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
         """Run `before_agent` asynchronously."""
-        return await adrive(self._begin(state, runtime), arun_step)
+        return await adrive(self._begin(state, runtime))
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
         """Call the model with the conversation as its prompt; the state keeps its own messages."""
         config = get_config()
-        run = drive(self._run_of(request.state, request.runtime, config), run_step)
+        run = drive(self._run_of(request.state, request.runtime, config))
         try:
             with run.listening():
                 try:
-                    response = handler(drive(self._shown(run, request, config), run_step))
+                    response = handler(drive(self._shown(run, request, config)))
                 except ContextOverflowError as error:
-                    response = handler(drive(self._smaller(run, request, config, error), run_step))
+                    response = handler(drive(self._smaller(run, request, config, error)))
         except BaseException as error:
-            drive(self._broken(request, config, error, run), run_step)
+            drive(self._broken(request, config, error, run))
             raise
         return _answered(run, request.state, response)
 
@@ -171,16 +170,15 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
         """Run `wrap_model_call` asynchronously."""
         config = get_config()
-        run = await adrive(self._run_of(request.state, request.runtime, config), arun_step)
+        run = await adrive(self._run_of(request.state, request.runtime, config))
         try:
             with run.listening():
                 try:
-                    response = await handler(await adrive(self._shown(run, request, config), arun_step))
+                    response = await handler(await adrive(self._shown(run, request, config)))
                 except ContextOverflowError as error:
-                    response = await handler(await adrive(self._smaller(run, request, config, error), arun_step))
+                    response = await handler(await adrive(self._smaller(run, request, config, error)))
         except BaseException as error:
-            flow = self._broken(request, config, error, run)
-            await shielded(lambda: adrive(flow, arun_step))
+            await shielded(functools.partial(self._broken, request, config, error, run))
             raise
         return _answered(run, request.state, response)
 
@@ -193,7 +191,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         try:
             result = handler(request)
         except BaseException as error:
-            drive(self._broken(request, config, error), run_step)
+            drive(self._broken(request, config, error))
             raise
         finally:
             calls.leave()
@@ -209,8 +207,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         try:
             result = await handler(request)
         except BaseException as error:
-            flow = self._broken(request, config, error)
-            await shielded(lambda: adrive(flow, arun_step))
+            await shielded(functools.partial(self._broken, request, config, error))
             raise
         finally:
             calls.leave()
@@ -219,31 +216,31 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def after_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
         """Store the turn, and close its marker in the state."""
-        return drive(self._end(state, runtime), run_step)
+        return drive(self._end(state, runtime))
 
     async def aafter_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
         """Run `after_agent` asynchronously."""
-        return await shielded(lambda: adrive(self._end(state, runtime), arun_step))
+        return await shielded(lambda: self._end(state, runtime))
 
     # -- the steps, for both call styles
 
-    def _dry_run(self, value: Any, config: RunnableConfig) -> Flow[OpenTurn]:
+    async def _dry_run(self, value: Any, config: RunnableConfig) -> OpenTurn:
         if not (isinstance(value, Mapping) and "messages" in value):
             msg = f'the input of an agent is {{"messages": [...]}}, not {type(value).__name__}'
             raise ConfigurationError(msg)
         given = value["messages"]
         messages = with_ids(convert_to_messages(given if isinstance(given, list) else [given]))
-        run = yield from self._turns.begin({"messages": messages}, self._ids(config, None), config, trial=True)
-        seen = yield from shown(run, self._policy, messages, messages, config, trial=True)
+        run = await self._turns.begin({"messages": messages}, self._ids(config, None), config, trial=True)
+        seen = await shown(run, self._policy, messages, messages, config, trial=True)
         return replace(run.turn([], config), shown=seen, asked=run.own(messages))
 
     def _ids(self, config: RunnableConfig, context: Any) -> dict[str, Any]:
-        ids = configured(config, context)
+        ids = ids_of_call(config, context)
         if self._needs_user and ids.get("user_id") is None:
             raise ConfigurationError(NO_USER)
         return ids
 
-    def _calls_of(self, marker: Marker | None, *, new: bool = False) -> Calls:
+    def _calls_of(self, marker: Marker | None, *, new: bool = False) -> StepCalls:
         """Return the calls of a run's current step, shared within this process.
 
         Args:
@@ -253,10 +250,10 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         key = marker["key"] if marker else ""
         # Bounded, since a run that is interrupted and never resumed does not reach `_end`.
         if new or key not in self._calls:
-            self._calls[key] = Calls()
+            self._calls[key] = StepCalls()
             for old in list(self._calls)[:-MOST_RUNS]:
                 self._calls.pop(old, None)
-        return self._calls.get(key) or Calls()
+        return self._calls.get(key) or StepCalls()
 
     def _seen(self, state: Any) -> list[BaseMessage]:
         """Return the messages of the marker's run, those removed from the state included.
@@ -265,59 +262,59 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """
         marker: Marker | None = state.get("memkit_turn")
         here = self._calls[marker["key"]].seen if marker and marker["key"] in self._calls else []
-        return still_said(here or state.get("memkit_seen") or [], messages_in(state))
+        return dialogue_in_state(here or state.get("memkit_seen") or [], messages_in(state))
 
-    def _begin(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
+    async def _begin(self, state: Any, runtime: Any) -> dict[str, Any]:
         config = get_config()
         ids = self._ids(config, runtime.context)
         # The handle is not checkpointed and is removed when a run ends. One that is here already was set by a second
         # instance in this very run.
-        if isinstance(state.get("memkit_run"), Handle):
+        if isinstance(state.get("memkit_run"), RunHandle):
             raise ConfigurationError(TWICE)
-        run = yield from self._turns.begin(state, ids, config, self._seen(state))
-        return {"memkit_turn": run.marker, "memkit_run": Handle(run), **_emptied(state)}
+        run = await self._turns.begin(state, ids, config, self._seen(state))
+        return {"memkit_turn": run.marker, "memkit_run": RunHandle(run), **_emptied(state)}
 
-    def _run_of(self, state: Any, runtime: Any, config: RunnableConfig) -> Flow[Run]:
+    async def _run_of(self, state: Any, runtime: Any, config: RunnableConfig) -> Run:
         """Return the run of this invocation; if there is none, resume the one that the state's marker names."""
         handle, marker = state.get("memkit_run"), state.get("memkit_turn")
-        if isinstance(handle, Handle) and not handle.run.finished:
+        if isinstance(handle, RunHandle) and not handle.run.finished:
             run = handle.run
         elif marker is not None and not marker["done"]:
-            run = yield from self._turns.resume(state, configured(config, runtime.context), config, self._seen(state))
+            run = await self._turns.resume(state, ids_of_call(config, runtime.context), config, self._seen(state))
         else:  # the invocation did not pass `before_agent`
-            run = yield from self._turns.begin(state, configured(config, runtime.context), config)
+            run = await self._turns.begin(state, ids_of_call(config, runtime.context), config)
         run.observe(messages_in(state))
         return run
 
-    def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> Calls:
+    def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> StepCalls:
         """Register a tool call and record the run's messages: in a resumed run nothing else has read the state yet."""
-        check_place(request.state.get("memkit_turn"), configured(config, request.runtime.context))
+        check_place(request.state.get("memkit_turn"), ids_of_call(config, request.runtime.context))
         calls = self._calls_of(request.state.get("memkit_turn"))
-        calls.seen = said_so_far(request.state)
+        calls.seen = dialogue_of_run(request.state)
         calls.running += 1
         return calls
 
-    def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> Flow[ModelRequest[Any]]:
+    async def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> ModelRequest[Any]:
         self._calls_of(run.marker, new=True)
         state: Any = request.state
         given = convert_to_messages(request.messages)
-        messages: list[Any] = yield from shown(run, self._policy, given, messages_in(state), config)
+        messages: list[Any] = await shown(run, self._policy, given, messages_in(state), config)
         return request.override(messages=messages)
 
-    def _smaller(
+    async def _smaller(
         self, run: Run, request: ModelRequest[Any], config: RunnableConfig, error: ContextOverflowError
-    ) -> Flow[ModelRequest[Any]]:
+    ) -> ModelRequest[Any]:
         """Rebuild the request with less of the past after a context overflow, or raise its error."""
-        yield from self._policy.overflowed(run.context, config, error)
-        return (yield from self._shown(run, request, config))
+        await self._policy.overflowed(run.context, config, error)
+        return await self._shown(run, request, config)
 
-    def _broken(
+    async def _broken(
         self,
         request: ModelRequest[Any] | ToolCallRequest,
         config: RunnableConfig,
         error: BaseException,
         run: Run | None = None,
-    ) -> Flow[None]:
+    ) -> None:
         """Store what the options ask for after a call raised or was cancelled; nothing after an intended interrupt."""
         state: Any = request.state
         calls = self._calls_of(state.get("memkit_turn") if run is None else run.marker)
@@ -332,16 +329,16 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if discarded or not first:
             return
         if run is None:
-            run = yield from self._run_of(state, request.runtime, config)
+            run = await self._run_of(state, request.runtime, config)
         if isinstance(error, Exception):
-            yield from failed(run, policy, config)
+            await on_error(run, policy, config)
         else:
-            yield from stopped(run, policy, config, calls.results)
+            await on_cancel(run, policy, config, calls.results)
 
-    def _end(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
+    async def _end(self, state: Any, runtime: Any) -> dict[str, Any]:
         config = get_config()
-        run = yield from self._run_of(state, runtime, config)
-        marker = yield from finish(run, self._policy, state, config)
+        run = await self._run_of(state, runtime, config)
+        marker = await commit(run, self._policy, state, config)
         self._calls.pop(marker["key"], None)
         return {"memkit_turn": marker, "memkit_run": None, **_emptied(state)}
 
@@ -358,8 +355,8 @@ def _answered(run: Run, state: Any, response: ModelResponse[Any]) -> ModelRespon
     run.answered(response.result)
     update: dict[str, Any] = {}
     handle = state.get("memkit_run")
-    if not (isinstance(handle, Handle) and handle.run is run):
-        update = {"memkit_run": Handle(run), "memkit_turn": run.marker}
+    if not (isinstance(handle, RunHandle) and handle.run is run):
+        update = {"memkit_run": RunHandle(run), "memkit_turn": run.marker}
     if run.unsettled:
         run.unsettled = False
         update["memkit_seen"] = run.seen

@@ -4,22 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Self
+from uuid import UUID
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
+from langchain_core.tracers.context import register_configure_hook
 from langgraph.types import Command
 
 from langchain_memkit.base import HistoryView, Memory, TurnContext
-from langchain_memkit.messages.notes import Record
-from langchain_memkit.messages.turns import with_turn_ids
-from langchain_memkit.messages.unsaid import compose_notes
-from langchain_memkit.middleware.partial import Partial, gathering
-from langchain_memkit.middleware.state import Marker, is_foreign_summary, is_said, moment
+from langchain_memkit.messages.notes import Record, compose_notes
+from langchain_memkit.messages.trimming import with_turn_ids
+from langchain_memkit.middleware.state import Marker, is_dialogue, is_foreign_summary, turn_started_at
 from langchain_memkit.runnables.saving import OpenTurn
 
-__all__ = ["Calls", "Handle", "Run", "messages_of"]
+__all__ = ["Partial", "Run", "RunHandle", "StepCalls", "gathering", "messages_of"]
+
+_current: ContextVar[Partial | None] = ContextVar("memkit_partial", default=None)
+register_configure_hook(_current, inheritable=False)
+
+
+class Partial(BaseCallbackHandler):
+    """Callback that collects the chunks of calls that have not ended; a model that does not stream leaves nothing."""
+
+    run_inline = True  # on the event loop, since no method blocks
+
+    def __init__(self) -> None:
+        self._chunks: dict[UUID, list[BaseMessage]] = {}
+        self._text: dict[UUID, str] = {}
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Begin a call; chunks of an earlier attempt are discarded."""
+        self._chunks, self._text = {run_id: []}, {}
+
+    def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
+        """Collect a piece of the answer."""
+        piece = getattr(chunk, "message", None)
+        if run_id in self._chunks:
+            self._chunks[run_id].append(piece if isinstance(piece, AIMessageChunk) else AIMessageChunk(content=token))
+
+    def on_stream_event(self, event: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Collect a piece of the answer in LangChain's newer streaming protocol; a model may send both."""
+        delta = event.get("delta") or {}
+        if delta.get("type") == "text-delta":
+            self._text[run_id] = self._text.get(run_id, "") + str(delta.get("text") or "")
+
+    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Drop a call that ended: its answer is complete."""
+        self._chunks.pop(run_id, None)
+
+    def messages(self) -> list[BaseMessage]:
+        """Return the partial answer as one message, without its tool calls; an empty list if nothing was said."""
+        for run_id, chunks in self._chunks.items():
+            total: Any = None if chunks else AIMessage(self._text.get(run_id, ""))
+            for piece in chunks:
+                total = piece if total is None else total + piece
+            if total is not None and (total.content or total.tool_calls):
+                return [AIMessage(total.content, id=total.id, name=total.name)]
+        return []
+
+
+@contextmanager
+def gathering(partial: Partial) -> Iterator[None]:
+    """Let `partial` listen to the models that are called inside the `with` block."""
+    token = _current.set(partial)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +133,7 @@ class Run:
     def own(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return those of the state's messages that belong to the run, each with an id."""
         found = [messages[i] for i in self._own_positions(messages)]
-        return [m for m in with_turn_ids(found, [self.place], self.marker["turn_id"]) if is_said(m)]
+        return [m for m in with_turn_ids(found, [self.place], self.marker["turn_id"]) if is_dialogue(m)]
 
     def own_of_request(self, given: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return the run's messages in a request, as other middleware left them.
@@ -91,7 +146,7 @@ class Run:
         # The usual case: other middleware has added and removed nothing, so positions in the state are valid in the
         # request.
         if len(given) == len(messages) and all(a.id == b.id for a, b in zip(given, messages, strict=True)):
-            return [m for m in (given[i] for i in self._own_positions(messages)) if is_said(m)]
+            return [m for m in (given[i] for i in self._own_positions(messages)) if is_dialogue(m)]
         own = {*self._own_positions(messages)}
         unnamed = [(m, i in own) for i, m in enumerate(messages) if not m.id]
         found: list[BaseMessage] = []
@@ -101,7 +156,7 @@ class Run:
                 at = next((i for i in reversed(range(len(unnamed))) if unnamed[i][0] == message), None)
                 if at is not None:  # else another middleware has added it
                     is_own, unnamed = unnamed[at][1], unnamed[:at]
-            if is_own and is_said(message):
+            if is_own and is_dialogue(message):
                 found.insert(0, message)
         return found
 
@@ -171,7 +226,7 @@ class Run:
             self.memories,
             self.marker["turn_id"],
             epoch,
-            moment(self.marker),
+            turn_started_at(self.marker),
             new,
             [],
             [],
@@ -188,7 +243,7 @@ class Run:
         return compose_notes(self.loaded or [], shown)
 
 
-class Handle(dict[str, Any]):
+class RunHandle(dict[str, Any]):
     """Reference to a run in the agent's state: an empty dict, since update streams show it and may be turned into JSON.
 
     It is never checkpointed, so each invocation has its own.
@@ -208,7 +263,7 @@ class Handle(dict[str, Any]):
 
 
 @dataclass(slots=True)
-class Calls:
+class StepCalls:
     """The model and tool calls in one step of a run, as far as they must know of each other in this process.
 
     Attributes:

@@ -10,22 +10,21 @@ from langchain.agents.middleware.types import AgentState, PrivateStateAttr
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, convert_to_messages
 from langgraph.channels.untracked_value import UntrackedValue
 
-from langchain_memkit.messages.authors import notification_source
-from langchain_memkit.messages.cuts import is_summary
 from langchain_memkit.messages.notes import is_note
-from langchain_memkit.messages.turns import index_of, turn_starts, with_turn_ids
+from langchain_memkit.messages.text import notification_source
+from langchain_memkit.messages.trimming import index_of, is_summary, turn_starts, with_turn_ids
 
 __all__ = [
     "HistoryState",
     "Marker",
-    "in_order",
+    "dialogue_in_state",
+    "dialogue_of_run",
+    "in_state_order",
+    "is_dialogue",
     "is_foreign_summary",
-    "is_said",
     "messages_in",
-    "moment",
-    "said_so_far",
     "start_of_turn",
-    "still_said",
+    "turn_started_at",
     "unstored_start",
 ]
 
@@ -117,7 +116,7 @@ def start_of_turn(messages: Sequence[BaseMessage], start: int) -> int:
     return start + (starts[-1] if starts else 0)
 
 
-def said_so_far(state: Mapping[str, Any]) -> list[BaseMessage]:
+def dialogue_of_run(state: Mapping[str, Any]) -> list[BaseMessage]:
     """Return the messages of the marker's run, removed ones included."""
     marker: Marker | None = state.get("memkit_turn")
     seen: list[BaseMessage] = list(state.get("memkit_seen") or [])
@@ -126,24 +125,24 @@ def said_so_far(state: Mapping[str, Any]) -> list[BaseMessage]:
     messages = messages_in(state)
     start = unstored_start(messages, marker)
     own = with_turn_ids(messages[start:], [marker["place"]], marker["turn_id"])
-    return in_order(seen, [m for m in own if is_said(m)])
+    return in_state_order(seen, [m for m in own if is_dialogue(m)])
 
 
-def in_order(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def in_state_order(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the run's messages in state order, preferring the state's current copy, with newer ones at the end."""
     current = {m.id: m for m in messages}
     before = {m.id for m in seen}
     return [*(current.get(m.id, m) for m in seen), *(m for m in messages if m.id not in before)]
 
 
-def still_said(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def dialogue_in_state(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the run's messages up to the last one that is still in the state; later ones were taken back."""
     current = {m.id for m in messages}
     last = next((i for i in reversed(range(len(seen))) if seen[i].id in current), -1)
     return list(seen[: last + 1])
 
 
-def moment(marker: Marker) -> datetime | None:
+def turn_started_at(marker: Marker) -> datetime | None:
     """Return when the turn began, by the history's clock; None if unknown."""
     return datetime.fromisoformat(marker["since"]) if marker["since"] else None
 
@@ -153,7 +152,7 @@ def is_foreign_summary(message: BaseMessage) -> bool:
     return notification_source(message) == "summarization"
 
 
-def is_said(message: BaseMessage) -> bool:
+def is_dialogue(message: BaseMessage) -> bool:
     """Return whether the message belongs in the transcript: it is neither a summary nor a note of memories."""
     return not (is_foreign_summary(message) or is_summary(message) or is_note(message))
 

@@ -8,15 +8,14 @@ finished by the next one. Whatever cannot be read is counted and named.
 # writes; `moving` connects two stores, `files` a store and the format in `lines`.
 from __future__ import annotations
 
-from langchain_memkit.migrate.files import aexport_history, aimport_history, export_history, import_history
 from langchain_memkit.migrate.foreign import (
     langchain_file_source,
     langchain_memory_source,
     langchain_sql_source,
     langgraph_source,
 )
-from langchain_memkit.migrate.moving import amigrate, migrate
-from langchain_memkit.migrate.report import MigrationReport
+from langchain_memkit.migrate.jsonl import aexport_history, aimport_history, export_history, import_history
+from langchain_memkit.migrate.migrate import MigrationReport, amigrate, migrate
 
 __all__ = [
     "MigrationReport",

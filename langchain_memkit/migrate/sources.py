@@ -4,18 +4,66 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from langchain_memkit._histories import is_native
-from langchain_memkit.backends._history.factory import HistoryFactory
-from langchain_memkit.base import TokenCounter, Turn, kind_given
+from langchain_memkit.base import TokenCounter, Turn, describe_type
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.migrate.joining import ROW
+from langchain_memkit.messages.trimming import MAX_BATCH_MESSAGES
+from langchain_memkit.stores.history import HistoryFactory
+
+ROW = "row:"
+"""How a single message of somebody else's store is named as a turn: it is joined with its neighbours."""
+
+
+def whole_turns(turns: Iterable[Turn]) -> Iterator[Turn]:
+    """Group rows of one message each, as other packages store them, into turns; other turns are passed on unchanged."""
+    rows: list[Turn] = []
+    for turn in turns:
+        keep = _rows_of_next_turn(rows, turn)
+        if len(keep) < len(rows):
+            yield _joined(rows[: len(rows) - len(keep)])
+            rows = keep
+        # Rows of other packages have no position; question and answer documents are turns already.
+        if turn.seq == 0 and len(turn.messages) == 1 and not turn.op.startswith("qa:"):
+            rows.append(turn)
+        else:
+            yield turn
+    if rows:
+        yield _joined(rows)
+
+
+def _rows_of_next_turn(rows: list[Turn], turn: Turn) -> list[Turn]:
+    """Return which collected rows belong to the same turn as this row.
+
+    All of them while their turn continues; the system messages directly before a question; none if a turn begins.
+    """
+    if not rows:
+        return rows
+    if rows[-1].op == turn.op and turn.seq == 0:
+        return rows  # memkit wrote them as one turn
+    if turn.seq or len(turn.messages) != 1 or not (turn.op.startswith(ROW) and rows[-1].op.startswith(ROW)):
+        return []
+    if len(rows) >= MAX_BATCH_MESSAGES and not isinstance(turn.messages[0], ToolMessage):
+        return []
+    if not isinstance(turn.messages[0], HumanMessage):
+        return rows
+    system = len(rows)
+    while system > 0 and isinstance(rows[system - 1].messages[0], SystemMessage):
+        system -= 1
+    # A human message right after another one (and system messages between) continues the same turn.
+    asks_on = system > 0 and isinstance(rows[system - 1].messages[0], HumanMessage)
+    return rows if asks_on or system == 0 else rows[system:]
+
+
+def _joined(rows: list[Turn]) -> Turn:
+    messages = [m for row in rows for m in row.messages]
+    return replace(rows[0], messages=messages, tokens=[n for row in rows for n in row.tokens], problems=[])
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +85,7 @@ class Conversation:
     by_id: bool = False
 
 
-class Source(Protocol):
+class ConversationSource(Protocol):
     """The interface that `migrate` reads from."""
 
     def size(self) -> int | None:
@@ -118,7 +166,7 @@ def checked(factory: HistoryFactory[Any], name: str = "factory") -> HistoryFacto
         ConfigurationError: It is something else.
     """
     if not isinstance(factory, HistoryFactory):
-        msg = f"{name} must be a factory of our histories, X.factory(...), not {kind_given(factory, HistoryFactory)}"  # type: ignore[unreachable]  # callers without types
+        msg = f"{name} must be a factory of our histories, X.factory(...), not {describe_type(factory, HistoryFactory)}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
     return factory
 
@@ -133,7 +181,9 @@ def _counter_of(factory: HistoryFactory[Any]) -> TokenCounter | None:
     return counter
 
 
-def opened(source: HistoryFactory[Any] | Source, *, native_only: bool = False, user_id: str | None = None) -> Source:
+def opened(
+    source: HistoryFactory[Any] | ConversationSource, *, native_only: bool = False, user_id: str | None = None
+) -> ConversationSource:
     """Return the argument as a source; from a factory only conversations of `user_id`, an empty string for no owner.
 
     Raises:
@@ -144,7 +194,7 @@ def opened(source: HistoryFactory[Any] | Source, *, native_only: bool = False, u
     if not callable(getattr(source, "conversations", None)):
         msg = (
             "source must be a factory of histories, or what langchain_sql_source, langchain_file_source, "
-            f"langchain_memory_source or langgraph_source returned; got {kind_given(source, type(None))}"
+            f"langchain_memory_source or langgraph_source returned; got {describe_type(source, type(None))}"
         )
         raise ConfigurationError(msg)
     return source

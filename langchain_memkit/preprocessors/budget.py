@@ -1,21 +1,147 @@
-"""Token budgets, and the sizes of messages."""
+"""The token budget of a prompt: its parts, what was left out, the report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenCounterLike, TurnContext, Window
+from langchain_memkit._histories import read_messages
+from langchain_memkit._sync import Step
+from langchain_memkit.base import (
+    CONTEXT,
+    HistoryMessages,
+    HistoryView,
+    Preprocessor,
+    TokenCounter,
+    TokenCounterLike,
+    TurnContext,
+    Window,
+)
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.counting import count_tokens, count_tool_tokens, counter_name, resolve_counter
-from langchain_memkit.messages.cuts import find_cut, is_summary
 from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.tokens import count_tokens, count_tool_tokens, counter_name, resolve_counter
+from langchain_memkit.messages.trimming import cut_tail, find_cut_point, is_summary
 
-__all__ = ["Budget", "Sizes", "as_messages", "checked_size", "new_input"]
+__all__ = ["Budget", "ContextReport", "TokenSizes", "as_messages", "checked_size", "has_listeners", "new_input"]
+
+
+def asks_for_window(preprocessor: Preprocessor | None) -> bool:
+    """Return whether a preprocessor (or the first of a sequence) has `window`, to say how much history it needs."""
+    return hasattr(getattr(preprocessor, "first", preprocessor), "window")
+
+
+async def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig, *, native: bool) -> HistoryView:
+    """Read the history of a turn.
+
+    Args:
+        history: Any chat history.
+        preprocessor: The preprocessor that will be applied; if it (or the first of a sequence) has `window`, that
+            decides how much is read.
+        config: Config of the turn.
+        native: Whether it is a memkit history, which can be read in part.
+    """
+    if not native:
+        return HistoryView(list(await read_messages(history)))
+    size: int | None = getattr(history, "history_size", None)
+    first: Any = getattr(preprocessor, "first", preprocessor)
+    if not asks_for_window(preprocessor):
+        return await Step(lambda: history.view(max_messages=size), lambda: history.aview(max_messages=size))
+    window: Window = await Step(lambda: first.window(config), lambda: first.awindow(config))
+    bounded = window.max_messages is not None or window.max_tokens is not None
+    # Apply `history_size` to bounded windows only. An unbounded one asks for everything after a summary: cut to the
+    # newest messages, it would leave a gap between the summary and them.
+    if size is not None and bounded:
+        window = replace(window, max_messages=min(size, size if window.max_messages is None else window.max_messages))
+    view: HistoryView = await Step(lambda: history.view(window=window), lambda: history.aview(window=window))
+    return _newest_of(view, size) if size is not None and bounded else view
+
+
+def _newest_of(view: HistoryView, size: int) -> HistoryView:
+    """Cut a view to `history_size` messages: windows are read in whole rows, so they may hold more."""
+    read: Any = view.messages
+    if len(read) <= size:
+        return view
+    begin = len(read) - len(cut_tail(read, read.tokens, max_messages=size))
+    kept = HistoryMessages(read[begin:], read.tokens[begin:], read.counter, read.turns[begin:], read.epoch, read.window)
+    return view._replace(messages=kept)
+
+
+EVENT = "memkit_context"
+
+
+@dataclass(slots=True)
+class ContextReport:
+    """Outcome of one preprocessor in one turn.
+
+    Attributes:
+        preprocessor: Its name.
+        max_tokens: Its budget, in tokens.
+        room: Tokens of the budget that were left for the history.
+        given: The messages that it was given.
+        kept: The messages that it returned.
+        counter: The token counter.
+        reserved: Tokens reserved for the answer and the schemas of tools.
+        summarized: Number of messages that the summary covers, including those of earlier turns.
+        covered: The messages of `given` that the summary covers.
+        notes: Problems, one line each.
+    """
+
+    preprocessor: str
+    max_tokens: int
+    room: int
+    given: Sequence[BaseMessage]
+    kept: Sequence[BaseMessage]
+    counter: TokenCounter
+    reserved: int = 0
+    summarized: int = 0
+    covered: Sequence[BaseMessage] = ()
+    notes: list[str] = field(default_factory=list)
+
+    def event(self) -> dict[str, Any]:
+        """Return the payload of the event `memkit_context`: plain data without message content."""
+        kept_ids = {id(m) for m in (*self.kept, *self.covered)}
+        whole = {id(m) for m in self.given}
+        # Messages are compared by identity, since ids may occur twice; only shortened copies are recognized by id.
+        known = {m.id for m in self.kept if m.id and id(m) not in whole}
+        tokens = {"system": 0, "summary": 0, "history": 0}
+        for message, count in zip(self.kept, count_tokens(self.kept, self.counter), strict=True):
+            tokens[part_of(message)] = tokens.get(part_of(message), 0) + count
+        ids = [getattr(m, "id", None) for m in self.given if id(m) not in kept_ids]  # getattr: perhaps a tuple
+        dropped = [i for i in ids if i not in known]
+        return {
+            "preprocessor": self.preprocessor,
+            "max_tokens": self.max_tokens,
+            "room": self.room,
+            "reserved": self.reserved,
+            "tokens": tokens,
+            "kept": len(self.kept),
+            "dropped": len(dropped),
+            "summarized": self.summarized,
+            "kept_ids": [m.id for m in self.kept],
+            "dropped_ids": dropped,
+            "summarized_ids": [m.id for m in self.covered],
+            "notes": list(self.notes),
+        }
+
+
+def part_of(message: BaseMessage) -> str:
+    """Return the part of the budget that a message counts for: system, summary, notes or history."""
+    if is_summary(message):
+        return "summary"
+    if is_note(message):
+        return "notes"
+    return "system" if isinstance(message, SystemMessage) else "history"
+
+
+def has_listeners(config: RunnableConfig) -> bool:
+    """Return whether there are callback handlers: building the event costs more than trimming."""
+    callbacks = config.get("callbacks")
+    return bool(getattr(callbacks, "handlers", callbacks))
+
 
 LOOKED_AT = 500
 
@@ -51,7 +177,7 @@ def as_messages(value: Any) -> list[BaseMessage]:
     return given if all(isinstance(m, BaseMessage) for m in looked_at) else convert_to_messages(given)
 
 
-class Sizes:
+class TokenSizes:
     """Token counts of messages by index: the stored counts if the same counter made them, else counted now."""
 
     def __init__(self, messages: Sequence[BaseMessage], counter: TokenCounter) -> None:
@@ -136,10 +262,10 @@ class Budget:
         lead = next((i for i, m in enumerate(own) if isinstance(m, AIMessage)), len(own))
         if self.counts_messages or lead == len(own):
             return own
-        size = Sizes(own, self.counter)
+        size = TokenSizes(own, self.counter)
         room = int((self.max_tokens - self.taken) * scale)
         room -= sum(size(i) for i in range(lead)) + sum(count_tokens(beside, self.counter))
-        start, task, _ = find_cut(own, size, room, lead=lead)
+        start, task, _ = find_cut_point(own, size, room, lead=lead)
         return [*own[:lead], *(own[task : task + 1] if task is not None else ()), *own[start:]]
 
     def window(self, config: RunnableConfig | None) -> Window:

@@ -10,10 +10,8 @@ from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, Hum
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.authors import is_notification, role_of
-from langchain_memkit.messages.cuts import STATUS, SUMMARY
-from langchain_memkit.messages.text import escaped, quoted, said
-from langchain_memkit.messages.turns import group_starts
+from langchain_memkit.messages.text import escaped, is_notification, message_text, quote_lines, role_of
+from langchain_memkit.messages.trimming import STATUS, SUMMARY, group_starts
 
 __all__ = ["Chunk", "SummaryPrompt", "chunks_of", "summary_message"]
 
@@ -77,7 +75,7 @@ class SummaryPrompt:
             return [
                 HumanMessage(f"{records}\n\n{self._instruction} At most {words} words. Answer with the summary only.")
             ]
-        spoken: list[BaseMessage] = [plain(message) for message in messages if said(message)]
+        spoken: list[BaseMessage] = [plain(message) for message in messages if message_text(message)]
         summary, text = escaped(summary), escaped(text)
         if summary and "summary" not in self._takes:
             so_far = summary_message(summary, "").content
@@ -88,7 +86,7 @@ class SummaryPrompt:
 
 def summary_message(text: str, digest: str) -> HumanMessage:
     """Build the message that shows a summary to the model: quoted, with no more authority than a user's message."""
-    content = f"{SUMMARY}{quoted(text)}\n</summary>"
+    content = f"{SUMMARY}{quote_lines(text)}\n</summary>"
     return HumanMessage(content, id=f"memkit-summary-{digest[:16]}", response_metadata={STATUS: "summary"})
 
 
@@ -100,14 +98,14 @@ def line_of(message: BaseMessage) -> str:
         who = f"result of {name or 'tool'}"
     elif name:
         who = f"{who} ({name})"
-    return f"{who}: " + "\n  ".join(said(message).splitlines())
+    return f"{who}: " + "\n  ".join(message_text(message).splitlines())
 
 
 def plain(message: BaseMessage) -> BaseMessage:
     """Convert a message to a plain human or AI message, for a model that is not given the tools."""
     if isinstance(message, HumanMessage):
-        return HumanMessage(line_of(message) if is_notification(message) else said(message))
-    return AIMessage(said(message) if isinstance(message, AIMessage) else line_of(message))
+        return HumanMessage(line_of(message) if is_notification(message) else message_text(message))
+    return AIMessage(message_text(message) if isinstance(message, AIMessage) else line_of(message))
 
 
 def chunks_of(
@@ -145,7 +143,7 @@ def pieces_of(
     message: BaseMessage, tokens: int, capacity: int, count: Callable[[BaseMessage], int]
 ) -> list[tuple[BaseMessage, int]]:
     """Split a message that is too long for one call into several that fit, with their tokens."""
-    text = said(message)
+    text = message_text(message)
     if tokens <= capacity or len(text) < 2:
         return [(message, tokens)]
     # Aim 10% below capacity. Text is not equally dense, so a piece may still be too long and is split again below.

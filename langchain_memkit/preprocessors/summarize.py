@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import operator
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
@@ -16,36 +19,117 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import (
     Now,
     TokenCounter,
     TokenCounterLike,
     Window,
     check_id,
-    kind_given,
-    seconds_given,
+    check_seconds,
+    describe_type,
     user_prefix,
     utc_now,
 )
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.preprocessors.background import Background
-from langchain_memkit.preprocessors.budget import Budget, as_messages, new_input
-from langchain_memkit.preprocessors.conversation import Conversation, catch_up, place_of, read_conversation
-from langchain_memkit.preprocessors.memory_store import MemoryStore
+from langchain_memkit.preprocessors.budget import EVENT, Budget, ContextReport, as_messages, has_listeners, new_input
 from langchain_memkit.preprocessors.prompt import SummaryPrompt, summary_message
-from langchain_memkit.preprocessors.records import Place, SummaryStore
-from langchain_memkit.preprocessors.report import EVENT, ContextReport, has_listeners
-from langchain_memkit.preprocessors.rules import Amount, Rules
 from langchain_memkit.preprocessors.summarizer import Summarizer
+from langchain_memkit.preprocessors.summary_store import (
+    SummarizedConversation,
+    SummaryKey,
+    SummaryStore,
+    read_conversation,
+    refresh,
+    summary_key_of,
+)
+from langchain_memkit.preprocessors.trigger import SummaryTrigger, Threshold
 from langchain_memkit.preprocessors.trim import OnOverflow, Trimmer
+from langchain_memkit.stores.in_memory import MemoryStore
 
-__all__ = ["HistoryPreprocessor", "create_history_preprocessor"]
+__all__ = ["Background", "HistoryPreprocessor", "create_history_preprocessor"]
 
 logger = logging.getLogger("langchain_memkit")
 
+Work: TypeAlias = threading.Thread | asyncio.Task[Any]
 
-class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
+
+class Background:
+    """Registry of running background jobs by conversation."""
+
+    def __init__(self) -> None:
+        self._running: dict[SummaryKey, Work] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, place: SummaryKey, make_flow: Callable[[], Flow[None]]) -> Step[None]:
+        """Make a flow and start it in the background, unless a job is running for this conversation."""
+
+        async def work() -> None:
+            await adrive(make_flow())
+
+        async def abegin() -> None:
+            with self._lock:
+                if not self._is_busy(place):
+                    task = asyncio.create_task(work(), name="memkit-summary")
+                    self._running[place] = task
+                    task.add_done_callback(lambda task: self._end(place, task))
+
+        return Step(lambda: self._begin_thread(place, make_flow), abegin)
+
+    def wait(self, match: Callable[[SummaryKey], bool] = lambda _: True) -> Step[None]:
+        """Wait for the jobs of matching conversations, except tasks of another event loop, which cannot be awaited."""
+
+        def found() -> list[Work]:
+            with self._lock:
+                return [work for place, work in self._running.items() if match(place)]
+
+        def join() -> None:
+            for work in found():
+                if isinstance(work, threading.Thread):
+                    work.join()
+
+        async def ajoin() -> None:
+            loop = asyncio.get_running_loop()
+            tasks = [w for w in found() if isinstance(w, asyncio.Task) and w.get_loop() is loop]
+            if tasks:
+                await asyncio.wait(tasks)
+            await asyncio.to_thread(join)
+
+        return Step(join, ajoin)
+
+    def _is_busy(self, place: SummaryKey) -> bool:
+        work = self._running.get(place)
+        if isinstance(work, asyncio.Task):
+            return not (work.done() or work.get_loop().is_closed())
+        return work is not None and work.is_alive()
+
+    def _begin_thread(self, place: SummaryKey, make_flow: Callable[[], Flow[None]]) -> None:
+        def run() -> None:
+            try:
+                drive(make_flow())
+            finally:
+                self._end(place, thread)
+
+        thread = threading.Thread(target=copy_context().run, args=(run,), daemon=True, name="memkit-summary")
+        with self._lock:
+            if self._is_busy(place):
+                return
+            # Start it with the lock held: a job that ends at once must find itself registered, or it would stay
+            # registered for ever.
+            try:
+                thread.start()
+            except RuntimeError as error:  # too many threads, or the interpreter is about to end
+                logger.warning("no summary is written in the background: %s", error)
+            else:
+                self._running[place] = thread
+
+    def _end(self, place: SummaryKey, work: Work) -> None:
+        with self._lock:
+            if self._running.get(place) is work:
+                del self._running[place]
+
+
+class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
     """Runnable that trims and summarizes; created by `create_history_preprocessor`."""
 
     def __init__(self, summarizer: Summarizer, trimmer: Trimmer, mode: Literal["inline", "background"]) -> None:
@@ -72,17 +156,17 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
 
     def window(self, config: RunnableConfig | None = None) -> Window:
         """Return the part of the history to read: what follows the latest summary, or everything if there is none."""
-        return drive(self._window(config), run_step)
+        return drive(self._window(config))
 
     async def awindow(self, config: RunnableConfig | None = None) -> Window:
         """Run `window` asynchronously."""
-        return await adrive(self._window(config), arun_step)
+        return await adrive(self._window(config))
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
         """Trim and summarize a list of messages, oldest first; the list itself is not changed."""
 
         def run(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> list[BaseMessage]:
-            report = drive(self._run(value, config), run_step)
+            report = drive(self._run(value, config))
             if has_listeners(config):
                 dispatch_custom_event(EVENT, report.event(), config=config)
             return list(report.kept)
@@ -95,7 +179,7 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
         async def run(
             value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
         ) -> list[BaseMessage]:
-            report = await adrive(self._run(value, config), arun_step)
+            report = await adrive(self._run(value, config))
             if has_listeners(config):
                 data = await arun_step(self._summarizer.counting(report.event))
                 await adispatch_custom_event(EVENT, data, config=config)
@@ -107,19 +191,19 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
 
     def clear(self, session_id: str, user_id: str | None = None) -> None:
         """Delete the summaries of a session; those of a cleared history are never used again anyway."""
-        drive(self._clear(session_id, user_id), run_step)
+        drive(self._clear(session_id, user_id))
 
     async def aclear(self, session_id: str, user_id: str | None = None) -> None:
         """Run `clear` asynchronously."""
-        await adrive(self._clear(session_id, user_id), arun_step)
+        await adrive(self._clear(session_id, user_id))
 
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Delete a user's summaries and return how many, as `{"summaries": n}`. Can be passed to `purge_user`."""
-        return drive(self._purge(check_id(user_id, "user_id")), run_step)
+        return drive(self._purge(check_id(user_id, "user_id")))
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
         """Run `purge` asynchronously."""
-        return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
+        return await adrive(self._purge(check_id(user_id, "user_id")))
 
     def close(self) -> None:
         """Wait for summaries that threads are writing in the background."""
@@ -129,42 +213,42 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
         """Wait for summaries that are being written in the background, by tasks of this event loop or by threads."""
         await arun_step(self._background.wait())
 
-    def _clear(self, session_id: str, user_id: str | None) -> Flow[None]:
+    async def _clear(self, session_id: str, user_id: str | None) -> None:
         place = self._place(session_id, user_id)
         # Wait first: a summary that is being written would be stored after the deletion.
-        yield self._background.wait(partial(operator.eq, place))
-        yield from self._store.delete_all(place.prefix)
+        await self._background.wait(partial(operator.eq, place))
+        await self._store.delete_all(place.prefix)
 
-    def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
-        yield self._background.wait(lambda place: place.user_id == user_id)
-        return {"summaries": (yield from self._store.delete_all(f"{user_prefix(user_id)}summary/"))}
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
+        await self._background.wait(lambda place: place.user_id == user_id)
+        return {"summaries": await self._store.delete_all(f"{user_prefix(user_id)}summary/")}
 
-    def _place(self, session_id: str, user_id: str | None) -> Place:
-        return Place("" if user_id is None else check_id(user_id, "user_id"), check_id(session_id, "session_id"))
+    def _place(self, session_id: str, user_id: str | None) -> SummaryKey:
+        return SummaryKey("" if user_id is None else check_id(user_id, "user_id"), check_id(session_id, "session_id"))
 
     # -- one turn
 
-    def _window(self, config: RunnableConfig | None) -> Flow[Window]:
-        place = place_of(config)
+    async def _window(self, config: RunnableConfig | None) -> Window:
+        place = summary_key_of(config)
         if not place.session_id:  # without a session no summary has a position to read from
             return Window()
         try:
-            known = yield from self._store.latest(place)
+            known = await self._store.latest(place)
         except Exception as error:  # noqa: BLE001  # any store; the conversation goes on without its summary
             logger.warning("summaries cannot be read, so only the newest messages are used: %s", type(error).__name__)
             return self._budget.window(config)
         return Window(after=known[1].position, summary=known) if known else Window()
 
-    def _run(self, value: Any, config: RunnableConfig) -> Flow[ContextReport]:
-        messages, place = as_messages(value), place_of(config)
-        room: int = yield self._summarizer.counting(lambda: self._budget.room(config, value))
+    async def _run(self, value: Any, config: RunnableConfig) -> ContextReport:
+        messages, place = as_messages(value), summary_key_of(config)
+        room: int = await self._summarizer.counting(lambda: self._budget.room(config, value))
         follows = new_input(config, value)
         asked = any(isinstance(m, HumanMessage) for m in follows)
         report = ContextReport(
             "summarize", self._budget.max_tokens, room, messages, [], self._budget.counter, self._budget.taken
         )
         try:
-            talk = yield from read_conversation(messages, place, self._store)
+            talk = await read_conversation(messages, place, self._store)
         except Exception as error:  # noqa: BLE001  # any store
             logger.warning("summaries cannot be read, so only the newest messages are used: %s", type(error).__name__)
             report.notes.append(f"summaries cannot be read: {type(error).__name__}")
@@ -172,49 +256,49 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
         else:
             if not talk.complete:
                 report.notes.append("summaries cannot be read")
-            talk = yield from self._compacted(talk, room, asked, report.notes, config)
+            talk = await self._compacted(talk, room, asked, report.notes, config)
             report.covered, report.summarized = talk.covered, talk.reach
             view = [*talk.head(), *talk.body]
-        report.kept = yield self._summarizer.counting(lambda: self._trimmer.trim(view, room, follows))
+        report.kept = await self._summarizer.counting(lambda: self._trimmer.trim(view, room, follows))
         return report
 
-    def _compacted(
-        self, talk: Conversation, room: int, asked: bool, notes: list[str], config: RunnableConfig
-    ) -> Flow[Conversation]:
+    async def _compacted(
+        self, talk: SummarizedConversation, room: int, asked: bool, notes: list[str], config: RunnableConfig
+    ) -> SummarizedConversation:
         """Summarize the conversation until it is below the trigger and the view fits.
 
         In background mode a view that fits is returned as it is, and its summary is written in parallel.
         """
         alone = False
         while True:
-            sizes, length, fits = yield self._due(talk, room, asked)
+            sizes, length, fits = await self._due(talk, room, asked)
             if not length:
                 break
             if fits and self._mode == "background":
-                yield self._background.begin(talk.place, self._beside(talk, room, asked, config))
+                await self._background.begin(talk.place, partial(self._beside, talk, room, asked, config))
                 break
             # Before calling the model inline, wait for a running background job and take over its summary: it may make
             # this one unnecessary.
             if not alone:
                 alone = True
-                yield self._background.wait(partial(operator.eq, talk.place))
-                talk, before = (yield from catch_up(talk, self._store)), talk
+                await self._background.wait(partial(operator.eq, talk.place))
+                talk, before = await refresh(talk, self._store), talk
                 if talk is not before:
                     continue
-            talk, problems = yield from self._summarizer.compact(talk, sizes, length, config)
+            talk, problems = await self._summarizer.compact(talk, sizes, length, config)
             notes += problems
             if any(problem.startswith("no summary") for problem in problems):  # the next turn tries again
                 break
         return talk
 
-    def _beside(self, talk: Conversation, room: int, asked: bool, config: RunnableConfig) -> Flow[None]:
+    async def _beside(self, talk: SummarizedConversation, room: int, asked: bool, config: RunnableConfig) -> None:
         """Summarize in the background, after applying any summary stored since the conversation was read."""
-        talk = yield from catch_up(talk, self._store)
-        sizes, length, _ = yield self._due(talk, room, asked)
+        talk = await refresh(talk, self._store)
+        sizes, length, _ = await self._due(talk, room, asked)
         if length:
-            yield from self._summarizer.compact(talk, sizes, length, config)
+            await self._summarizer.compact(talk, sizes, length, config)
 
-    def _due(self, talk: Conversation, room: int, asked: bool) -> Step:
+    def _due(self, talk: SummarizedConversation, room: int, asked: bool) -> Step[tuple[list[int], int, bool]]:
         """Measure the body: token count of each message, how many messages to summarize, and whether all fits."""
 
         def measure() -> tuple[list[int], int, bool]:
@@ -235,8 +319,8 @@ def create_history_preprocessor(
     llm: Any,
     *,
     max_tokens: int,
-    trigger: Amount | None = None,
-    keep: Amount | None = None,
+    trigger: Threshold | None = None,
+    keep: Threshold | None = None,
     prompt: str | BasePromptTemplate[Any] | None = None,
     store: BaseStore[str, dict[str, Any]] | None = None,
     mode: Literal["inline", "background"] = "inline",
@@ -312,14 +396,14 @@ def create_history_preprocessor(
         msg = f"llm must be a model or a function, not {type(llm).__name__}"
         raise ConfigurationError(msg)
     if store is not None and not isinstance(store, BaseStore):
-        msg = f"store must be a BaseStore of langchain_core.stores, not {kind_given(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
+        msg = f"store must be a BaseStore of langchain_core.stores, not {describe_type(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
-    seconds_given(timeout, "timeout", none="for the model's own")
+    check_seconds(timeout, "timeout", none="for the model's own")
     if not callable(now):
         msg = f"now must be a function that returns the time, not {type(now).__name__}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
     budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
-    rules = Rules.of(budget, trigger, keep)
+    rules = SummaryTrigger.of(budget, trigger, keep)
     records = SummaryStore(MemoryStore() if store is None else store, now)
     summarizer = Summarizer(coerce_to_runnable(llm), budget, rules, SummaryPrompt(prompt), records, timeout, now)
     return HistoryPreprocessor(summarizer, Trimmer.of(budget.counter, on_overflow=on_overflow), mode)

@@ -12,16 +12,15 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from langchain_memkit._flow import Flow, Step, in_thread, internal_call, model_call
 from langchain_memkit._histories import has_native
+from langchain_memkit._sync import Step, cpu_bound, internal_call, model_call
 from langchain_memkit.base import Now, Position, TokenCounter, describe_error
 from langchain_memkit.errors import StaleTurnError
-from langchain_memkit.messages.counting import approximate_tokens, count_tokens
+from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
 from langchain_memkit.preprocessors.budget import Budget
-from langchain_memkit.preprocessors.conversation import Conversation
 from langchain_memkit.preprocessors.prompt import Chunk, SummaryPrompt, chunks_of
-from langchain_memkit.preprocessors.records import Known, SummaryRecord, SummaryStore
-from langchain_memkit.preprocessors.rules import Rules
+from langchain_memkit.preprocessors.summary_store import Known, SummarizedConversation, SummaryRecord, SummaryStore
+from langchain_memkit.preprocessors.trigger import SummaryTrigger
 
 __all__ = ["Compaction", "Summarizer"]
 
@@ -36,7 +35,7 @@ MESSAGE_CHUNK = 4_000  # tokens of a chunk if the budget counts messages
 class Compaction(NamedTuple):
     """Result of summarizing: the conversation after it, and the problems, one line each."""
 
-    talk: Conversation
+    talk: SummarizedConversation
     problems: list[str]
 
 
@@ -46,7 +45,7 @@ class Summarizer:
 
     llm: Runnable[Any, Any]
     budget: Budget
-    rules: Rules
+    rules: SummaryTrigger
     prompt: SummaryPrompt
     store: SummaryStore
     timeout: float | None
@@ -62,14 +61,14 @@ class Summarizer:
         """Return the total token count of some messages."""
         return sum(count_tokens(messages, self.budget.counter))
 
-    def counting(self, function: Callable[[], T]) -> Step:
+    def counting(self, function: Callable[[], T]) -> Step[T]:
         """Make a step of a function that counts tokens; async, a custom counter runs in a thread: it may do I/O."""
         cheap = self.budget.counts_messages or self.budget.counter is approximate_tokens
-        return in_thread(function, long=not cheap)
+        return cpu_bound(function, long=not cheap)
 
-    def compact(
-        self, talk: Conversation, sizes: Sequence[int], length: int, config: RunnableConfig
-    ) -> Flow[Compaction]:
+    async def compact(
+        self, talk: SummarizedConversation, sizes: Sequence[int], length: int, config: RunnableConfig
+    ) -> Compaction:
         """Summarize the first messages of the body.
 
         Errors are logged and returned, not raised; chunks that were summarized before an error are kept.
@@ -83,17 +82,17 @@ class Summarizer:
         known, text, done = talk.known, talk.summary, 0
         problems: list[str] = []
         try:
-            chunks = yield self.counting(lambda: self._chunks(talk.body[:length], sizes))
+            chunks = await self.counting(lambda: self._chunks(talk.body[:length], sizes))
             points = talk.points([chunk.end for chunk in chunks if chunk.end is not None])
             # Store a summary after every chunk (unless it ends within a tool group, where no turn could go on from
             # it), so that a failure loses the work of one chunk only.
             for chunk in chunks:
-                text = yield from self._ask(text, chunk.messages, config)
+                text = await self._ask(text, chunk.messages, config)
                 if chunk.end is None:
                     continue
-                tokens = yield self.counting(partial(self.tokens, [HumanMessage(text)]))
+                tokens = await self.counting(partial(self.tokens, [HumanMessage(text)]))
                 record = self._record(talk, known, text, tokens, (done, chunk.end), points[chunk.end])
-                known = yield from self._keep(talk, record, known, config, problems)
+                known = await self._keep(talk, record, known, config, problems)
                 done = chunk.end
         except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
             logger.warning("no summary was written, the next turn tries again: %s", describe_error(error))
@@ -111,7 +110,7 @@ class Summarizer:
             capacity = max(self.budget.max_tokens - spoken_for, LEAST_CHUNK)
         return list(chunks_of(messages, sizes, capacity, lambda message: count_tokens([message], counter)[0]))
 
-    def _ask(self, summary: str, messages: Sequence[BaseMessage], config: RunnableConfig) -> Flow[str]:
+    async def _ask(self, summary: str, messages: Sequence[BaseMessage], config: RunnableConfig) -> str:
         """Call the model once with the previous summary and the next messages, and return the new summary.
 
         Raises:
@@ -120,7 +119,7 @@ class Summarizer:
         """
         prompt = self.prompt.build(summary, messages, self.rules.words)
         call = merge_configs(config, internal_call("summarize", "summary"))
-        answer = yield model_call(self.llm, prompt, call, self.timeout)
+        answer = await model_call(self.llm, prompt, call, self.timeout)
         if not isinstance(answer, (str, BaseMessage)):
             msg = f"the model must return a message or text, not {type(answer).__name__}"
             raise TypeError(msg)
@@ -130,7 +129,7 @@ class Summarizer:
             raise ValueError(msg)
         if self.budget.counts_messages:
             return text
-        return (yield self.counting(lambda: self._shortened(text)))  # type: ignore[no-any-return]  # a step's result
+        return await self.counting(lambda: self._shortened(text))
 
     def _shortened(self, text: str) -> str:
         """Cut a summary to about twice the requested length: one that grew at every turn would leave no room."""
@@ -145,7 +144,7 @@ class Summarizer:
 
     def _record(
         self,
-        talk: Conversation,
+        talk: SummarizedConversation,
         known: Known | None,
         text: str,
         tokens: int,
@@ -176,14 +175,14 @@ class Summarizer:
             lead=tuple(str(m.text) for m in talk.lead),
         )
 
-    def _keep(
+    async def _keep(
         self,
-        talk: Conversation,
+        talk: SummarizedConversation,
         record: SummaryRecord,
         known: Known | None,
         config: RunnableConfig,
         problems: list[str],
-    ) -> Flow[Known]:
+    ) -> Known:
         """Store a summary, and delete it again if the session was cleared meanwhile.
 
         If the store fails, the summary still serves this turn, which a line in `problems` reports.
@@ -192,7 +191,7 @@ class Summarizer:
             StaleTurnError: The session was cleared meanwhile.
         """
         try:
-            added = yield from self.store.add(talk.place, record, known)
+            added = await self.store.add(talk.place, record, known)
         except Exception as error:  # noqa: BLE001  # any store; the summary serves this turn all the same
             logger.warning("a summary was not stored, the next turn writes it again: %s", type(error).__name__)
             problems.append(f"summary not stored: {type(error).__name__}")
@@ -204,16 +203,16 @@ class Summarizer:
             return known[0], replace(record, sources=sources)
         # Check after the write, so that no clear between the reading of the conversation and the write goes unnoticed.
         if record.position is not None and record.position.epoch:
-            yield from self._check_again(talk, record.position.epoch, config)
+            await self._check_again(talk, record.position.epoch, config)
         return added
 
-    def _check_again(self, talk: Conversation, epoch: int, config: RunnableConfig) -> Flow[None]:
+    async def _check_again(self, talk: SummarizedConversation, epoch: int, config: RunnableConfig) -> None:
         """Delete the summaries of an epoch and raise if the session was cleared while they were written."""
         history: Any = (config.get("configurable") or {}).get("message_history")
         if not has_native(history, "view"):
             return
-        view = yield Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
+        view = await Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
         if view.epoch != epoch:
-            yield from self.store.delete_all(f"{talk.place.prefix}{epoch}/")
+            await self.store.delete_all(f"{talk.place.prefix}{epoch}/")
             msg = "the session was cleared meanwhile"
             raise StaleTurnError(msg)

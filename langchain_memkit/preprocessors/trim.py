@@ -15,19 +15,26 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_memkit.base import TokenCounter, TokenCounterLike, Window
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
-from langchain_memkit.messages.counting import approximate_tokens, count_tokens
-from langchain_memkit.messages.cuts import (
+from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
+from langchain_memkit.messages.trimming import (
     RESULTS,
     STATUS,
     MessageType,
-    find_cut,
-    lead_length,
+    find_cut_point,
+    leading_system_count,
     message_types,
     trailing_results,
     whole_tool_groups,
 )
-from langchain_memkit.preprocessors.budget import Budget, Sizes, as_messages, new_input
-from langchain_memkit.preprocessors.report import EVENT, ContextReport, has_listeners
+from langchain_memkit.preprocessors.budget import (
+    EVENT,
+    Budget,
+    ContextReport,
+    TokenSizes,
+    as_messages,
+    has_listeners,
+    new_input,
+)
 
 __all__ = ["OnOverflow", "Trimmer", "create_trim_preprocessor"]
 
@@ -74,10 +81,10 @@ class Trimmer:
         return [*kept[:end], *(m for m in kept[end:] if getattr(m, "tool_call_id", id(m)) not in given)]
 
     def _trim(self, messages: Sequence[BaseMessage], room: int, *, asked: bool) -> list[BaseMessage]:
-        size = Sizes(messages, self.counter)
-        lead = lead_length(messages) if self.include_system else 0
+        size = TokenSizes(messages, self.counter)
+        lead = leading_system_count(messages) if self.include_system else 0
         fixed = sum(size(i) for i in range(lead))
-        start, task, fits = find_cut(messages, size, room - fixed, lead=lead, start_on=self.start_on)
+        start, task, fits = find_cut_point(messages, size, room - fixed, lead=lead, start_on=self.start_on)
         if asked and start >= len(messages):
             task = None  # a new question follows: drop an old one of whose answer nothing fits
         kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *messages[start:]]

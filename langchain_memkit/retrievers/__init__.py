@@ -5,12 +5,10 @@ it, `checking` validates the rewrite, and `contextualize` adds weighted terms wi
 around any retriever, which `searching` and `weighing` then call. `past` reads the conversation for all of them.
 """
 
-from langchain_memkit.retrievers.checking import refusal
-from langchain_memkit.retrievers.condense import CondenseQuestionRetriever
-from langchain_memkit.retrievers.gate import stands_alone
-from langchain_memkit.retrievers.history_aware import create_history_aware_retriever
-from langchain_memkit.retrievers.past import document_key
-from langchain_memkit.retrievers.question import StandaloneQuestion
+from langchain_memkit.retrievers.condense import CondenseQuestionRetriever, create_history_aware_retriever
+from langchain_memkit.retrievers.history import document_key
+from langchain_memkit.retrievers.rewriter import StandaloneQuestion, refusal
+from langchain_memkit.retrievers.standalone import stands_alone
 
 __all__ = [
     "CondenseQuestionRetriever",

@@ -6,39 +6,36 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForRetrieverRun,
-    CallbackManagerForRetrieverRun,
-)
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.language_models import LanguageModelLike
 from langchain_core.messages import BaseMessage
+from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.runnables.config import patch_config
-from pydantic import (
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
-from langchain_memkit._events import CONDENSED, event
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import CONDENSED, adrive, drive, event
 from langchain_memkit.base import Memory, did_you_mean
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.retrievers.asking import QuestionPrompt
-from langchain_memkit.retrievers.checking import refusal
-from langchain_memkit.retrievers.contextualize import CAREFUL, STRONG, Strength, Turn
-from langchain_memkit.retrievers.gate import stands_alone
-from langchain_memkit.retrievers.past import answered_by, as_messages, question_of, read_past, turns_of
-from langchain_memkit.retrievers.question import Check, Condenser, Gate, Mode, Rewrites, StandaloneQuestion
-from langchain_memkit.retrievers.searching import Search
+from langchain_memkit.retrievers.expansion import CAREFUL, STRONG, Strength, Turn
+from langchain_memkit.retrievers.history import answered_by, as_messages, question_answer_pairs, question_of, read_past
+from langchain_memkit.retrievers.rewriter import (
+    Check,
+    Condenser,
+    Gate,
+    Mode,
+    QuestionPrompt,
+    RewriteCache,
+    StandaloneQuestion,
+    refusal,
+)
+from langchain_memkit.retrievers.search import Search
+from langchain_memkit.retrievers.standalone import stands_alone
 
-__all__ = ["CondenseQuestionRetriever"]
+__all__ = ["CondenseQuestionRetriever", "create_history_aware_retriever"]
 
 QUESTION = "memkit_question"
 """Where a document's metadata holds the same."""
@@ -114,7 +111,7 @@ class CondenseQuestionRetriever(BaseRetriever):
     history: Any = Field(default=None, repr=False)
     k: int | None = Field(default=None, ge=1)
 
-    _rewrites: Rewrites = PrivateAttr(default_factory=Rewrites)
+    _rewrites: RewriteCache = PrivateAttr(default_factory=RewriteCache)
 
     if not TYPE_CHECKING:  # type checkers read the fields
 
@@ -190,14 +187,14 @@ class CondenseQuestionRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        return drive(self._documents(query, run_manager.get_child(), **kwargs), run_step)
+        return drive(self._documents(query, run_manager.get_child(), **kwargs))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        return await adrive(self._documents(query, run_manager.get_child(), **kwargs), arun_step)
+        return await adrive(self._documents(query, run_manager.get_child(), **kwargs))
 
-    def _documents(
+    async def _documents(
         self,
         question: str,
         callbacks: Any,
@@ -206,18 +203,18 @@ class CondenseQuestionRetriever(BaseRetriever):
         run_config: RunnableConfig | None = None,
         k: int | None = None,
         **options: Any,
-    ) -> Flow[list[Document]]:
+    ) -> list[Document]:
         # Model and inner retriever run as children of this run, with the caller's config otherwise.
         config = patch_config(run_config, callbacks=callbacks)
         search = {"retriever": self.retriever, "k": self.k if k is None else k, "options": options, "config": config}
-        turns, skipped = yield from self._past(question, chat_history)
+        turns, skipped = await self._past(question, chat_history)
         strength = self._strength(turns, skipped)
-        found = yield from self._condenser.condense(question, turns, strength, config)
+        found = await self._condenser.condense(question, turns, strength, config)
         if found.by == "off":
-            return (yield from Search(**search).run(found, turns))
-        yield event(config, CONDENSED, asdict(found))
+            return await Search(**search).run(found, turns)
+        await event(config, CONDENSED, asdict(found))
         chosen = Search(**search, skipped=skipped, fuse=self.fuse_original, strength=strength)
-        documents = yield from chosen.run(found, turns)
+        documents = await chosen.run(found, turns)
         return [_marked(document, found) for document in documents]
 
     # -- the question alone
@@ -239,28 +236,26 @@ class CondenseQuestionRetriever(BaseRetriever):
             >>> found.by, found.reason
             ('weighted', "'he' points back")
         """
-        return drive(self._question(question, chat_history, config), run_step)
+        return drive(self._question(question, chat_history, config))
 
     async def acondense_question(
         self, question: str, chat_history: Any = None, config: RunnableConfig | None = None
     ) -> StandaloneQuestion:
         """Run `condense_question` asynchronously."""
-        return await adrive(self._question(question, chat_history, config), arun_step)
+        return await adrive(self._question(question, chat_history, config))
 
-    def _question(self, question: str, chat_history: Any, config: RunnableConfig | None) -> Flow[StandaloneQuestion]:
-        turns, skipped = yield from self._past(question, chat_history)
-        return (
-            yield from self._condenser.condense(question, turns, self._strength(turns, skipped), ensure_config(config))
-        )
+    async def _question(self, question: str, chat_history: Any, config: RunnableConfig | None) -> StandaloneQuestion:
+        turns, skipped = await self._past(question, chat_history)
+        return await self._condenser.condense(question, turns, self._strength(turns, skipped), ensure_config(config))
 
-    def _past(self, question: str, chat_history: Any) -> Flow[tuple[list[Turn], frozenset[str]]]:
+    async def _past(self, question: str, chat_history: Any) -> tuple[list[Turn], frozenset[str]]:
         """Read the turns before the question, and the keys of documents to leave out."""
         if self.mode == "off":
             return [], frozenset()
         messages: list[BaseMessage] = as_messages(chat_history)
         if chat_history is None and self.history is not None:
-            messages = list((yield read_past(self.history, question)))
-        return turns_of(messages), answered_by(messages) if self.skip_answered else frozenset()
+            messages = list(await read_past(self.history, question))
+        return question_answer_pairs(messages), answered_by(messages) if self.skip_answered else frozenset()
 
     def _strength(self, turns: list[Turn], skipped: frozenset[str]) -> Strength:
         """Choose how strongly the conversation is added to the question.
@@ -300,3 +295,49 @@ def _told(problem: Any) -> str:
 
 def _marked(document: Document, found: StandaloneQuestion) -> Document:
     return document.model_copy(update={"metadata": {**document.metadata, QUESTION: asdict(found)}})
+
+
+def create_history_aware_retriever(
+    llm: LanguageModelLike, retriever: Runnable[str, list[Document]], prompt: BasePromptTemplate[Any], **options: Any
+) -> Runnable[Any, list[Document]]:
+    """Create a history-aware retriever like LangChain's, that survives model failures and skips standalone questions.
+
+    For existing apps: their prompt may ask for anything, so the model's rewrite is searched for unchecked, and
+    documents come back as the retriever returned them. New code should use `CondenseQuestionRetriever`, which validates
+    a rewrite and reports it.
+
+    Args:
+        llm: A chat or string model.
+        retriever: A LangChain retriever, or a runnable from a string to documents.
+        prompt: A template that takes `input` and `chat_history`.
+        **options: Arguments of `CondenseQuestionRetriever`, here with the defaults `check=None`, `timeout=None` and
+            `cache_size=0`.
+
+    Returns:
+        A runnable from `{"input": question, "chat_history": messages}` to documents, best first.
+
+    Raises:
+        ValueError: The prompt does not take `input` and `chat_history`.
+
+    Example:
+        >>> from langchain_core.prompts import ChatPromptTemplate
+        >>> prompt = ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "{input}")])
+        >>> model = RunnableLambda(lambda messages: "How old is Emmanuel Macron?")
+        >>> parrot = RunnableLambda(lambda question: [Document(question)])
+        >>> aware = create_history_aware_retriever(model, parrot, prompt)
+        >>> talk = [("human", "Who is the president of France?"), ("ai", "Emmanuel Macron.")]
+        >>> aware.invoke({"input": "How old is he?", "chat_history": talk})[0].page_content
+        'How old is Emmanuel Macron?'
+    """
+    unchecked: dict[str, Any] = {"check": None, "timeout": None, "cache_size": 0}
+    ours = CondenseQuestionRetriever(retriever=retriever, llm=llm, prompt=prompt, **{**unchecked, **options})
+    # Wrap it in a function: create_retrieval_chain passes a BaseRetriever the question without the conversation.
+    chain: Runnable[Any, Any] = RunnableLambda(ours.invoke, ours.ainvoke) | _unmarked
+    return chain.with_config(run_name="history_aware_retriever")
+
+
+def _unmarked(documents: list[Document]) -> list[Document]:
+    return [
+        document.model_copy(update={"metadata": {k: v for k, v in document.metadata.items() if k != QUESTION}})
+        for document in documents
+    ]

@@ -22,10 +22,10 @@ from pydantic import BaseModel, RootModel, create_model
 from pydantic.errors import PydanticUserError
 
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
-from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor, check_arguments, shown
+from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor, check_arguments, safe_repr
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.telling import OnLoadError
-from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
+from langchain_memkit.memories.fanout import OnLoadError
+from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, TurnOptions
 from langchain_memkit.runnables.session import checked_function
 from langchain_memkit.runnables.turn import HistoryTurn
 from langchain_memkit.runnables.wiring import find_wiring, wiring_advice
@@ -89,7 +89,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
     history_factory_config: Sequence[ConfigurableFieldSpec]
 
     _turn_type: ClassVar[type[HistoryTurn]] = HistoryTurn
-    _policy_type: ClassVar[type[Policy]] = Policy
+    _policy_type: ClassVar[type[TurnOptions]] = TurnOptions
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -174,7 +174,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         """Name the wrapped runnable, the histories and the keys, but no messages and no credentials."""
         wrapped: HistoryTurn = self.bound  # type: ignore[assignment]  # made in the constructor
         keys = ("input_messages_key", "output_messages_key", "history_messages_key")
-        told = [wrapped.runnable.get_name(), shown(self.get_session_history)]
+        told = [wrapped.runnable.get_name(), safe_repr(self.get_session_history)]
         told += [f"{key}={getattr(self, key)!r}" for key in keys if getattr(self, key)]
         return f"{type(self).__name__}({', '.join(told)})"
 

@@ -8,37 +8,38 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.messages import BaseMessage, FunctionMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 
-from langchain_memkit._events import event
-from langchain_memkit._flow import Flow, Step, together, user_code
+from langchain_memkit._sync import Step, call_user_function, event, gather
 from langchain_memkit.base import HistoryView, Memory, Query
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK, OnLoadError, load_failure, name_of
 from langchain_memkit.memories.retriever import RetrieverMemory
-from langchain_memkit.memories.telling import LOAD_ERROR, REMARK, OnLoadError, load_failure, name_of
-from langchain_memkit.messages.authors import is_user_message
-from langchain_memkit.messages.notes import Record, recalled
-from langchain_memkit.messages.turns import group_starts
+from langchain_memkit.messages.notes import Record, tag_source
+from langchain_memkit.messages.text import is_user_message
+from langchain_memkit.messages.trimming import group_starts
 from langchain_memkit.runnables.session import session_history
 
-__all__ = ["Memories", "with_note"]
+__all__ = ["MemoryBinder", "insert_note"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger("langchain_memkit")
 
 
 @dataclass(frozen=True, slots=True)
-class Memories:
+class MemoryBinder:
     """The entries of `memories=`, and the policy for one that cannot be loaded."""
 
     entries: Sequence[Any]
     on_load_error: OnLoadError
 
     @classmethod
-    def of(cls, entries: Any, on_load_error: OnLoadError) -> Memories:
+    def of(cls, entries: Any, on_load_error: OnLoadError) -> MemoryBinder:
         """Validate the argument and wrap retrievers into memories.
 
         Raises:
@@ -62,9 +63,9 @@ class Memories:
             found.append(RetrieverMemory(entry) if isinstance(entry, Runnable) and not known else entry)
         return cls(found, on_load_error)
 
-    def bind(
+    async def bind(
         self, specs: Sequence[ConfigurableFieldSpec] | None, configurable: dict[str, Any], history: Any
-    ) -> Flow[list[Memory]]:
+    ) -> list[Memory]:
         """Return the memories bound to a session, factories called.
 
         Args:
@@ -81,7 +82,7 @@ class Memories:
             if not isinstance(entry, Memory):
                 named = specs if specs and {spec.id for spec in specs} == {*signature(entry).parameters} else None
                 ids = configurable if named else {k: v for k, v in _ids(configurable, history).items() if v is not None}
-                memory = yield session_history(entry, named, ids, name=f"memories[{i}]")
+                memory = await session_history(entry, named, ids, name=f"memories[{i}]")
             if not isinstance(memory, Memory):
                 msg = f"memories[{i}] made a {type(memory).__name__}, not a Memory"
                 raise ConfigurationError(msg)
@@ -89,7 +90,7 @@ class Memories:
             bound.append(memory)
         return bound
 
-    def beside(self, memories: Sequence[Memory], read: Step) -> Flow[Any]:
+    async def beside(self, memories: Sequence[Memory], read: Step[T]) -> T:
         """Perform the read of the history while the memories prefetch what they can; return what it returns.
 
         On an event loop all memories prefetch; in sync code only those that wait for a server, since a thread costs
@@ -101,7 +102,7 @@ class Memories:
         """
         able: list[Any] = [memory for memory in memories if hasattr(memory, "aprefetch")]
         if not able:
-            return (yield read)
+            return await read
         remote = [memory for memory in able if getattr(memory, "is_remote", False)]
 
         def sync() -> list[Any]:
@@ -114,13 +115,13 @@ class Memories:
                         pool.submit(memory.prefetch)
                 return [read.sync()]
 
-        all_reads = together([read, *(Step(lambda: None, memory.aprefetch) for memory in able)])
-        found = (yield Step(sync, all_reads.asynchronous))[0]
+        steps: list[Step[Any]] = [read, *(Step(lambda: None, memory.aprefetch) for memory in able)]
+        found: T | Exception = (await Step(sync, gather(steps).asynchronous))[0]
         if isinstance(found, Exception):
             raise found
         return found
 
-    def load(
+    async def load(
         self,
         memories: Sequence[Memory],
         view: HistoryView,
@@ -129,7 +130,7 @@ class Memories:
         *,
         whole: bool,
         trial: bool = False,
-    ) -> Flow[list[Record]]:
+    ) -> list[Record]:
         """Load the records that the memories hold for the new input.
 
         A memory that fails is handled by `on_load_error`, except for a `ConfigurationError`, which is always raised.
@@ -155,31 +156,31 @@ class Memories:
             remarks=remarks if trial else None,
         )
         # On an event loop all memories load at the same time. A failure is returned as a value and stops no other.
-        results = yield together([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
+        results = await gather([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
         loaded: list[Record] = []
         for memory, result in zip(memories, results, strict=True):
             if isinstance(result, ConfigurationError):  # every turn would fail with it
                 raise result
             if isinstance(result, Exception):
-                yield from self._failed(memory, result, config)
+                await self._failed(memory, result, config)
             else:
-                loaded += recalled(result, name_of(memory))
+                loaded += tag_source(result, name_of(memory))
         for remark in remarks:
-            yield event(config, REMARK, {"message": remark})
+            await event(config, REMARK, {"message": remark})
         return loaded
 
-    def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> Flow[None]:
+    async def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> None:
         failure, heard = load_failure(memory, error)
         if self.on_load_error == "raise":
             raise failure
-        yield event(config, LOAD_ERROR, heard)
+        await event(config, LOAD_ERROR, heard)
         if callable(self.on_load_error):
-            yield user_code(self.on_load_error, failure, name="on_load_error")
+            await call_user_function(self.on_load_error, failure, name="on_load_error")
         else:
             logger.warning("left out of the turn: %s", failure)
 
 
-def with_note(
+def insert_note(
     past: list[BaseMessage], asked: list[BaseMessage], note: BaseMessage | None, *, apart: bool
 ) -> tuple[list[BaseMessage], list[BaseMessage]]:
     """Insert the note between past and new input, as late as providers accept it.

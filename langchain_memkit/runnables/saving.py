@@ -14,11 +14,10 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._compat import ContextOverflowError
-from langchain_memkit._events import event
-from langchain_memkit._flow import Flow, Step, user_code
 from langchain_memkit._histories import add_messages, append_turn
-from langchain_memkit.base import Head, Memory, Preprocessor, SavedTurn, TurnContext, describe_error
-from langchain_memkit.base.ids import MAX_ID_BYTES
+from langchain_memkit._sync import Step, call_user_function, event
+from langchain_memkit.base import Memory, Preprocessor, SavedTurn, SessionHead, TurnContext, describe_error
+from langchain_memkit.base.validation import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryWriteError,
@@ -26,14 +25,14 @@ from langchain_memkit.errors import (
     MemoryWriteError,
     StaleTurnError,
 )
-from langchain_memkit.memories.telling import save_all, tell
+from langchain_memkit.memories.fanout import notify_memories, save_all
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
-from langchain_memkit.messages.notes import is_note, unmarked
-from langchain_memkit.messages.turns import same_messages, with_turn_ids
-from langchain_memkit.runnables.memories import Memories
-from langchain_memkit.runnables.wiring import PastWatch
+from langchain_memkit.messages.notes import is_note, without_forged_marks
+from langchain_memkit.messages.trimming import same_messages, with_turn_ids
+from langchain_memkit.runnables.memories import MemoryBinder
+from langchain_memkit.runnables.wiring import ModelInputWatch
 
-__all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "Policy"]
+__all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "TurnOptions"]
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -65,17 +64,17 @@ class OpenTurn:
     replayed: bool = False  # the turn is stored already, and repeated from one of its own checkpoints
     given: Sequence[BaseMessage] | None = None  # the model's input, where known and other than `shown`
     begun: bool = False  # the session has turns that never expire, so its epoch is set; else the first turn draws one
-    head: Head | None = None  # the session's last position and epoch when the history was read
-    watch: PastWatch | None = None  # records the models' input until it is known whether it contains the past
+    head: SessionHead | None = None  # the session's last position and epoch when the history was read
+    watch: ModelInputWatch | None = None  # records the models' input until it is known whether it contains the past
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class TurnOptions:
     """What to do with a turn's outcome: the options of `create_runnable_with_message_history`, checked."""
 
     output_key: str | None
     preprocessor: Preprocessor | None
-    memories: Memories
+    memories: MemoryBinder
     before_save: BeforeSave | None
     on_save_error: OnSaveError
     on_model_error: Literal["discard", "save_input"]
@@ -106,7 +105,7 @@ class Policy:
             msg = f"preprocessor is the function {name} itself: call it, as in preprocessor={name}(max_tokens=4000)"
             raise ConfigurationError(msg)
         chain = None if preprocessor is None else coerce_to_runnable(preprocessor)
-        policy = cls(output_key, chain, Memories.of(memories, words[-1]), before_save, *words[:-1])
+        policy = cls(output_key, chain, MemoryBinder.of(memories, words[-1]), before_save, *words[:-1])
         policy.check()
         return policy
 
@@ -135,9 +134,9 @@ class Policy:
                 msg = f"{name} must be {' or '.join(map(repr, words))}{or_callable}, not {value!r:.50}"
                 raise ConfigurationError(msg)
 
-    def overflowed(
+    async def overflowed(
         self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError, *, said: bool = False
-    ) -> Flow[None]:
+    ) -> None:
         """Scale the budget down for one retry after a context overflow, or raise the model's error.
 
         Args:
@@ -149,19 +148,19 @@ class Policy:
         if context.scale < 1 or not context.used or said or self.on_context_overflow == "raise":
             raise error
         logger.warning("the model was given more than its context holds; trying once with %d%%", 100 * SMALLER)
-        yield event(config, "memkit_context_overflow", {"error": type(error).__name__, "scale": SMALLER})
+        await event(config, "memkit_context_overflow", {"error": type(error).__name__, "scale": SMALLER})
         context.scale = SMALLER
 
-    def save(self, turn: OpenTurn, output: Any) -> Flow[None]:
+    async def save(self, turn: OpenTurn, output: Any) -> None:
         """Store the finished turn; if that fails, apply `on_save_error`."""
         try:
             answer = output_messages(output, self.output_key)
             messages = [*turn.new, *_without_notes(without_echo(answer, turn.shown, turn.asked))]
-            yield from self._store(turn, messages, turn.turn_id)
+            await self._store(turn, messages, turn.turn_id)
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
-            yield from self._not_saved(turn, error, output)
+            await self._not_saved(turn, error, output)
 
-    def save_messages(self, turn: OpenTurn, messages: Sequence[BaseMessage], output: Any) -> Flow[int | None]:
+    async def save_messages(self, turn: OpenTurn, messages: Sequence[BaseMessage], output: Any) -> int | None:
         """Store a turn whose messages are given explicitly; else like `save`.
 
         Returns:
@@ -169,26 +168,26 @@ class Policy:
         """
         try:
             whole = output_messages(list(messages), None)
-            return (yield from self._store(turn, _without_notes(whole), turn.turn_id))
+            return await self._store(turn, _without_notes(whole), turn.turn_id)
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
-            yield from self._not_saved(turn, error, output)
+            await self._not_saved(turn, error, output)
             return UNSAVED
 
-    def _not_saved(self, turn: OpenTurn, error: Exception, output: Any) -> Flow[None]:
+    async def _not_saved(self, turn: OpenTurn, error: Exception, output: Any) -> None:
         if self.on_dropped_turn == "raise" and isinstance(error, (StaleTurnError, IdempotencyConflictError)):
             raise _write_error(error, turn, output) from error.__cause__
-        yield from self._save_failed(turn, _write_error(error, turn, output))
+        await self._save_failed(turn, _write_error(error, turn, output))
 
-    def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> Flow[None]:
+    async def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> None:
         """Store the partial answer of a stream that was closed or cancelled, as `on_abort` says."""
         if self.on_abort == "discard" or streamed.empty:
             return
         output = streamed.value
-        yield from self.save_partial(
+        await self.save_partial(
             turn, lambda: without_echo(output_messages(output, self.output_key), turn.shown, turn.asked), output
         )
 
-    def save_partial(self, turn: OpenTurn, said: Callable[[], list[BaseMessage]], output: Any) -> Flow[None]:
+    async def save_partial(self, turn: OpenTurn, said: Callable[[], list[BaseMessage]], output: Any) -> None:
         """Store what was said before the turn was stopped, if anything; a failure is handled as in `save`."""
         if self.on_abort == "discard":
             return
@@ -197,40 +196,40 @@ class Policy:
             partial = aborted(_without_notes(said()))
             if partial:
                 # Under an id of its own, so that a retry of the whole turn is still stored.
-                yield from self._store(turn, [*turn.new, *partial], _derived_id(turn.turn_id, "aborted"))
+                await self._store(turn, [*turn.new, *partial], _derived_id(turn.turn_id, "aborted"))
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
             failure = _write_error(error, turn, output)
             # Logged in any case, since a cancelled caller may never receive the error.
             logger.error("the partial answer of a stopped turn was not stored: %s", failure)
-            yield from self._save_failed(turn, failure)
+            await self._save_failed(turn, failure)
 
-    def model_failed(self, turn: OpenTurn) -> Flow[None]:
+    async def model_failed(self, turn: OpenTurn) -> None:
         """Drop the turn after the model failed; with `save_input`, store its question. Never hide the model's error."""
         if self.on_model_error != "save_input" or not turn.new:
             return
         try:
-            yield from self._store(turn, turn.new, _derived_id(turn.turn_id, "failed"))
+            await self._store(turn, turn.new, _derived_id(turn.turn_id, "failed"))
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
             failure = _write_error(error, turn, None)
             logger.error("the model failed, and then its input was not stored: %s", failure)
-            yield _event(turn, "memkit_save_error", failure)
+            await _event(turn, "memkit_save_error", failure)
 
-    def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> Flow[int | None]:
-        given, messages = len(messages), [unmarked(message) for message in messages]
+    async def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> int | None:
+        given, messages = len(messages), [without_forged_marks(message) for message in messages]
         if self.before_save is not None:
             # Copies, so that redacting in place changes neither the caller's input nor the returned answer.
             copies = [m.model_copy() for m in messages]
-            messages = list((yield user_code(self.before_save, copies, name="before_save")))
-        return (yield from self._append(turn, messages, turn_id, given)) if messages else None
+            messages = list(await call_user_function(self.before_save, copies, name="before_save"))
+        return await self._append(turn, messages, turn_id, given) if messages else None
 
-    def _append(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int) -> Flow[int | None]:
+    async def _append(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int) -> int | None:
         asked = len(turn.new)
         history, at = turn.history, {"epoch": turn.epoch, "since": turn.since, "head": turn.head}
         # Histories of other packages have neither turn ids nor epochs: the turn is added through LangChain's methods,
         # and a retry may store it twice.
         if not turn.native:
-            yield add_messages(history, messages)
-            yield from save_all(turn.memories, SavedTurn(messages, turn_id))
+            await add_messages(history, messages)
+            await save_all(turn.memories, SavedTurn(messages, turn_id))
             return None
         place = [getattr(history, "user_id", None) or "", getattr(history, "session_id", "")]
         # Memories identify their records by the ids of the messages that they were derived from, so ids are set
@@ -238,46 +237,48 @@ class Policy:
         named = with_turn_ids(messages, place, turn_id)
         seq: int | None = None
         try:
-            seq = yield append_turn(history, named, turn_id=turn_id, **at)
+            seq = await append_turn(history, named, turn_id=turn_id, **at)
         # The session was cleared or purged since the turn began: storing it would bring erased text back.
         except StaleTurnError as error:
-            yield from self._dropped(turn, error)
+            await self._dropped(turn, error)
             return None
         except IdempotencyConflictError as error:
             if turn.in_graph:
                 # Another run on this thread has stored a part of this turn, or the turn is repeated as a branch:
                 # append what is missing under an id made from it, so that a retry of this append is stored once.
                 if rest := _rest(turn, named, error.stored):
-                    return (yield from self._append(turn, rest, _derived_id(turn.turn_id, _hash_of_ids(rest)), given))
+                    return await self._append(turn, rest, _derived_id(turn.turn_id, _hash_of_ids(rest)), given)
                 messages = [_renamed(m, s) for m, s in zip(messages, error.stored, strict=False)]
             # A retry around the chain has the same question, but the model worded its answer differently: the first
             # answer stays. Anything else under this turn_id is a conflict.
             if len(messages) != given or not same_messages(error.stored[:asked], messages[:asked]):
                 raise
-            yield from self._dropped(turn, error)
+            await self._dropped(turn, error)
             named = error.stored  # the first attempt may have ended before the memories saved it
         # Only a turn that may be the session's first passes its position: it drew the epoch itself, which is looked up
         # there.
-        yield from tell(turn.memories, SavedTurn(named, turn_id, turn.epoch or 0), history, None if turn.begun else seq)
+        await notify_memories(
+            turn.memories, SavedTurn(named, turn_id, turn.epoch or 0), history, None if turn.begun else seq
+        )
         return seq
 
-    def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:
+    async def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> None:
         policy = self.on_dropped_turn
         if policy == "raise":
             raise error
         if callable(policy):
-            yield user_code(policy, error, name="on_dropped_turn")
+            await call_user_function(policy, error, name="on_dropped_turn")
             return
         logger.warning("turn not stored: %s", error)
-        yield _event(turn, "memkit_dropped_turn", error)
+        await _event(turn, "memkit_dropped_turn", error)
 
-    def _save_failed(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:
+    async def _save_failed(self, turn: OpenTurn, error: HistoryWriteError) -> None:
         policy = self.on_save_error
-        yield _event(turn, "memkit_save_error", error)
+        await _event(turn, "memkit_save_error", error)
         if policy == "raise":
             raise error
         if callable(policy):
-            yield user_code(policy, error, name="on_save_error")
+            await call_user_function(policy, error, name="on_save_error")
         else:
             logger.error("%s" if isinstance(error, MemoryWriteError) else "turn not stored: %s", error)
 
@@ -296,7 +297,7 @@ def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteE
     return error
 
 
-def _event(turn: OpenTurn, name: str, error: HistoryWriteError) -> Step:
+def _event(turn: OpenTurn, name: str, error: HistoryWriteError) -> Step[None]:
     return event(turn.config, name, {"error": type(error).__name__, "message": str(error), "turn_id": turn.turn_id})
 
 

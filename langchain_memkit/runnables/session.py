@@ -11,9 +11,9 @@ from langchain_core.runnables import ConfigurableFieldSpec
 from pydantic import BaseModel
 
 from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
-from langchain_memkit._flow import Step, user_code
+from langchain_memkit._sync import Step, call_user_function
 from langchain_memkit.base import GetSessionHistory, check_id, did_you_mean
-from langchain_memkit.base.ids import IDS
+from langchain_memkit.base.validation import IDS
 from langchain_memkit.errors import ConfigurationError
 
 NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -30,7 +30,7 @@ def session_history(
     specs: Sequence[ConfigurableFieldSpec] | None,
     configurable: dict[str, Any],
     name: str = "get_session_history",
-) -> Step:
+) -> Step[Any]:
     """Prepare the call of `get_session_history` by its signature, after checking every id.
 
     Args:
@@ -72,7 +72,7 @@ def session_history(
 
     if own:  # a thread would only make it slower
         return Step(call, call_now)
-    return user_code(acall if inspect.iscoroutinefunction(function) else call, name=name)
+    return call_user_function(acall if inspect.iscoroutinefunction(function) else call, name=name)
 
 
 def checked_function(

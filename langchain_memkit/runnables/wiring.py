@@ -17,19 +17,22 @@ from langchain_core.prompts import (
     MessagesPlaceholder,
     PromptTemplate,
 )
-from langchain_core.runnables import (
-    Runnable,
-    RunnablePassthrough,
-    RunnableSequence,
-    RunnableWithFallbacks,
-)
+from langchain_core.runnables import Runnable, RunnablePassthrough, RunnableSequence, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.passthrough import RunnableAssign
 
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import is_note
 
-__all__ = ["PAST_NOT_SHOWN", "PastWatch", "Wiring", "find_wiring", "first_time", "shape", "wiring_advice"]
+__all__ = [
+    "PAST_NOT_SHOWN",
+    "ModelInputWatch",
+    "Wiring",
+    "find_wiring",
+    "once_per_process",
+    "source_location",
+    "wiring_advice",
+]
 
 PAST_NOT_SHOWN = "memkit_past_not_shown"
 """The event that a turn's past reached none of its model calls, or reached them as a Python repr."""
@@ -341,7 +344,7 @@ def _listed(names: Sequence[str], last: str) -> str:
 Verdict: TypeAlias = Literal["shown", "not shown", "repr"] | None
 
 
-class PastWatch(BaseCallbackHandler):
+class ModelInputWatch(BaseCallbackHandler):
     """Callback that keeps the input of a turn's models, to find out whether it contains any of the past."""
 
     run_inline = True  # it only keeps references, which needs no thread
@@ -382,7 +385,7 @@ class PastWatch(BaseCallbackHandler):
         return "repr" if reprs else "not shown" if telling else None
 
 
-def shape(part: Any) -> Hashable:
+def source_location(part: Any) -> Hashable:
     """Return where a runnable or function was written, equal for all that one place of an app creates.
 
     Args:
@@ -393,9 +396,9 @@ def shape(part: Any) -> Hashable:
         ('RunnablePassthrough', 'RunnablePassthrough')
     """
     if isinstance(part, RunnableSequence):
-        return tuple(shape(step) for step in part.steps)
+        return tuple(source_location(step) for step in part.steps)
     if isinstance(part, RunnableBindingBase):
-        return shape(part.bound)
+        return source_location(part.bound)
     function = (getattr(part, "func", None) or getattr(part, "afunc", None)) if isinstance(part, Runnable) else part
     code = getattr(function, "__code__", None)
     if code is None:
@@ -406,7 +409,7 @@ def shape(part: Any) -> Hashable:
 _said: set[Hashable] = set()
 
 
-def first_time(what: Hashable) -> bool:
+def once_per_process(what: Hashable) -> bool:
     """Return whether a notice is due, being the first of its kind in this process.
 
     Apps create a chain for each request, and would otherwise log it with each.

@@ -13,9 +13,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from langchain_memkit.base import purge_user
 from langchain_memkit.preprocessors import create_history_preprocessor
 from langchain_memkit.runnables import create_runnable_with_message_history
-from langchain_memkit.testing._scribe import Scribe, marked, marks, talk
 from langchain_memkit.testing._styles import Styles
-from langchain_memkit.testing.fakes import FakeChatModel
+from langchain_memkit.testing.fakes import FakeChatModel, Scribe, marked, marks, talk
 
 __all__ = ["SummariesContract"]
 

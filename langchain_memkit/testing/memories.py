@@ -24,7 +24,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit.base import Memory, Query, SavedTurn
 from langchain_memkit.messages.notes import is_note
-from langchain_memkit.messages.text import said
+from langchain_memkit.messages.text import message_text
 from langchain_memkit.runnables import create_runnable_with_message_history
 from langchain_memkit.testing._styles import BothStyles, Call
 from langchain_memkit.testing.fakes import FakeChatModel
@@ -109,7 +109,7 @@ class ListHistory(BaseChatMessageHistory):
 
 def texts(messages: list[BaseMessage]) -> str:
     """Return the text of all messages, joined."""
-    return "\n".join(said(message) for message in messages)
+    return "\n".join(message_text(message) for message in messages)
 
 
 class MemoryContract(BothStyles):

@@ -1,4 +1,4 @@
-"""Run commands on a collection: pin its guarantees, keep time limits, classify the driver's errors."""
+"""Commands to a MongoDB server: one body for sync and async, repeated safely, read where they are safe."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pymongo
 from bson import CodecOptions, DatetimeConversion
@@ -26,11 +26,10 @@ from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 from pymongo.write_concern import WriteConcern
 
-from langchain_memkit._flow import Flow, adrive, drive
-from langchain_memkit.backends._history.rows import Batch
+from langchain_memkit._sync import Flow, Operation, adrive, drive, drive_in_thread
 from langchain_memkit.backends.mongodb.clients import Clients, redact
 from langchain_memkit.backends.mongodb.failures import driver_errors
-from langchain_memkit.base import Now, TokenCounter, seconds_given
+from langchain_memkit.base import Now, TokenCounter, check_seconds
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryReadError,
@@ -38,6 +37,7 @@ from langchain_memkit.errors import (
     MemkitError,
     MessageTooLargeError,
 )
+from langchain_memkit.stores.history_rows import Batch
 
 T = TypeVar("T")
 
@@ -54,7 +54,8 @@ NOT_IN_NAMES = (frozenset('/\\. "$\x00'), frozenset("$\x00"))  # of databases, o
 TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
 
 
-class Call(NamedTuple):
+@dataclass(slots=True)
+class Command(Operation[Any]):
     """One command: `function(collection)` for a sync or an async collection, with its time limit in seconds."""
 
     function: Callable[[Any], Any]
@@ -66,7 +67,8 @@ def jitter(longest: float) -> float:
     return random.uniform(longest / 5, longest)  # noqa: S311  # no secret
 
 
-class Pause(NamedTuple):
+@dataclass(slots=True)
+class Pause(Operation[None]):
     """A wait before the next try, in seconds."""
 
     seconds: float
@@ -84,7 +86,7 @@ def next_try(deadline: float, longest: float = 0.25) -> Pause | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class CollectionRef:
     """The collection of a store, and the time limits of commands on it.
 
     Attributes:
@@ -104,12 +106,12 @@ class Place:
                 # Never quote the value: a connection string passed as the wrong argument holds a password.
                 msg = f"{argument} must be a str without any of {' '.join(sorted(map(repr, refused)))}"
                 raise ConfigurationError(msg)
-        seconds_given(self.timeout, "timeout")
-        seconds_given(self.save_timeout, "save_timeout")
+        check_seconds(self.timeout, "timeout")
+        check_seconds(self.save_timeout, "save_timeout")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Place):
+class Settings(CollectionRef):
     """The arguments of `MongoDBChatMessageHistory` that concern its collection; that class documents them."""
 
     legacy_keys: tuple[str, str]  # session_id_key, history_key
@@ -126,14 +128,14 @@ _clocks: dict[Any, float] = {}  # per server: its Unix time in seconds, minus ou
 
 
 class Runner:
-    """Runs flows of `Call` and `Pause` on a collection, with the sync or the async client.
+    """Runs flows of `Command` and `Pause` on a collection, with the sync or the async client.
 
     Args:
         clients: The driver clients.
         settings: The collection's names and time limits.
     """
 
-    def __init__(self, clients: Clients, settings: Place) -> None:
+    def __init__(self, clients: Clients, settings: CollectionRef) -> None:
         self.clients = clients
         self.settings = settings
 
@@ -173,7 +175,7 @@ class Runner:
     def run(self, flow: Flow[T]) -> T:
         """Run a flow with the sync client."""
 
-        def step(operation: Call | Pause) -> Any:
+        def perform(operation: Command | Pause) -> Any:
             if isinstance(operation, Pause):
                 time.sleep(operation.seconds)
                 return None
@@ -182,14 +184,14 @@ class Runner:
             _reached.add(self.clients.key)
             return result
 
-        return drive(flow, step)
+        return drive(flow, perform)
 
     async def arun(self, flow: Flow[T]) -> T:
         """Run a flow with the async client of the running loop."""
         if self.clients.async_runs_in_thread:
-            return await asyncio.to_thread(self.run, flow)
+            return await drive_in_thread(flow, self.run)
 
-        async def step(operation: Call | Pause) -> Any:
+        async def perform(operation: Command | Pause) -> Any:
             if isinstance(operation, Pause):
                 return await asyncio.sleep(operation.seconds)
             collection = self.collection(await self.clients.asynchronous())
@@ -198,7 +200,7 @@ class Runner:
             _reached.add(self.clients.key)
             return result
 
-        return await adrive(flow, step)
+        return await adrive(flow, perform)
 
     def close(self) -> None:
         """Release the shared client, which closes it if no other factory uses it."""
@@ -208,7 +210,7 @@ class Runner:
         """Run `close` asynchronously."""
         await self.clients.arelease()
 
-    def retried(self, function: Callable[[Any], Any], patience: float | None = None) -> Flow[Any]:
+    async def retried(self, function: Callable[[Any], Any], patience: float | None = None) -> Any:
         """Run an idempotent command, and run it again after transient errors.
 
         Args:
@@ -219,12 +221,12 @@ class Runner:
             The command's result.
         """
 
-        def once(seconds: float) -> Flow[Any]:
-            return (yield Call(function, seconds))
+        async def once(seconds: float) -> Any:
+            return await Command(function, seconds)
 
-        return (yield from self._again(once, patience or self.patience))
+        return await self._again(once, patience or self.patience)
 
-    def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> Flow[T]:
+    async def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> T:
         """Repeat an attempt after transient errors until the deadline.
 
         Args:
@@ -234,7 +236,7 @@ class Runner:
         deadline, unknown = time.monotonic() + patience, False
         while True:
             try:
-                return (yield from attempt(max(deadline - time.monotonic(), 0.1)))
+                return await attempt(max(deadline - time.monotonic(), 0.1))
             except PyMongoError as error:
                 unselected, pause = isinstance(error, ServerSelectionTimeoutError), next_try(deadline)
                 if not is_transient(error) or pause is None:
@@ -244,32 +246,32 @@ class Runner:
                         raise ConnectionFailure(str(error)) from error
                     raise
                 unknown = unknown or not unselected
-            yield pause
+            await pause
 
-    def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
+    async def aggregate(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Run an aggregation. Ours look at a whole user, so they get `save_timeout`; a dead server fails earlier."""
 
-        def whole(seconds: float) -> Flow[list[dict[str, Any]]]:
+        async def whole(seconds: float) -> list[dict[str, Any]]:
             deadline = time.monotonic() + seconds
-            cursor = yield Call(lambda c: c.aggregate(pipeline), seconds)
-            return (yield Call(lambda c: cursor.to_list(), max(deadline - time.monotonic(), 0.1)))  # type: ignore[no-any-return]  # untyped
+            cursor = await Command(lambda c: c.aggregate(pipeline), seconds)
+            return await Command(lambda c: cursor.to_list(), max(deadline - time.monotonic(), 0.1))  # type: ignore[no-any-return]  # untyped
 
-        yield from self.there()
-        return (yield from self._again(whole, self.settings.save_timeout))
+        await self.there()
+        return await self._again(whole, self.settings.save_timeout)
 
-    def there(self) -> Flow[None]:
+    async def there(self) -> None:
         """Ping the server, so that a dead one fails within `timeout` before a command that may take longer."""
-        yield from self.retried(lambda c: c.database.command("ping"), self.settings.timeout)
+        await self.retried(lambda c: c.database.command("ping"), self.settings.timeout)
 
-    def reading(self, flow: Flow[T]) -> Flow[T]:
+    async def reading(self, flow: Flow[T]) -> T:
         """Run a flow, raising the driver's errors as `HistoryReadError`."""
         try:
-            return (yield from flow)
+            return await flow
         except PyMongoError as error:
             msg = f"cannot read from {self.clients.hosts} within {self.settings.timeout:g} s: {text_of(error)}"
             raise HistoryReadError(msg) from error
 
-    def writing(self, flow: Flow[T], batch: Batch | None = None) -> Flow[T]:
+    async def writing(self, flow: Flow[T], batch: Batch | None = None) -> T:
         """Run a flow, raising the driver's errors as `HistoryWriteError` with the batch.
 
         Args:
@@ -282,7 +284,7 @@ class Runner:
         """
         context = batch.error_context if batch else {}
         try:
-            return (yield from flow)
+            return await flow
         except MemkitError:
             raise
         except (DocumentTooLarge, InvalidDocument) as error:
@@ -309,10 +311,10 @@ class Commands(Runner):
         """A key that is equal for stores on the same collection, however the server is spelled; it asks the server."""
         return (self.run(self.reading(self._server())), self.settings.names)
 
-    def read_clock(self) -> Flow[None]:
+    async def read_clock(self) -> None:
         """Read the server's clock, once per process and server."""
         if self.clients.key not in _clocks:
-            said = yield Call(lambda c: c.database.command("hello"), self.settings.timeout)
+            said = await Command(lambda c: c.database.command("hello"), self.settings.timeout)
             moment = said["localTime"]
             _clocks[self.clients.key] = (
                 moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -322,8 +324,8 @@ class Commands(Runner):
         """Return the server's time, whatever this machine's clock says; `read_clock` must have run."""
         return datetime.fromtimestamp(_clocks[self.clients.key] + time.monotonic(), UTC)
 
-    def _server(self) -> Flow[Any]:
-        said = yield from self.retried(lambda c: c.database.client.admin.command("hello"))
+    async def _server(self) -> Any:
+        said = await self.retried(lambda c: c.database.client.admin.command("hello"))
         process = (said.get("topologyVersion") or {}).get("processId")
         # Several routers lead to one sharded cluster: by their process ids one collection would look like two.
         is_router = said.get("msg") == "isdbgrid"
@@ -362,3 +364,122 @@ def is_transient(error: PyMongoError) -> bool:
     if error.has_error_label("RetryableWriteError") or details.get("writeConcernErrors"):
         return True
     return bool(codes_of(error) & TRANSIENT_CODES)
+
+
+async def read_committed(
+    store: Commands, query: dict[str, Any], fields: dict[str, Any] | list[str] | None, deadline: float
+) -> list[dict[str, Any]] | None:
+    """Return the matching documents once a majority has all that the primary has; None if not before the deadline.
+
+    Args:
+        store: The collection.
+        query: The filter.
+        fields: The fields to return; None for all.
+        deadline: By `time.monotonic()`, in seconds.
+    """
+
+    def primary_only(collection: Any) -> Any:
+        return collection.with_options(read_concern=ReadConcern("local")).find(query, ["_id"]).to_list()
+
+    while True:
+        timeout = min(max(deadline - time.monotonic(), 0.1), store.settings.timeout)
+        here = await Command(primary_only, timeout)
+        there = await Command(lambda c: c.find(query, fields).to_list(), timeout) if here else []
+        if {d["_id"] for d in here} == {d["_id"] for d in there}:
+            return there
+        if time.monotonic() > deadline:
+            return None
+        await Pause(jitter(0.05))
+
+
+async def find_committed(
+    store: Commands,
+    query: dict[str, Any],
+    fields: dict[str, Any] | list[str],
+    batch: Batch,
+    deadline: float,
+) -> list[dict[str, Any]]:
+    """Return the documents of a batch that are stored already, retrying after transient errors until the deadline.
+
+    Args:
+        store: The collection.
+        query: The filter that finds the batch's documents.
+        fields: The fields to return.
+        batch: The batch, for errors.
+        deadline: By `time.monotonic()`, in seconds.
+
+    Raises:
+        HistoryWriteError: Some are stored, but no majority has confirmed them in time.
+    """
+    while True:
+        try:
+            found = await read_committed(store, query, fields, deadline)
+        except PyMongoError as error:
+            pause = next_try(deadline)
+            if not is_transient(error) or pause is None:
+                raise
+        else:
+            if found is None:
+                raise unknown_outcome(store, "no majority has confirmed it", batch)
+            return found
+        await pause
+
+
+def unknown_outcome(store: Commands, reason: str, batch: Batch) -> HistoryWriteError:
+    """Build the error for an unknown outcome: the batch may be stored or not."""
+    msg = f"cannot write to {store.clients.hosts}: {reason}. It may be stored: retry with the same turn_id."
+    return HistoryWriteError(msg, maybe_stored=True, **batch.error_context)
+
+
+BATCH = 500  # documents in one command
+
+
+class DuplicateKey(Exception):  # noqa: N818  # never leaves the flows
+    """A document with this id exists already."""
+
+
+class RepeatingRunner(Runner):
+    """A runner whose writes are idempotent, so that they can be sent again unchanged."""
+
+    upserts_may_meet: ClassVar[bool] = False
+    """Whether an id that is taken means that two upserts of it met, of which the other goes through next time."""
+
+    async def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Any:
+        """Run an idempotent write command, retrying it until the deadline.
+
+        Args:
+            function: The command, given the collection.
+            begun: Earlier commands of the same call have written already.
+
+        Returns:
+            The command's result.
+
+        Raises:
+            Taken: A document with this id exists. With `upserts_may_meet` the command is retried instead.
+            HistoryWriteError: The server refused, or the deadline has passed.
+        """
+        deadline = time.monotonic() + self.patience
+        while True:
+            try:
+                return await Command(function, max(deadline - time.monotonic(), 0.1))
+            except PyMongoError as error:
+                taken = DUPLICATE_KEY in codes_of(error)
+                if taken and not self.upserts_may_meet:
+                    raise DuplicateKey from error
+                again = taken or is_transient(error)
+                # The error must tell whether anything may be stored: the bulk write was done in part, or its outcome is
+                # unknown. Only a failed server selection proves that nothing was sent.
+                counts = getattr(error, "details", None) or {}
+                begun = begun or counts.get("nUpserted", 0) + counts.get("nMatched", 0) > 0
+                begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
+                if not again or time.monotonic() > deadline:
+                    state = "Some of it may be done: calling again is safe" if begun else "Nothing was changed"
+                    limit = f" within {self.patience:g} s" if again else ""
+                    msg = f"cannot write to {self.clients.hosts}{limit}: {text_of(error)}. {state}."
+                    raise HistoryWriteError(msg, maybe_stored=begun) from error
+            await Pause(jitter(0.25))
+
+
+def batches(items: Sequence[Any]) -> Iterator[list[Any]]:
+    """Split a list into parts of at most `BATCH` items, as many as one command takes."""
+    return (list(items[i : i + BATCH]) for i in range(0, len(items), BATCH))

@@ -1,4 +1,4 @@
-"""Documents, filters and indexes of a history collection. Every filter is built here. No I/O."""
+"""Documents of turns, and the indexes they need."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any, Literal
 
 from bson import Decimal128, ObjectId, Timestamp
 from pymongo import ASCENDING, IndexModel
+from pymongo.errors import OperationFailure
 
-from langchain_memkit.backends._history.rows import MARKER_TTL, MOST, Row, Scope, read_turn
-from langchain_memkit.base import Head, TokenCounter, Turn
-from langchain_memkit.errors import MessageDecodeError
+from langchain_memkit.backends.mongodb.clients import Clients, redact
+from langchain_memkit.backends.mongodb.commands import Command, Settings
+from langchain_memkit.base import SessionHead, TokenCounter, Turn
+from langchain_memkit.errors import ConfigurationError, MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
-from langchain_memkit.messages.counting import count_tokens, counter_name
+from langchain_memkit.messages.tokens import count_tokens, counter_name
+from langchain_memkit.stores.history_rows import MARKER_TTL, MOST, SessionScope, TurnRow, read_turn
 
 Kind = Literal["turn", "clear", "purge"]
 NO_TURNS = ["clear", "purge", "void", "opening"]
@@ -104,9 +107,9 @@ def legacy_index(session_id_key: str, index_kwargs: Mapping[str, Any]) -> IndexM
 
 
 def turn_document(
-    scope: Scope,
-    head: Head,
-    row: Row,
+    scope: SessionScope,
+    head: SessionHead,
+    row: TurnRow,
     now: datetime,
     server_now: datetime,
     ttl: float | None,
@@ -151,7 +154,7 @@ def turn_document(
     return document
 
 
-def contentless(kind: str, op: str, head: Head) -> list[dict[str, Any]]:
+def contentless(kind: str, op: str, head: SessionHead) -> list[dict[str, Any]]:
     """Build the update pipeline that upserts a document without content: a tombstone, or a session's opening document.
 
     User, session and position come from the filter of the upsert. The document expires after two hours by the server's
@@ -218,7 +221,7 @@ def is_soft_deleted(document: Mapping[str, Any]) -> bool:
     return document.get("isDeleted") is True or document.get("isActive") is False
 
 
-def head_of(documents: list[dict[str, Any]]) -> Head | None:
+def head_of(documents: list[dict[str, Any]]) -> SessionHead | None:
     """Return the session's head, given its newest documents, newest first; None if none is undamaged.
 
     Epoch and base come from the newest undamaged document; the position is the highest of all of them.
@@ -228,7 +231,7 @@ def head_of(documents: list[dict[str, Any]]) -> Head | None:
         if isinstance(epoch, int) and isinstance(base, int):
             contentless, expires = document.get("kind") in NO_TURNS, document.get("expiresAt") is not None
             last: Any = "marker" if contentless else "expiring turn" if expires else "turn"
-            return Head(max(position(d.get("seq")) for d in documents), int(epoch), int(base), last)
+            return SessionHead(max(position(d.get("seq")) for d in documents), int(epoch), int(base), last)
     return None
 
 
@@ -266,3 +269,76 @@ def legacy_turn(document: Mapping[str, Any], history_key: str, counter: TokenCou
 def native_turn(document: Mapping[str, Any], counter: TokenCounter | None) -> Turn:
     """Convert one of our documents to a turn."""
     return read_turn(document, counter)
+
+
+MAX_AUTO_INDEX = 100_000
+NOT_ALLOWED_CODES = (13, 8000)
+
+_known: set[Any] = set()
+
+
+async def ensure_indexes(clients: Clients, settings: Settings, *, forced: bool = False, again: bool = False) -> None:
+    """Ensure that the collection has its indexes; the server is asked once per process, and when a session begins.
+
+    Args:
+        clients: The clients, which identify the server.
+        settings: The collection's names, and whether indexes may be built.
+        forced: Build missing indexes, however large the collection is.
+        again: Ask the server even if this process has asked before.
+
+    Raises:
+        ConfigurationError: The unique indexes are missing and are not to be built, or the server refuses them.
+    """
+    key = (clients.key, settings.names, settings.legacy_keys[0])
+    if key in _known and not (forced or again):
+        return
+    existing = await Command(lambda c: c.index_information(), settings.timeout)
+    missing = _missing(settings, existing)
+    critical = [m.document["name"] for m in missing if m.document.get("unique")]
+    if missing and (settings.create_index or forced):
+        if not forced:
+            await _refuse_large(settings, missing)
+        await _build(clients, settings, missing)
+    elif critical:
+        msg = (
+            f"collection {'.'.join(settings.names)} lacks the unique indexes {critical}, without which turns could be "
+            "lost or doubled, and create_index=False. Build them with MongoDBChatMessageHistory.factory(...).setup()."
+        )
+        raise ConfigurationError(msg)
+    _known.add(key)
+
+
+def _missing(settings: Settings, existing: dict[str, Any]) -> list[IndexModel]:
+    # Compare keys and uniqueness, not names, because users rename indexes and build them by hand.
+    present = {(tuple(map(tuple, i["key"])), bool(i.get("unique"))) for i in existing.values()}
+    wanted = index_models(settings.legacy_keys[0], settings.index_kwargs)
+    return [
+        model
+        for model in wanted
+        if (tuple(model.document["key"].items()), bool(model.document.get("unique"))) not in present
+    ]
+
+
+async def _refuse_large(settings: Settings, missing: list[IndexModel]) -> None:
+    count = await Command(lambda c: c.estimated_document_count(), settings.timeout)
+    if count > MAX_AUTO_INDEX:
+        names = [m.document["name"] for m in missing]
+        msg = (
+            f"collection {'.'.join(settings.names)} holds {count:,} documents and lacks the indexes {names}. "
+            "Building them takes a while, so it is not done by surprise: run "
+            "MongoDBChatMessageHistory.factory(...).setup() once."
+        )
+        raise ConfigurationError(msg)
+
+
+async def _build(clients: Clients, settings: Settings, missing: list[IndexModel]) -> None:
+    try:
+        await Command(lambda c: c.create_indexes(missing), None)
+    except OperationFailure as error:
+        if error.code in NOT_ALLOWED_CODES:
+            raise
+        msg = (
+            f"{clients.hosts} refused an index of collection {'.'.join(settings.names)}: {redact(str(error))}. "
+            "memkit needs partial unique indexes (MongoDB 5.0 or newer, Atlas, or a compatible server that has them)."
+        )
+        raise ConfigurationError(msg) from error

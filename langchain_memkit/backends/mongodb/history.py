@@ -11,17 +11,15 @@ from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.collection import Collection
 
-from langchain_memkit.backends._history.factory import HistoryFactory, check_options
-from langchain_memkit.backends._history.verbs import TurnHistory
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Settings
 from langchain_memkit.backends.mongodb.documents import FIELDS
-from langchain_memkit.backends.mongodb.layout_langchain import LangChainRowStore
-from langchain_memkit.backends.mongodb.layout_qa import QAStore
-from langchain_memkit.backends.mongodb.store import MongoTurnStore
-from langchain_memkit.base import Now, TokenCounterLike, check_id, seconds_given, utc_now
+from langchain_memkit.backends.mongodb.layouts import LangChainRowStore, QAStore
+from langchain_memkit.backends.mongodb.turns import MongoTurnStore
+from langchain_memkit.base import Now, TokenCounterLike, check_id, check_seconds, utc_now
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.counting import resolve_counter
+from langchain_memkit.messages.tokens import resolve_counter
+from langchain_memkit.stores.history import HistoryFactory, TurnHistory, check_options
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -290,7 +288,7 @@ def _check_arguments(
         if not value or value in FIELDS or value.startswith("$") or "." in value:
             msg = f"{name} must be a plain field name other than {', '.join(FIELDS)}; got {value!r:.50}"
             raise ConfigurationError(msg)
-    seconds_given(ttl, "ttl", none="to keep turns")
+    check_seconds(ttl, "ttl", none="to keep turns")
     if ttl is not None and ttl < MIN_TTL:
         msg = f"ttl is in seconds, from {MIN_TTL} (the server removes expired turns once a minute); got {ttl!r:.50}"
         raise ConfigurationError(msg)

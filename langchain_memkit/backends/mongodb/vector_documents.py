@@ -31,11 +31,14 @@ from bson import Binary, Int64, MaxKey, encode
 from bson.raw_bson import RawBSONDocument
 from pymongo import ASCENDING, DESCENDING, IndexModel, UpdateOne
 
-from langchain_memkit.backends._vectors.rows import Cells, Row, Stored
-from langchain_memkit.backends._vectors.shelf import Since
-from langchain_memkit.errors import MessageTooLargeError
+from langchain_memkit.backends.mongodb.clients import Clients
+from langchain_memkit.backends.mongodb.commands import CollectionRef, Command
+from langchain_memkit.backends.mongodb.documents import MAX_AUTO_INDEX
+from langchain_memkit.errors import ConfigurationError, MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
-from langchain_memkit.scoring.words import STEMS_VERSION
+from langchain_memkit.ranking.tokenize import STEMS_VERSION
+from langchain_memkit.stores.vector_cache import ReadUpTo
+from langchain_memkit.stores.vector_rows import DocumentRow, IndexRow, NewRecord
 
 MAX_DOCUMENT = 16 * 2**20 - 4096  # bytes: room for the ids, which are added on the server
 VECTOR_SUBTYPE = 9
@@ -83,7 +86,7 @@ def key_of(user_id: str, name: str) -> Any:
     return {"id": name, "user_id": user_id} if user_id else name
 
 
-def name_of(key: Any) -> Any:
+def record_id_of(key: Any) -> Any:
     """Return the id of a record, given its `_id`."""
     return key["id"] if isinstance(key, Mapping) and "id" in key else key
 
@@ -110,7 +113,9 @@ def session_filter(user_id: str, session_id: str) -> dict[str, Any]:
     }
 
 
-def news_pipeline(collection: str, user_id: str, session_id: str | None, since: Since | None) -> list[dict[str, Any]]:
+def news_pipeline(
+    collection: str, user_id: str, session_id: str | None, since: ReadUpTo | None
+) -> list[dict[str, Any]]:
     """Build the one query that brings a cached index up to date.
 
     Args:
@@ -169,7 +174,7 @@ def is_session(document: Mapping[str, Any]) -> bool:
     return isinstance(document["_id"], Mapping) and "session_id" in document["_id"]
 
 
-def live(now: datetime) -> dict[str, Any]:
+def not_expired(now: datetime) -> dict[str, Any]:
     """Build a condition on `expires_at` that leaves out expired records, which the server deletes a minute later."""
     return {"$not": {"$lte": now}}
 
@@ -189,13 +194,13 @@ def index_models() -> list[IndexModel]:
     ]
 
 
-def draw_stamps(count: int) -> list[int]:
+def new_record_numbers(count: int) -> list[int]:
     """Draw new record numbers: in the order of writing as far as clocks agree, with random low bits to be unique."""
     micros = time.time_ns() // 1000
     return [(micros + i << CHANCE_BITS) + random.getrandbits(CHANCE_BITS) for i in range(count)]
 
 
-def upsert(row: Row, generation: str | None, stamp: int, step: int) -> UpdateOne:
+def upsert(row: NewRecord, generation: str | None, stamp: int, step: int) -> UpdateOne:
     """Build the upsert of a record, which replaces the one with its id in the same session and keeps its last recall.
 
     Where the id is taken by a record of another session or generation, the upsert fails with a duplicate key.
@@ -216,7 +221,7 @@ def upsert(row: Row, generation: str | None, stamp: int, step: int) -> UpdateOne
     return UpdateOne(query, change, upsert=True, hint=BY_ID)
 
 
-def insert(row: Row, generation: str, stamp: int, step: int) -> UpdateOne:
+def insert(row: NewRecord, generation: str, stamp: int, step: int) -> UpdateOne:
     """Build the insert of a record, which changes nothing if its id exists in the session's generation."""
     query = {**record_filter(row.user_id, row.entry.session, row.entry.id), "generation": {"$eq": generation}}
     fields = _fields_of(row, stamp, step, _id=key_of(row.user_id, row.entry.id))
@@ -224,7 +229,7 @@ def insert(row: Row, generation: str, stamp: int, step: int) -> UpdateOne:
 
 
 def exchange(
-    user_id: str, place: tuple[str, str], name: str, digest: str, new: tuple[Row, int, int] | None
+    user_id: str, place: tuple[str, str], name: str, digest: str, new: tuple[NewRecord, int, int] | None
 ) -> UpdateOne:
     """Build the update that replaces a record iff its text still has this digest (compare-and-set); it inserts nothing.
 
@@ -248,7 +253,7 @@ def record_filter(user_id: str, session_id: str, name: str) -> dict[str, Any]:
     return {"user_id": {"$eq": user_id}, "session_id": {"$eq": session_id}, **with_ids(user_id, [name])}
 
 
-def _fields_of(row: Row, stamp: int, step: int, **more: Any) -> RawBSONDocument:
+def _fields_of(row: NewRecord, stamp: int, step: int, **more: Any) -> RawBSONDocument:
     """Encode the fields of a record, except for user and session, which the filter of the upsert adds.
 
     It is encoded here, once, so that its size is known before anything is sent.
@@ -283,20 +288,22 @@ def _fields_of(row: Row, stamp: int, step: int, **more: Any) -> RawBSONDocument:
     return RawBSONDocument(raw)
 
 
-def draw_step() -> int:
+def random_increment() -> int:
     """Draw the step, below 0, by which a session's version changes: random, so that no two sets of steps sum alike."""
     # Not from `random`: an app may give it the same seed in all of its processes.
     return -1 - secrets.randbits(STEP_BITS)
 
 
-def stir(user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[str, Any] | None = None) -> UpdateOne:
+def bump_version(
+    user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[str, Any] | None = None
+) -> UpdateOne:
     """Build the update that bumps a session's version; send it after the change, or last in the same bulk write.
 
     It matches only while the session has this generation, so its result also tells whether the session still exists.
 
     Args:
         user_id: The user.
-        step: A step from `draw_step`.
+        step: A step from `random_increment`.
         place: Session id and generation. None for documents outside of any session, whose version is kept in a document
             with an empty session id.
         last: The description of the newest of the written records, from `last_of`. None: the session's last record has
@@ -314,24 +321,27 @@ def stir(user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[s
     return UpdateOne(_alive(user_id, place), [{"$set": change}], hint=BY_ID)
 
 
-def take_turn(user_id: str, step: int, place: tuple[str, str], last: Mapping[str, Any], stamp: int) -> UpdateOne:
+def append_if_unchanged(
+    user_id: str, step: int, place: tuple[str, str], last: Mapping[str, Any], stamp: int
+) -> UpdateOne:
     """Build the update that completes an append iff the session's version is unchanged (compare-and-set).
 
     Args:
         user_id: The user.
-        step: A step from `draw_step`.
+        step: A step from `random_increment`.
         place: Session id and generation.
         last: The description of the newest appended record, which becomes the session's `last`.
         stamp: The session's version as the turn read it.
     """
-    # Besides an unchanged version, no other writer may have announced a write, which sets `last.waits` (see `look`). So
-    # `waits` must still be False; only if the appended record itself waits, our own `first_look` has just set it.
+    # Besides an unchanged version, no other writer may have announced a write, which sets `last.waits` (see
+    # `if_generation`). So `waits` must still be False; only if the appended record itself waits, our own `if_unchanged`
+    # has just set it.
     here = {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}, "last.waits": {"$eq": last["waits"]}}
     here["last.position"] = {"$lt": last["position"]}
     return UpdateOne(here, {"$inc": {"stamp": Int64(step)}, "$set": {"last": last}}, hint=BY_ID)
 
 
-def look(user_id: str, place: tuple[str, str]) -> UpdateOne:
+def if_generation(user_id: str, place: tuple[str, str]) -> UpdateOne:
     """Build the update that checks the session's generation and announces a write.
 
     From then on the session's last record has to be read before the next write, and appends by compare-and-set fail.
@@ -339,7 +349,7 @@ def look(user_id: str, place: tuple[str, str]) -> UpdateOne:
     return UpdateOne(_alive(user_id, place), MATTERS, hint=BY_ID)
 
 
-def first_look(user_id: str, place: tuple[str, str], stamp: int) -> UpdateOne:
+def if_unchanged(user_id: str, place: tuple[str, str], stamp: int) -> UpdateOne:
     """Build the same announcement, which matches iff the version is unchanged and no other write was announced."""
     here = {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}, "last.waits": {"$eq": False}}
     return UpdateOne(here, MATTERS, hint=BY_ID)
@@ -349,7 +359,7 @@ def _alive(user_id: str, place: tuple[str, str]) -> dict[str, Any]:
     return {**session_filter(user_id, place[0]), "generation": {"$eq": place[1]}}
 
 
-def last_of(rows: Sequence[Row]) -> dict[str, Any] | None:
+def last_of(rows: Sequence[NewRecord]) -> dict[str, Any] | None:
     """Describe the newest of these records for the session's `last`; None if there are none.
 
     `waits` is True where a later save may have to go on with the record: its round is open, or ends with a question.
@@ -362,7 +372,7 @@ def last_of(rows: Sequence[Row]) -> dict[str, Any] | None:
     return {"position": Int64(row.entry.position), "waits": waits, "digest": row.digest, "messages": messages}
 
 
-def matters(last: Any, digests: Sequence[str], messages: Collection[str] | None) -> bool:
+def must_read_last(last: Any, digests: Sequence[str], messages: Collection[str] | None) -> bool:
     """Return whether a session's last record has to be read before the next write.
 
     Args:
@@ -380,11 +390,11 @@ def probe_document(probe: bytes) -> dict[str, Any]:
     return {"_id": PROBE_ID, "user_id": "", "session_id": "", "probe": Binary(FLOAT32 + probe, VECTOR_SUBTYPE)}
 
 
-def cells_of(document: Mapping[str, Any]) -> Cells:
+def cells_of(document: Mapping[str, Any]) -> IndexRow:
     """Convert a document to the columns that ranking needs; a damaged one has None for its facts."""
     try:
         facts: Any = [
-            name_of(document["_id"]),
+            record_id_of(document["_id"]),
             document["session_id"],
             document["round_id"],
             _whole(document["position"]),
@@ -399,17 +409,19 @@ def cells_of(document: Mapping[str, Any]) -> Cells:
         facts = None
     get = document.get
     shown = get("text"), get("metadata"), get("digest")
-    return Cells(
+    return IndexRow(
         int(document["stamp"]), facts, get("stems_version"), vector_of(document), *shown, get("v"), get("step")
     )
 
 
-def stored_of(document: Mapping[str, Any]) -> Stored:
+def stored_of(document: Mapping[str, Any]) -> DocumentRow:
     """Convert a document to the columns that showing it needs."""
     get = document.get
     vector = vector_of(document)
-    place = (name_of(get("_id")), get("user_id"), get("session_id"))
-    return Stored(int(document["stamp"]), *place, get("expires_at"), get("text"), get("metadata"), vector, get("v"))
+    place = (record_id_of(get("_id")), get("user_id"), get("session_id"))
+    return DocumentRow(
+        int(document["stamp"]), *place, get("expires_at"), get("text"), get("metadata"), vector, get("v")
+    )
 
 
 def vector_of(document: Mapping[str, Any]) -> bytes | None:
@@ -422,3 +434,40 @@ def vector_of(document: Mapping[str, Any]) -> bytes | None:
 
 def _whole(number: Any) -> Any:
     return int(number) if isinstance(number, int) else number  # the driver's Int64 becomes a plain int
+
+
+_known: set[Any] = set()
+
+
+async def ensure_vector_indexes(
+    clients: Clients, settings: CollectionRef, *, forced: bool = False, again: bool = False
+) -> None:
+    """Ensure that the collection has its indexes; the server is asked once per process, and when a session begins.
+
+    Args:
+        clients: The clients, which identify the server.
+        settings: The collection's names and time limits.
+        forced: Build missing indexes, however large the collection is.
+        again: Ask the server even if this process has asked before.
+
+    Raises:
+        ConfigurationError: Indexes are missing, and the collection is too large to build them by surprise.
+    """
+    key = (clients.key, settings.names)
+    if key in _known and not (forced or again):
+        return
+    existing = await Command(lambda c: c.index_information(), settings.timeout)
+    present = {tuple(map(tuple, index["key"])) for index in existing.values()}
+    missing = [model for model in index_models() if tuple(model.document["key"].items()) not in present]
+    if missing and not forced:
+        count = await Command(lambda c: c.estimated_document_count(), settings.timeout)
+        if count > MAX_AUTO_INDEX:
+            names = [model.document["name"] for model in missing]
+            msg = (
+                f"collection {'.'.join(settings.names)} holds {count:,} documents and lacks the indexes {names}. "
+                "Building them takes a while, so it is not done by surprise: run MongoDBVectorStore(...).setup() once."
+            )
+            raise ConfigurationError(msg)
+    if missing:
+        await Command(lambda c: c.create_indexes(missing), None)
+    _known.add(key)

@@ -1,23 +1,148 @@
-"""`MongoDBVectorStore`: one document for each record, with its text, vector and stemmed words."""
+"""A vector store in a MongoDB collection."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from langchain_core.embeddings import Embeddings
 from pymongo import AsyncMongoClient, MongoClient
+from pymongo.errors import OperationFailure
+from pymongo.operations import SearchIndexModel
+from pymongo.read_concern import ReadConcern
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
-from langchain_memkit.backends._vectors.embedding import question_vector
-from langchain_memkit.backends._vectors.reading import CACHE_BYTES
-from langchain_memkit.backends._vectors.rows import Shown, Vector
-from langchain_memkit.backends._vectors.scope import Scope, check_k
-from langchain_memkit.backends._vectors.store import RecordVectorStore
+from langchain_memkit._sync import adrive, drive
 from langchain_memkit.backends.mongodb.clients import Clients, redact
-from langchain_memkit.backends.mongodb.commands import Place
-from langchain_memkit.backends.mongodb.vector_search import NEAR, WORDS, Candidates, SearchedRecords
+from langchain_memkit.backends.mongodb.commands import CollectionRef, Command, is_transient, text_of
+from langchain_memkit.backends.mongodb.vector_documents import ON_STORED, stored_of
+from langchain_memkit.backends.mongodb.vector_records import MongoDBVectorRecords
 from langchain_memkit.base import Now, check_id, utc_now
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.stores.vector_rows import StoredDocument, Vector, question_vector, readable_documents
+from langchain_memkit.stores.vectors import CACHE_BYTES, RecordVectorStore, SearchScope, check_k
+
+NEAR, WORDS = "memkit_near", "memkit_words"
+WIDER = 10  # candidates of the approximate search for each result
+MOST = 10_000  # the most candidates that the server accepts
+SCORE = "memkit_score"
+
+_ready: dict[Any, frozenset[str]] = {}
+
+
+class Candidates(NamedTuple):
+    """Results of the server's two searches for one user.
+
+    Attributes:
+        near: Cosine by record id, for the records with the nearest vectors.
+        words: The server's BM25 score by record id, for the records that contain the words.
+    """
+
+    near: Mapping[str, float]
+    words: Mapping[str, float]
+
+
+def search_index_models(dims: int) -> list[SearchIndexModel]:
+    """Return the two search indexes: vectors (with user and session as filters), and words.
+
+    Args:
+        dims: The number of dimensions of the vectors.
+    """
+    near = [{"type": "vector", "path": "vector", "numDimensions": dims, "similarity": "cosine"}]
+    near += [{"type": "filter", "path": path} for path in ("user_id", "session_id")]
+    fields = {"text": {"type": "string", "analyzer": "lucene.english"}, "user_id": {"type": "token"}}
+    return [
+        SearchIndexModel({"fields": near}, NEAR, "vectorSearch"),
+        SearchIndexModel({"mappings": {"dynamic": False, "fields": fields}}, WORDS, "search"),
+    ]
+
+
+def near_pipeline(user_id: str, session_id: str | None, vector: Sequence[float], k: int) -> list[dict[str, Any]]:
+    """Build the search for the `k` records with the nearest vectors; the user is a filter inside the search."""
+    where: dict[str, Any] = {"user_id": {"$eq": user_id}}
+    if session_id is not None:
+        where["session_id"] = {"$eq": session_id}
+    search = {
+        "index": NEAR,
+        "path": "vector",
+        "queryVector": list(vector),
+        "numCandidates": min(k * WIDER, MOST),
+        "limit": min(k, MOST),
+        "filter": where,
+    }
+    return [{"$vectorSearch": search}, {"$project": {**ON_STORED, SCORE: {"$meta": "vectorSearchScore"}}}]
+
+
+def words_pipeline(user_id: str, words: str, k: int) -> list[dict[str, Any]]:
+    """Build the search for the `k` records that best match the words of a text; the server stems both sides."""
+    search = {
+        "index": WORDS,
+        "compound": {
+            "must": [{"text": {"query": words, "path": "text"}}],
+            "filter": [{"equals": {"path": "user_id", "value": user_id}}],
+        },
+    }
+    return [{"$search": search}, {"$limit": k}, {"$project": {**ON_STORED, SCORE: {"$meta": "searchScore"}}}]
+
+
+class SearchedRecords(MongoDBVectorRecords):
+    """All flows of a vector collection, including the server's own searches."""
+
+    async def searches(self) -> frozenset[str]:
+        """Return the names of the search indexes that are ready; asks the server once per process and collection."""
+        if self.place not in _ready:
+            try:
+                rows = await self._asked([{"$listSearchIndexes": {}}])
+            except OperationFailure as error:
+                if is_transient(error):
+                    raise
+                rows = []  # a server without search indexes does not know the stage
+            _ready[self.place] = frozenset(row["name"] for row in rows if row.get("queryable") is True)
+        return _ready[self.place]
+
+    async def _asked(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Run a search pipeline with read concern local: the server refuses searches with majority."""
+        timeout, plain = self.settings.timeout, ReadConcern("local")
+        cursor = await Command(lambda c: c.with_options(read_concern=plain).aggregate(pipeline), timeout)
+        rows: list[dict[str, Any]] = await Command(lambda c: cursor.to_list(), timeout)
+        return rows
+
+    async def build_searches(self, dims: int) -> None:
+        """Create missing search indexes, which the server builds in the background.
+
+        Raises:
+            ConfigurationError: The deployment has no search indexes.
+        """
+        models = search_index_models(dims)
+        try:
+            names = {row["name"] for row in await self._asked([{"$listSearchIndexes": {}}])}
+            if missing := [model for model in models if model.document["name"] not in names]:
+                await Command(lambda c: c.create_search_indexes(missing), self.settings.save_timeout)
+        except OperationFailure as error:
+            if is_transient(error):
+                raise
+            msg = f"{self.clients.hosts} has no search indexes: {text_of(error)}. Leave out search_index=True."
+            raise ConfigurationError(msg) from error
+        _ready.pop(self.place, None)
+
+    async def near(
+        self, user_id: str, session_id: str | None, vector: Vector, k: int
+    ) -> list[tuple[StoredDocument, float]]:
+        """Return the records with the nearest vectors and their cosines, nearest first."""
+        found = await self._hits(user_id, near_pipeline(user_id, session_id, vector.tolist(), k))
+        # The server's score is (1 + cosine) / 2.
+        return [(shown, 2 * score - 1) for shown, score in found]
+
+    async def saying(self, user_id: str, words: str, k: int) -> list[tuple[StoredDocument, float]]:
+        """Return the records that match the words of a text and the server's scores, best first."""
+        return await self._hits(user_id, words_pipeline(user_id, words, k))
+
+    async def _hits(self, user_id: str, pipeline: list[dict[str, Any]]) -> list[tuple[StoredDocument, float]]:
+        rows = await self.reading(self._asked(pipeline))
+        scores = {row["_id"]: float(row[SCORE]) for row in rows}
+        shown = readable_documents([stored_of(row) for row in rows], self._now())
+        # The user is checked again here: the server's filter alone is never trusted.
+        return [(s, scores[s.document.id]) for s in shown if s.user_id == user_id]
+
 
 ATLAS_ONLY = frozenset(
     {
@@ -95,7 +220,7 @@ class MongoDBVectorStore(RecordVectorStore):
         now: Now = utc_now,
     ) -> None:
         clients = Clients(connection_string, client, async_client)
-        place = Place(names=(database_name, collection_name), timeout=timeout, save_timeout=save_timeout)
+        place = CollectionRef(names=(database_name, collection_name), timeout=timeout, save_timeout=save_timeout)
         self._searched = SearchedRecords(clients, place, now)
         super().__init__(self._searched, embedding, cache_bytes, now)  # type: ignore[arg-type]  # it is checked there
         clients.hold()
@@ -160,17 +285,17 @@ class MongoDBVectorStore(RecordVectorStore):
             ConfigurationError: The server has no search indexes.
             HistoryReadError: The server cannot be reached.
         """
-        drive(self._setup(search_index), run_step)
+        drive(self._setup(search_index))
 
     async def asetup(self, *, search_index: bool = False) -> None:
         """Run `setup` asynchronously."""
-        await adrive(self._setup(search_index), arun_step)
+        await adrive(self._setup(search_index))
 
-    def _setup(self, search_index: bool) -> Flow[None]:
-        yield self._step(self._searched.setup)
+    async def _setup(self, search_index: bool) -> None:
+        await self._step(self._searched.setup)
         if search_index:
-            dims = yield from self._embedder.known()
-            yield self._step(lambda: self._searched.reading(self._searched.build_searches(dims)))
+            dims = await self._embedder.known()
+            await self._step(lambda: self._searched.reading(self._searched.build_searches(dims)))
 
     def candidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
         """Search a user's records on the server by vector and by words, without loading them into this process.
@@ -190,27 +315,27 @@ class MongoDBVectorStore(RecordVectorStore):
             ConfigurationError: The deployment has no search indexes, or they are not ready.
             HistoryReadError: The server cannot be reached or read.
         """
-        return drive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)), run_step)
+        return drive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)))
 
     async def acandidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
         """Run `candidates` asynchronously."""
-        return await adrive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)), arun_step)
+        return await adrive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)))
 
-    def _candidates(self, user_id: str, vector: Any, words: str, k: int) -> Flow[Candidates]:
+    async def _candidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
         searched, near = self._searched, question_vector(vector, self._embedder.dims)
-        if not {NEAR, WORDS} <= (yield self._step(lambda: searched.reading(searched.searches()))):
+        if not {NEAR, WORDS} <= await self._step(lambda: searched.reading(searched.searches())):
             msg = f"{self._name} has no search indexes that are ready: call setup(search_index=True) on a deployment"
             raise ConfigurationError(f"{msg} with Atlas Search, and wait until they are built")
         if not k or not words.strip():
             return Candidates({}, {})
-        nearest = yield self._step(lambda: searched.near(user_id, None, near, k))
-        saying = yield self._step(lambda: searched.saying(user_id, words, k))
-        return Candidates({s.document.id: n for s, n in nearest}, {s.document.id: n for s, n in saying})
+        nearest = await self._step(lambda: searched.near(user_id, None, near, k))
+        saying = await self._step(lambda: searched.saying(user_id, words, k))
+        return Candidates({s.document.id or "": n for s, n in nearest}, {s.document.id or "": n for s, n in saying})
 
-    def _nearest(self, vector: Vector, k: int, scope: Scope) -> Flow[list[tuple[Shown, float]]]:
+    async def _nearest(self, vector: Vector, k: int, scope: SearchScope) -> list[tuple[StoredDocument, float]]:
         """Search on the server if its index is ready and the scope has only filters that the index covers."""
         searched = self._searched
-        if scope.matches or NEAR not in (yield self._step(lambda: searched.reading(searched.searches()))):
-            return (yield from super()._nearest(vector, k, scope))
-        found = yield self._step(lambda: searched.near(scope.user_id, scope.session_id, vector, k))
+        if scope.matches or NEAR not in await self._step(lambda: searched.reading(searched.searches())):
+            return await super()._nearest(vector, k, scope)
+        found = await self._step(lambda: searched.near(scope.user_id, scope.session_id, vector, k))
         return [(shown, score) for shown, score in found if scope.takes(shown)]

@@ -1,23 +1,89 @@
-"""Connections to a SQLite file: opening, sharing, migrating."""
+"""A SQLite file: connections, threads, forks, transactions."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import os
 import re
 import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from langchain_memkit.backends.sqlite.forks import databases, operation
-from langchain_memkit.base import file_given, seconds_given
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit._sync import Flow, Operation, drive, drive_in_thread
+from langchain_memkit.base import check_path, check_seconds
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MessageTooLargeError
+
+PATIENCE = 5.0  # seconds; a fork from inside an operation must not wait for itself for ever
+
+
+class Closable(Protocol):
+    """An object whose idle connections are closed before a fork."""
+
+    def close_idle(self) -> None:
+        """Close the connections that are not in use."""
+
+
+class _Gate:
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.under_way = 0
+        self.forking = False
+
+
+_gate = _Gate()
+databases: weakref.WeakSet[Closable] = weakref.WeakSet()
+"""Everything that has connections to files."""
+
+
+@contextmanager
+def operation() -> Iterator[None]:
+    """Mark an operation that a fork waits for. If a fork is under way, wait for it first."""
+    gate = _gate
+    with gate.changed:
+        gate.changed.wait_for(lambda: not gate.forking, PATIENCE)
+        gate.under_way += 1
+    try:
+        yield
+    finally:
+        with gate.changed:
+            gate.under_way -= 1
+            gate.changed.notify_all()
+
+
+def _before() -> None:
+    with _gate.changed:
+        # from here on new operations wait; those under way may take `PATIENCE` seconds to finish
+        _gate.forking = True
+        _gate.changed.wait_for(lambda: _gate.under_way == 0, PATIENCE)
+    for database in list(databases):
+        database.close_idle()
+
+
+def _after_in_parent() -> None:
+    with _gate.changed:
+        _gate.forking = False
+        _gate.changed.notify_all()
+
+
+def _after_in_child() -> None:
+    # The parent's condition may be held by a thread that does not exist in the child, so it is replaced, not
+    # released.
+    global _gate
+    _gate = _Gate()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+
 
 MAX_IDLE = 8  # connections kept open per file
 OWNER_ALONE = 0o600
@@ -154,21 +220,21 @@ class Database:
                 _close_idle(self._pid, self._idle)
                 self._file = file
             connection = self._idle.pop() if self._idle else None
-        access = Access.WRITE
+        access = FileAccess.WRITE
         if connection is None:
             if not self.in_memory:
                 make_file(self.path, self.file_mode)
-                access = access_to(self.path)
+                access = file_access(self.path)
             connection = self._open(access)
             file = self.identity()
             with self._lock:
                 self._file = file
-        state = _state_of(self.path) if access is Access.UNCHANGED else None
+        state = _state_of(self.path) if access is FileAccess.UNCHANGED else None
         try:
             yield connection
             # `immutable=1` switches off locking and change detection: what was read while the file changed may be
             # inconsistent.
-            if access is Access.UNCHANGED and _state_of(self.path) != state:
+            if access is FileAccess.UNCHANGED and _state_of(self.path) != state:
                 msg = "it was changed while it was read; call again"
                 raise sqlite3.OperationalError(msg)
         finally:
@@ -177,7 +243,9 @@ class Database:
                 connection.rollback()
             with self._lock:
                 keep = not self._closed and file == self._file and len(self._idle) < MAX_IDLE
-                keep = keep and access is Access.WRITE  # a read-only one is not kept: write access may be granted later
+                keep = (
+                    keep and access is FileAccess.WRITE
+                )  # a read-only one is not kept: write access may be granted later
                 if keep:
                     self._idle.append(connection)
             if not keep:
@@ -193,11 +261,11 @@ class Database:
             return None
         return (found.st_dev, found.st_ino)
 
-    def _open(self, access: Access) -> sqlite3.Connection:
+    def _open(self, access: FileAccess) -> sqlite3.Connection:
         if self.in_memory and self._closed:
             msg = "this in-memory database was closed (or left behind by a fork), and its content went with it"
             raise sqlite3.ProgrammingError(msg)
-        address = ":memory:" if self.in_memory else address_of(self.path, access)
+        address = ":memory:" if self.in_memory else uri_of(self.path, access)
         # No `isolation_level`: transactions are begun explicitly. Connections move between threads, but each is used
         # by one at a time, so SQLite's check of the thread is switched off.
         connection = sqlite3.connect(
@@ -206,7 +274,7 @@ class Database:
         try:
             connection.row_factory = sqlite3.Row
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one damaged cell hides no session
-            if access is not Access.WRITE:
+            if access is not FileAccess.WRITE:
                 self._check_version(connection)
                 self._closed = False
                 return connection
@@ -275,7 +343,7 @@ def _close_idle(pid: int, idle: list[sqlite3.Connection]) -> None:
 _INHERITED: list[list[sqlite3.Connection]] = []
 
 
-class Access(Enum):
+class FileAccess(Enum):
     """The access to a file, as an option of its address."""
 
     WRITE = "mode=rw"  # never "rwc": SQLite would create the file readable for everybody
@@ -302,16 +370,16 @@ def make_file(path: str, mode: int) -> None:
         os.close(number)
 
 
-def access_to(path: str) -> Access:
+def file_access(path: str) -> FileAccess:
     """Return the access that this process has to a file."""
     log = _state_of(f"{path}-wal")
     of_file, of_folder = (_may_write(name) for name in (path, Path(path).parent))
     if of_file and (of_folder or log):
-        return Access.WRITE
-    return Access.READ if log and (log[0] or Path(f"{path}-shm").exists()) else Access.UNCHANGED
+        return FileAccess.WRITE
+    return FileAccess.READ if log and (log[0] or Path(f"{path}-shm").exists()) else FileAccess.UNCHANGED
 
 
-def address_of(path: str, access: Access) -> str:
+def uri_of(path: str, access: FileAccess) -> str:
     """Return the URI of a file for SQLite, with an access mode."""
     return f"{Path(path).absolute().as_uri()}?{access.value}"
 
@@ -359,14 +427,14 @@ def shared_database(path: str | os.PathLike[str], timeout: float, file_mode: int
         msg = f"path must be a file name or ':memory:', not {type(path).__name__}"
         raise TypeError(msg)
     if timeout != 0:  # 0 means not to wait at all
-        seconds_given(timeout, "timeout")
+        check_seconds(timeout, "timeout")
     if type(file_mode) is not int or not 0 <= file_mode <= 0o777 or file_mode & OWNER_ALONE != OWNER_ALONE:
         given = oct(file_mode) if type(file_mode) is int else f"{file_mode!r:.50}"
         msg = f"file_mode must be the rights of a new file, from 0o600 to 0o777, e.g. 0o660 for a group; got {given}"
         raise ConfigurationError(msg)
     if str(path) == ":memory:":
         return Database(":memory:", timeout)
-    name = os.path.abspath(file_given(path))
+    name = os.path.abspath(check_path(path))
     key = (name, timeout, file_mode)
     with _databases_lock:
         # The dictionary is weak: a database is shared while somebody uses it, and its connections close with the last
@@ -392,9 +460,171 @@ HINTS = {
 """What to do, by the kind of error."""
 
 
-def explained(error: Exception) -> str:
+def explain_error(error: Exception) -> str:
     """Return SQLite's message, with a hint on what to do where it is too short."""
     if isinstance(error, UnicodeDecodeError):
         return f"database disk image is malformed ({REPAIR})"
     hint = HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)  # the higher bits say where in SQLite
     return f"{error} ({hint})" if hint else str(error)
+
+
+logger = logging.getLogger("langchain_memkit")
+
+WRITTEN_ANEW = 8 * 2**20  # bytes; a file up to this size is rewritten after a deletion, in some 0.05 s
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class WithConnection(Operation[T]):
+    """Do `work(connection)` on a borrowed connection."""
+
+    work: Callable[[sqlite3.Connection], T]
+
+
+class Transactions:
+    """Runners and steps of flows. Transactions are not retried: SQLite itself waits for other writers."""
+
+    _database: Database
+
+    def __repr__(self) -> str:
+        """Show the file."""
+        return f"{type(self).__name__}({self._database.path!r})"
+
+    @property
+    def place(self) -> Any:
+        """A value that is equal for stores on the same file, under whatever name or link."""
+        if self._database.in_memory:
+            return self._database
+        return self._database.identity() or os.path.realpath(self._database.path)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the database has no file."""
+        return self._database.in_memory
+
+    def run(self, flow: Flow[T]) -> T:
+        """Run a flow, each step on a borrowed connection."""
+
+        def perform(operation: WithConnection[Any]) -> Any:
+            with self._database.connection() as connection:
+                return operation.work(connection)
+
+        return drive(flow, perform)
+
+    async def arun(self, flow: Flow[T]) -> T:
+        """Run a flow in a worker thread, SQLite's only way to be async. Cancelling does not stop the thread."""
+        return await drive_in_thread(flow, self.run)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._database.close()
+
+    async def aclose(self) -> None:
+        """Run `close` asynchronously."""
+        await asyncio.to_thread(self._database.close)
+
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return await WithConnection(work)
+        except FAILURES as error:
+            msg = f"cannot read {self._database.path}: {explain_error(error)}"
+            raise HistoryReadError(msg) from error
+
+    async def _write(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False, **context: Any) -> T:
+        """Run a function in one transaction.
+
+        Args:
+            work: The function of the connection.
+            deleting: If the disk is full, empty the write-ahead log and try again: SQLite needs room to delete, and
+                the room that the log gives back is often all there is.
+            **context: Attributes of the error, if one is raised.
+        """
+        committing = False
+
+        def written(connection: sqlite3.Connection) -> T:
+            try:
+                return transaction(connection)
+            except sqlite3.OperationalError as error:
+                if not deleting or _kind_of(error) not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+                    raise
+                with suppress(sqlite3.Error):
+                    _truncated(connection)
+                return transaction(connection)
+
+        def transaction(connection: sqlite3.Connection) -> T:
+            nonlocal committing
+            try:
+                # inside the try, because Ctrl-C may arrive between taking the lock and the next line
+                connection.execute("BEGIN IMMEDIATE")
+                result = work(connection)
+                committing = True
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            return result
+
+        try:
+            return await WithConnection(written)
+        except MessageTooLargeError as error:  # raised where the batch is not known: add its context
+            raise MessageTooLargeError(str(error), **context) from None
+        except (sqlite3.DataError, OverflowError) as error:
+            msg = f"larger than SQLite stores in one row: {error}. Nothing was stored."
+            raise MessageTooLargeError(msg, **context) from error
+        except FAILURES as error:
+            # The commit may be whole in the log although the disk did not confirm it: then the turn is there after a
+            # restart. After every other error nothing was stored.
+            unknown = committing and getattr(error, "sqlite_errorname", "") == "SQLITE_IOERR_FSYNC"
+            again = "retry with the same turn_id" if "turn_id" in context else "call again"
+            state = f"It may be stored: {again}" if unknown else "Nothing was stored"
+            msg = f"cannot write {self._database.path}: {explain_error(error)}. {state}."
+            raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
+
+    async def _erase(self, *, moved: bool = False) -> None:
+        """Empty the write-ahead log, which still holds deleted text. A reader may delay that until the next time.
+
+        Args:
+            moved: Whether to remove copies of rows as well. `secure_delete` overwrites a row where it is; if SQLite had
+                moved it before, as it does when neighbouring rows change, the page that it came from keeps a copy
+                (after 8 of 120 purges of key-values, 1 of 240 of turns). Rewriting a small file leaves none; a file
+                with tables of other programs is not rewritten, since that would change the rowids of their rows.
+        """
+
+        def scrub(connection: sqlite3.Connection) -> None:
+            try:
+                connection.execute("PRAGMA busy_timeout = 200")
+                # The log first: while somebody reads, it cannot be emptied, and a rewritten file would stay in it.
+                if _truncated(connection) and moved and _small_and_ours(connection):
+                    connection.execute("PRAGMA temp_store = MEMORY")  # no temporary file beside ours
+                    connection.execute("VACUUM")
+                    _truncated(connection)
+            finally:
+                connection.execute("PRAGMA temp_store = DEFAULT")
+                connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")
+
+        if self._database.in_memory:
+            return
+        try:
+            await WithConnection(scrub)
+        except FAILURES as error:
+            msg = "deleted, but the text may stay in %s or its -wal until the next clear or purge: %s"
+            logger.warning(msg, self._database.path, explain_error(error))
+
+
+def _kind_of(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits say where in SQLite
+
+
+def _truncated(connection: sqlite3.Connection) -> bool:
+    """Empty the write-ahead log, and return whether that worked: not while somebody reads or writes."""
+    busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
+
+
+def _small_and_ours(connection: sqlite3.Connection) -> bool:
+    """Return whether the file may be rewritten: it is small, and holds no tables of other programs."""
+    (pages,), (size,) = (connection.execute(f"PRAGMA page_{of}").fetchone() for of in ("count", "size"))
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    return bool(pages * size <= WRITTEN_ANEW and {name for (name,) in tables.fetchall()} <= TABLES)

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from langchain_memkit.backends.sqlite.database import FAILURES, Access, access_to, address_of, explained
-from langchain_memkit.base import file_given
+from langchain_memkit.backends.sqlite.database import FAILURES, FileAccess, explain_error, file_access, uri_of
+from langchain_memkit.base import check_path
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
 
 __all__ = ["CheckpointFile", "MessageTable"]
@@ -25,7 +25,7 @@ class _File:
     """A table in a file, with the columns that are needed."""
 
     def __init__(self, path: str | os.PathLike[str], table: str, columns: tuple[str, ...]) -> None:
-        self.path = Path(file_given(path))
+        self.path = Path(check_path(path))
         self.table = table
         self.columns = columns
 
@@ -41,8 +41,8 @@ class _File:
             raise ConfigurationError(msg)
         try:
             name = str(self.path.resolve())
-            access = access_to(name)
-            address = address_of(name, Access.READ if access is Access.WRITE else access)
+            access = file_access(name)
+            address = uri_of(name, FileAccess.READ if access is FileAccess.WRITE else access)
             connection = sqlite3.connect(address, uri=True, timeout=30)
             try:
                 connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one damaged cell hides no row
@@ -51,7 +51,7 @@ class _File:
             finally:
                 connection.close()
         except FAILURES as error:
-            msg = f"cannot read {self.path}: {explained(error)}"
+            msg = f"cannot read {self.path}: {explain_error(error)}"
             raise HistoryReadError(msg) from error
 
     def _check(self, connection: sqlite3.Connection) -> None:

@@ -11,13 +11,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, access_to, address_of, explained
-from langchain_memkit.backends.sqlite.rows import checksum_of
+from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, explain_error, file_access, uri_of
+from langchain_memkit.backends.sqlite.history import checksum_of
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 
 __all__ = [
-    "Fault",
     "FileFacts",
+    "SchemaFault",
     "build_missing",
     "count_records",
     "inspect_file",
@@ -33,7 +33,7 @@ CHANGED = "SELECT COUNT(*) FROM turns WHERE checksum <> memkit_checksum(CAST(mes
 SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
 
 
-class Fault(NamedTuple):
+class SchemaFault(NamedTuple):
     """A table, index or trigger that is missing or differs from the expected one."""
 
     name: str
@@ -49,7 +49,7 @@ class FileFacts(NamedTuple):
     known_version: int
     journal_mode: str
     problems: list[str]
-    faults: list[Fault]
+    faults: list[SchemaFault]
     size: int
     unused: int
     log_size: int
@@ -130,7 +130,7 @@ def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFact
     )
 
 
-def build_missing(path: str | os.PathLike[str], faults: list[Fault], timeout: float = 30.0) -> None:
+def build_missing(path: str | os.PathLike[str], faults: list[SchemaFault], timeout: float = 30.0) -> None:
     """Create the missing indexes and triggers, in one transaction; never tables.
 
     Args:
@@ -149,7 +149,7 @@ def build_missing(path: str | os.PathLike[str], faults: list[Fault], timeout: fl
                     connection.execute(fault.sql)
             connection.execute("COMMIT")
     except FAILURES as error:
-        msg = f"cannot write {path}: {explained(error)}. Nothing was changed."
+        msg = f"cannot write {path}: {explain_error(error)}. Nothing was changed."
         raise HistoryWriteError(msg) from error
 
 
@@ -169,22 +169,22 @@ def _reading(path: str | os.PathLike[str], timeout: float) -> Iterator[sqlite3.C
     """Open a connection that creates no file and no table, and migrates nothing."""
     name = os.path.abspath(path)
     # With write access it is opened for writing: a read-only connection leaves the -wal and -shm files behind
-    address = address_of(name, access_to(name))
+    address = uri_of(name, file_access(name))
     try:
         with closing(sqlite3.connect(address, uri=True, timeout=timeout)) as connection:
             yield connection
     except FAILURES as error:
-        msg = f"cannot read {name}: {explained(error)}"
+        msg = f"cannot read {name}: {explain_error(error)}"
         raise HistoryReadError(msg) from error
 
 
-def _faults(present: dict[tuple[str, str], str], version: int) -> Iterator[Fault]:
+def _faults(present: dict[tuple[str, str], str], version: int) -> Iterator[SchemaFault]:
     """Yield the parts that a file of this version should have, but are missing or different."""
     for key, sql in _expected(version).items():
         if key not in present:
-            yield Fault(key[1], "missing", sql)
+            yield SchemaFault(key[1], "missing", sql)
         elif _plain(present[key]) != _plain(sql):
-            yield Fault(key[1], "wrong", sql)
+            yield SchemaFault(key[1], "wrong", sql)
 
 
 def _expected(version: int) -> dict[tuple[str, str], str]:

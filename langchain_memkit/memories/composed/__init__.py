@@ -5,9 +5,7 @@ late, `composing` merges the results into one list of messages that fits. `facto
 holds other frames for records.
 """
 
-from langchain_memkit.memories.composed.factory import ComposedMemoryFactory
-from langchain_memkit.memories.composed.memory import ComposedMemory
+from langchain_memkit.memories.composed.memory import ComposedMemory, ComposedMemoryFactory, llama_index_template
 from langchain_memkit.memories.composed.sources import Source
-from langchain_memkit.memories.composed.templates import llama_index_template
 
 __all__ = ["ComposedMemory", "ComposedMemoryFactory", "Source", "llama_index_template"]

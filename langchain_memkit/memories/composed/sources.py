@@ -17,11 +17,11 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
 
-from langchain_memkit._flow import Flow, Step, together, user_code
-from langchain_memkit.base import Memory, seconds_given
+from langchain_memkit._sync import Step, call_user_function, gather
+from langchain_memkit.base import Memory, check_seconds
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
+from langchain_memkit.memories.fanout import LOAD_ERROR, OnLoadError, load_failure
 from langchain_memkit.memories.retriever import RetrieverMemory
-from langchain_memkit.memories.telling import LOAD_ERROR, OnLoadError, load_failure
 from langchain_memkit.preprocessors.budget import checked_size
 
 __all__ = ["Source", "checked_policy", "load_all", "source_of"]
@@ -52,7 +52,7 @@ class Source:
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             checked_size(self.max_tokens, "max_tokens", 1)
-        seconds_given(self.timeout, "timeout", none="for any time")
+        check_seconds(self.timeout, "timeout", none="for any time")
 
 
 def source_of(part: Any, name: str) -> Source:
@@ -79,20 +79,20 @@ def checked_policy(on_load_error: Any) -> OnLoadError:
     raise ConfigurationError(msg)
 
 
-def load_all(sources: Sequence[Source], query: str, on_load_error: OnLoadError) -> Flow[list[list[BaseMessage]]]:
+async def load_all(sources: Sequence[Source], query: str, on_load_error: OnLoadError) -> list[list[BaseMessage]]:
     """Load all sources for a query, concurrently on an event loop; one that fails yields `[]` and is reported."""
-    results = yield together([_loading(source, query) for source in sources])
+    results = await gather([_loading(source, query) for source in sources])
     loaded: list[list[BaseMessage]] = []
     for source, result in zip(sources, results, strict=True):
         if isinstance(result, ConfigurationError):  # a developer's mistake, which would fail in every turn
             raise result
         if isinstance(result, Exception):
-            yield from _left_out(source.memory, result, on_load_error)
+            await _left_out(source.memory, result, on_load_error)
         loaded.append([] if isinstance(result, Exception) else result)
     return loaded
 
 
-def _loading(source: Source, query: str) -> Step:
+def _loading(source: Source, query: str) -> Step[list[BaseMessage]]:
     memory, seconds = source.memory, source.timeout
     if seconds is None:
         return Step(partial(memory.load, query), partial(memory.aload, query))
@@ -145,18 +145,18 @@ def _in_thread(call: Callable[[], Any]) -> Future[Any]:
     return answer
 
 
-def _left_out(memory: Memory, error: Exception, on_load_error: OnLoadError) -> Flow[None]:
+async def _left_out(memory: Memory, error: Exception, on_load_error: OnLoadError) -> None:
     failure, heard = load_failure(memory, error)
     if on_load_error == "raise":
         raise failure
-    yield _event(heard)
+    await _event(heard)
     if callable(on_load_error):
-        yield user_code(on_load_error, failure, name="on_load_error")
+        await call_user_function(on_load_error, failure, name="on_load_error")
     else:
         logger.warning("left out: %s", failure)
 
 
-def _event(data: dict[str, Any]) -> Step:
+def _event(data: dict[str, Any]) -> Step[None]:
     """Make a step that sends an event to the callback handlers of the current run, if there is one."""
 
     # Outside a run langchain-core refuses to send custom events.

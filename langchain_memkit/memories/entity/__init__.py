@@ -6,8 +6,7 @@ into facts (`mentions`) and facts into rows (`rows`). `shelf` stores the rows an
 a question (`recall`). `portraits` and `listing` present entities to people.
 """
 
-from langchain_memkit.memories.entity.factory import EntityMemoryFactory
 from langchain_memkit.memories.entity.listing import Entity, EntityList, Fact
-from langchain_memkit.memories.entity.memory import EntityMemory
+from langchain_memkit.memories.entity.memory import EntityMemory, EntityMemoryFactory
 
 __all__ = ["Entity", "EntityList", "EntityMemory", "EntityMemoryFactory", "Fact"]

@@ -13,16 +13,20 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from langchain_memkit.matching.finder import Found
-from langchain_memkit.matching.names import PERSON, is_ordinary, kind_of
-from langchain_memkit.memories.entity.book import Book
+from langchain_memkit.matching.fuzzy import NameMatch
+from langchain_memkit.matching.names import PERSON, is_common_word, kind_of
+from langchain_memkit.memories.entity.registry import EntityRegistry
 from langchain_memkit.memories.entity.rows import FactRow
-from langchain_memkit.messages.authors import is_user_message
-from langchain_memkit.messages.limits import MESSAGE, beginning, few_words
-from langchain_memkit.messages.sentences import sentence_spans
-from langchain_memkit.messages.text import without_records
+from langchain_memkit.messages.text import (
+    MESSAGE,
+    is_user_message,
+    limit_words,
+    sentence_spans,
+    truncate_with_warning,
+    without_records,
+)
 
-__all__ = ["Source", "Spot", "clean", "facts_of", "find_names", "read_mentions", "sources_of"]
+__all__ = ["MessageText", "NameSpan", "clean", "facts_of", "find_names", "message_texts", "read_mentions"]
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -34,7 +38,7 @@ POSSESSIVE = ("'s", "\u2019s")
 GREETED = re.compile(r"\b(?:Hey|Hi|Hello|Dear|Thanks|Thank you),? ([A-Z][\w\u2019'-]*[\w])(?= ?[,.!?\n]|$)")
 
 
-class Source(NamedTuple):
+class MessageText(NamedTuple):
     """The parts of a message that a fact needs.
 
     Attributes:
@@ -58,7 +62,7 @@ class Source(NamedTuple):
     expires_at: datetime | None = None
 
 
-class Spot(NamedTuple):
+class NameSpan(NamedTuple):
     """A name in a text: its key, the surface form, the type and the place in characters."""
 
     key: str
@@ -68,9 +72,9 @@ class Spot(NamedTuple):
     end: int
 
 
-def sources_of(
+def message_texts(
     messages: Iterable[BaseMessage], at: datetime, epoch: int = 0, expires_at: datetime | None = None
-) -> list[Source]:
+) -> list[MessageText]:
     """Return the texts of human and AI messages in order, without tool results, system lines and empty messages.
 
     Args:
@@ -79,13 +83,13 @@ def sources_of(
         epoch: Epoch of the session; 0 if unknown.
         expires_at: When the turn expires; None for never.
     """
-    found: list[Source] = []
+    found: list[MessageText] = []
     seen: dict[str, int] = {}
     for i, message in enumerate(messages):
         if not (isinstance(message, AIMessage) or is_user_message(message)):
             continue
         role = "ai" if isinstance(message, AIMessage) else "human"
-        text = few_words(beginning(str(message.text), MESSAGE, KIND), KIND)
+        text = limit_words(truncate_with_warning(str(message.text), MESSAGE, KIND), KIND)
         if role == "ai":
             text = without_records(text)
         if not text.strip():
@@ -96,11 +100,11 @@ def sources_of(
         digest = hashlib.sha256(f"{role}\n{place}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
         name = message.id or f"text-{digest[:24]}"
         moment = at + timedelta(microseconds=i)  # keeps the order of a turn
-        found.append(Source(text, role, message.name or "", name, bool(message.id), moment, epoch, expires_at))
+        found.append(MessageText(text, role, message.name or "", name, bool(message.id), moment, epoch, expires_at))
     return found
 
 
-def read_mentions(found: Any, text: str) -> list[Spot]:
+def read_mentions(found: Any, text: str) -> list[NameSpan]:
     """Validate what an extractor returned, and locate the names in the text; the keys are not decided yet.
 
     Args:
@@ -108,7 +112,7 @@ def read_mentions(found: Any, text: str) -> list[Spot]:
             10,000 are read. Malformed items are logged and skipped.
         text: The text that was read.
     """
-    spots: list[Spot] = []
+    spots: list[NameSpan] = []
     placed: dict[str, list[tuple[int, int]]] = {}  # places of names that came without (correct) offsets
     for mention in islice(found or (), MENTIONS):
         try:
@@ -125,7 +129,7 @@ def read_mentions(found: Any, text: str) -> list[Spot]:
             places = placed[said] = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(said)}(?!\w)", text)][:NAMED]
         else:
             places = [(start, end)]
-        spots += [Spot("", text[i:j], kind, i, j) for i, j in places if 0 <= i < j <= len(text)]
+        spots += [NameSpan("", text[i:j], kind, i, j) for i, j in places if 0 <= i < j <= len(text)]
     return spots
 
 
@@ -141,7 +145,7 @@ def _parts_of(mention: Any) -> tuple[str, str, int, int]:
     return str(said), str(label), *((int(place[0]), int(place[1])) if place else (0, 0))
 
 
-def find_names(text: str, mentions: Sequence[Spot], book: Book, *, asked: bool = False) -> list[Spot]:
+def find_names(text: str, mentions: Sequence[NameSpan], book: EntityRegistry, *, asked: bool = False) -> list[NameSpan]:
     """Find the names in a text: known names, names from the extractor, and people who are greeted by name.
 
     Of overlapping names the longest counts; of equally long ones the known one, with the extractor's type. A known name
@@ -158,7 +162,7 @@ def find_names(text: str, mentions: Sequence[Spot], book: Book, *, asked: bool =
         The names in order of place.
     """
     seen = book.find(text)
-    greeted = [Spot("", match[1], PERSON, *match.span(1)) for match in GREETED.finditer(text)]
+    greeted = [NameSpan("", match[1], PERSON, *match.span(1)) for match in GREETED.finditer(text)]
     if not (seen or mentions or greeted):
         return []
     # Where sentences begin: a capital letter there tells nothing about whether a word is a name.
@@ -166,12 +170,13 @@ def find_names(text: str, mentions: Sequence[Spot], book: Book, *, asked: bool =
     found = [f for f in seen if not _is_word(f, text, firsts, weak=not asked and book.is_weak(f.key))]
     labels = {(spot.start, spot.end): spot.label for spot in mentions}
     known = [
-        Spot(f.key, text[f.start : f.end], book.kind(f.key) or _label(labels, f, text), f.start, f.end) for f in found
+        NameSpan(f.key, text[f.start : f.end], book.kind(f.key) or _label(labels, f, text), f.start, f.end)
+        for f in found
     ]
-    spots: list[Spot] = []
+    spots: list[NameSpan] = []
     for i, spot in enumerate((*mentions, *greeted)):
         key = book.key_of(spot.surface)
-        if key is None or (is_ordinary(key) and (i >= len(mentions) or spot.surface == spot.surface.lower())):
+        if key is None or (is_common_word(key) and (i >= len(mentions) or spot.surface == spot.surface.lower())):
             continue
         spots.append(spot._replace(key=key, label=book.kind(key) or spot.label))
     return sorted(_apart([*known, *spots], len(known), firsts), key=lambda spot: (spot.start, spot.key))
@@ -181,15 +186,15 @@ def _first_letter(sentence: str) -> int:
     return next((i for i, char in enumerate(sentence) if char.isalnum()), 0)
 
 
-def _label(labels: Mapping[tuple[int, int], str], found: Found, text: str) -> str:
+def _label(labels: Mapping[tuple[int, int], str], found: NameMatch, text: str) -> str:
     """Return the extractor's type of the same place, with or without a possessive 's; empty if it has none."""
     ends = [found.end, *(found.end + len(s) for s in POSSESSIVE if text.startswith(s, found.end))]
     return next((labels[found.start, end] for end in ends if (found.start, end) in labels), "")
 
 
-def _is_word(found: Found, text: str, firsts: Container[int], *, weak: bool) -> bool:
+def _is_word(found: NameMatch, text: str, firsts: Container[int], *, weak: bool) -> bool:
     """Return whether a known name is probably used as the common word that it also is."""
-    if not (weak or is_ordinary(found.key)):
+    if not (weak or is_common_word(found.key)):
         return False
     first = text[found.start]
     if first.isupper() and found.start in firsts:
@@ -197,9 +202,9 @@ def _is_word(found: Found, text: str, firsts: Container[int], *, weak: bool) -> 
     return first.islower()
 
 
-def _apart(spots: Sequence[Spot], known: int, firsts: Container[int]) -> Iterator[Spot]:
+def _apart(spots: Sequence[NameSpan], known: int, firsts: Container[int]) -> Iterator[NameSpan]:
     """Yield the spots that no longer spot hides; the first `known` of them are known names."""
-    group: list[tuple[int, bool, Spot]] = []  # overlapping spots: negative length, whether it is new, the spot
+    group: list[tuple[int, bool, NameSpan]] = []  # overlapping spots: negative length, whether it is new, the spot
     reach = 0
     for i in sorted(range(len(spots)), key=lambda i: spots[i].start):
         spot = spots[i]
@@ -211,23 +216,23 @@ def _apart(spots: Sequence[Spot], known: int, firsts: Container[int]) -> Iterato
     yield from _longest(group, firsts)
 
 
-def _longest(group: Sequence[tuple[int, bool, Spot]], firsts: Container[int]) -> list[Spot]:
+def _longest(group: Sequence[tuple[int, bool, NameSpan]], firsts: Container[int]) -> list[NameSpan]:
     # A longer name always hides a new or equal name that it overlaps. It hides another known name only if it is a
     # person's or of unknown type, and is not that name with a word before it that begins the sentence.
-    def hides(other: Spot, spot: Spot, is_new: bool) -> bool:
+    def hides(other: NameSpan, spot: NameSpan, is_new: bool) -> bool:
         if not (other.start < spot.end and spot.start < other.end):
             return False
         before_it = other.start in firsts and spot.end == other.end and other.start < spot.start
         return is_new or other.key == spot.key or (other.label in (PERSON, "") and not before_it)
 
-    taken: list[Spot] = []
+    taken: list[NameSpan] = []
     for _, is_new, spot in sorted(group):
         if not any(hides(other, spot, is_new) for other in taken):
             taken.append(spot)
     return taken
 
 
-def facts_of(session_id: str, source: Source, spots: Sequence[Spot]) -> list[FactRow]:
+def facts_of(session_id: str, source: MessageText, spots: Sequence[NameSpan]) -> list[FactRow]:
     """Return one fact per name and sentence."""
     if not spots:
         return []
@@ -261,7 +266,7 @@ def facts_of(session_id: str, source: Source, spots: Sequence[Spot]) -> list[Fac
     return list(facts.values())
 
 
-def _around(text: str, begin: int, end: int, spot: Spot) -> str:
+def _around(text: str, begin: int, end: int, spot: NameSpan) -> str:
     """Return the sentence; of one over 300 characters the part around the name, cut between words."""
     if end - begin > MOST:
         room = max(MOST - (spot.end - spot.start), 0)

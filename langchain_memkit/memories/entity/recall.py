@@ -12,21 +12,21 @@ from datetime import datetime
 from langchain_core.messages import BaseMessage, HumanMessage
 
 from langchain_memkit.base import Query, TokenCounter
-from langchain_memkit.matching.folding import fold_text
-from langchain_memkit.memories.entity.book import Book, in_order
-from langchain_memkit.memories.entity.mentions import Spot, find_names
-from langchain_memkit.memories.entity.portraits import called
+from langchain_memkit.matching.normalize import fold_text
+from langchain_memkit.memories.entity.listing import display_name
+from langchain_memkit.memories.entity.mentions import NameSpan, find_names
+from langchain_memkit.memories.entity.registry import EntityRegistry, sort_facts
 from langchain_memkit.memories.entity.rows import FactRow, id_in
-from langchain_memkit.messages.counting import count_tokens
 from langchain_memkit.messages.notes import Record, lines_of, note_message
+from langchain_memkit.messages.tokens import count_tokens
 
-__all__ = ["Topic", "candidates", "choose", "compose"]
+__all__ = ["EntityCandidate", "candidates", "choose", "compose"]
 
 ASKED = re.compile(r"[?\uff1f]\W*$")
 
 
 @dataclass(slots=True)
-class Topic:
+class EntityCandidate:
     """An entity that a question names, with the facts that may be shown.
 
     Attributes:
@@ -62,8 +62,8 @@ class Topic:
 
 
 def candidates(
-    book: Book, query: str, asked: str, mentions: Sequence[Spot], session_id: str, now: datetime
-) -> list[Topic]:
+    book: EntityRegistry, query: str, asked: str, mentions: Sequence[NameSpan], session_id: str, now: datetime
+) -> list[EntityCandidate]:
     """Return the entities that a question names, in the order of mention, with the facts that may be shown.
 
     Args:
@@ -89,7 +89,7 @@ def candidates(
         live = {key: row for key, row in rows.items() if _same_talk(row, session_id, epoch)}
         seen = {key for key, row in live.items() if row.session == session_id and row.message in past}
         said = book.description(root, live)
-        topic = Topic(called(book, root)[0], list(live.values()), words, {live[key] for key in seen})
+        topic = EntityCandidate(display_name(book, root)[0], list(live.values()), words, {live[key] for key in seen})
         if said:
             topic.description = said.text
             topic.behind = [row for key, row in live.items() if id_in(key) in said.facts]
@@ -107,7 +107,7 @@ def _once(rows: Iterable[FactRow]) -> list[FactRow]:
     """Deduplicate sentences and keep the newest; prefer a person's sentence over the model's repetition of it."""
     found: dict[tuple[str, str], FactRow] = {}
     by_people: set[str] = set()
-    for row in sorted(rows, key=lambda row: (row.role == "ai", in_order(row))):
+    for row in sorted(rows, key=lambda row: (row.role == "ai", sort_facts(row))):
         text = " ".join(row.text.split()).casefold().lstrip("> ")
         if row.role != "ai":
             by_people.add(text)
@@ -132,11 +132,13 @@ def _ranked(rows: Sequence[FactRow], words: set[str]) -> list[FactRow]:
     weights = {word: math.log(1 + len(rows) / number) for word, number in often.items()}
     scores = [sum([weights[word] for word in shared]) for shared in said]
     tells = [not ASKED.search(row.text) for row in rows]
-    by_time = sorted(range(len(rows)), key=lambda i: in_order(rows[i]), reverse=True)
+    by_time = sorted(range(len(rows)), key=lambda i: sort_facts(rows[i]), reverse=True)
     return [rows[i] for i in sorted(by_time, key=lambda i: (tells[i], scores[i]), reverse=True)]
 
 
-def choose(topics: Sequence[Topic], max_tokens: int, counter: TokenCounter) -> list[tuple[Topic, list[FactRow]]]:
+def choose(
+    topics: Sequence[EntityCandidate], max_tokens: int, counter: TokenCounter
+) -> list[tuple[EntityCandidate, list[FactRow]]]:
     """Choose as many facts as fit, round robin: each entity in turn adds its best remaining fact.
 
     Args:
@@ -170,7 +172,7 @@ def _cost(record: Record, counter: TokenCounter) -> int:
 
 
 def compose(
-    chosen: Sequence[tuple[Topic, Sequence[FactRow]]], max_tokens: int, counter: TokenCounter
+    chosen: Sequence[tuple[EntityCandidate, Sequence[FactRow]]], max_tokens: int, counter: TokenCounter
 ) -> list[BaseMessage]:
     """Return one note with the chosen facts, oldest first per entity; `[]` if there are none.
 
@@ -192,12 +194,12 @@ def compose(
             next(topic for topic, _ in left if topic.description).description = ""
 
 
-def _records(topic: Topic, rows: Sequence[FactRow]) -> list[Record]:
+def _records(topic: EntityCandidate, rows: Sequence[FactRow]) -> list[Record]:
     said = [_said(topic)] if topic.description else []
-    return said + [_record(topic.name, row) for row in sorted(rows, key=in_order)]
+    return said + [_record(topic.name, row) for row in sorted(rows, key=sort_facts)]
 
 
-def _said(topic: Topic) -> Record:
+def _said(topic: EntityCandidate) -> Record:
     return Record(topic.description, about=topic.name, role="summary")
 
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from langchain_memkit.base import user_prefix
 
-__all__ = ["DescriptionRow", "FactRow", "Keys", "Rule", "fact_id", "id_in", "read_row"]
+__all__ = ["DescriptionRow", "EntityKeys", "FactRow", "ResolutionRule", "fact_id", "id_in", "read_row"]
 
 VERSION = 1
 DAMAGED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
@@ -76,7 +76,7 @@ class FactRow(NamedTuple):
         return cls._make([*texts, bool(data["given"]), _moment(data["at"]), *numbers, expires])
 
 
-class Rule(NamedTuple):
+class ResolutionRule(NamedTuple):
     """A decision of a person about two names.
 
     `"merge"` and `"rename"` make them one entity, shown under the second name; `"split"` keeps them apart.
@@ -93,7 +93,7 @@ class Rule(NamedTuple):
         return {"v": VERSION, **self._asdict()}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Rule:
+    def from_dict(cls, data: dict[str, Any]) -> ResolutionRule:
         """Return the rule; raises one of `DAMAGED` for malformed data."""
         if data["kind"] not in ("merge", "rename", "split"):
             raise ValueError
@@ -118,10 +118,10 @@ class DescriptionRow(NamedTuple):
         return cls(_text(data["key"]), _text(data["text"]), _moment(data["at"]), tuple(map(_text, data["facts"])))
 
 
-ROWS: dict[str, type[FactRow] | type[Rule] | type[DescriptionRow]] = {
+ROWS: dict[str, type[FactRow] | type[ResolutionRule] | type[DescriptionRow]] = {
     "description": DescriptionRow,
     "fact": FactRow,
-    "rule": Rule,
+    "rule": ResolutionRule,
 }
 
 
@@ -159,7 +159,7 @@ def id_in(key: str) -> str:
     return key.rpartition("/")[2]
 
 
-class Keys:
+class EntityKeys:
     """Store keys of one user's rows. All begin with `prefix`; ids in them are percent-encoded."""
 
     def __init__(self, user_id: str) -> None:

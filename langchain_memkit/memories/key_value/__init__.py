@@ -4,9 +4,8 @@
 `matching` asks a model), `note` renders them within a token budget, and `memory` combines these.
 """
 
-from langchain_memkit.memories.key_value.catalog import Hit
-from langchain_memkit.memories.key_value.factory import KeyValueMemoryFactory
 from langchain_memkit.memories.key_value.matching import create_model_matcher
-from langchain_memkit.memories.key_value.memory import KeyValueMemory
+from langchain_memkit.memories.key_value.memory import KeyValueMemory, KeyValueMemoryFactory
+from langchain_memkit.memories.key_value.store import TitleMatch
 
-__all__ = ["Hit", "KeyValueMemory", "KeyValueMemoryFactory", "create_model_matcher"]
+__all__ = ["KeyValueMemory", "KeyValueMemoryFactory", "TitleMatch", "create_model_matcher"]

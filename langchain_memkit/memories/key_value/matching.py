@@ -11,21 +11,18 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._flow import (
-    Flow,
+from langchain_memkit._sync import (
     Step,
     adrive,
-    arun_step,
+    call_user_function,
+    cpu_bound,
     drive,
-    in_thread,
     internal_call,
     model_call,
-    run_step,
-    user_code,
 )
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.matching.nearest import nearest
-from langchain_memkit.memories.key_value.catalog import Hit
+from langchain_memkit.matching.fuzzy import closest_names
+from langchain_memkit.memories.key_value.store import TitleMatch
 from langchain_memkit.messages.text import one_line
 
 __all__ = ["ModelMatcher", "ask_matcher", "create_model_matcher"]
@@ -47,29 +44,29 @@ AROUND = "[]().# \n"  # what models put around a list of numbers
 BETWEEN = re.compile(r"[\s,;]+")
 
 
-def ask_matcher(matcher: Any, text: str, titles: Sequence[str]) -> Step:
+def ask_matcher(matcher: Any, text: str, titles: Sequence[str]) -> Step[Any]:
     """Make a step that calls a matcher, plain or async, with the text and all titles.
 
     If it has a method `acall`, that is its async twin.
     """
-    step = user_code(matcher, text, list(titles), name="the matcher")
+    step = call_user_function(matcher, text, list(titles), name="the matcher")
     if hasattr(matcher, "acall"):
         return Step(step.sync, lambda: matcher.acall(text, list(titles)))
     return step
 
 
-def hits_of(answer: Any, known: dict[str, Any]) -> list[Hit]:
+def hits_of(answer: Any, known: dict[str, Any]) -> list[TitleMatch]:
     """Validate what a matcher returned and convert it to hits; titles that do not exist are logged and left out.
 
     Args:
         answer: A title, or an iterable of titles or of pairs of title and score (0 to 100).
         known: The entries by title.
     """
-    hits: dict[str, Hit] = {}
+    hits: dict[str, TitleMatch] = {}
     for item in [answer] if isinstance(answer, str) else answer or ():
         title, score = (item, 100) if isinstance(item, str) else item
         if title in known:
-            hits.setdefault(title, Hit(title, score, "matcher"))
+            hits.setdefault(title, TitleMatch(title, score, "matcher"))
         else:
             logger.warning("the matcher returned a title that is not there: %.80r", title)
     return list(hits.values())
@@ -87,22 +84,22 @@ class ModelMatcher:
 
     def __call__(self, text: str, titles: Sequence[str]) -> list[str]:
         """Return the titles that a text means according to the model; `[]` if the model fails."""
-        return drive(self._match(text, titles), run_step)
+        return drive(self._match(text, titles))
 
     async def acall(self, text: str, titles: Sequence[str]) -> list[str]:
         """Call the matcher asynchronously."""
-        return await adrive(self._match(text, titles), arun_step)
+        return await adrive(self._match(text, titles))
 
-    def _match(self, text: str, titles: Sequence[str]) -> Flow[list[str]]:
-        offered: list[str] = yield in_thread(
-            lambda: nearest(text, titles, self._max_titles), long=len(titles) > self._max_titles
+    async def _match(self, text: str, titles: Sequence[str]) -> list[str]:
+        offered: list[str] = await cpu_bound(
+            lambda: closest_names(text, titles, self._max_titles), long=len(titles) > self._max_titles
         )
         if not offered or not text.strip():
             return []
         lines = "\n".join(f"{i}. {one_line(title)}" for i, title in enumerate(offered, 1))
         prompt = [HumanMessage(PROMPT.format(titles=lines, message=one_line(text, MOST_MESSAGE)))]
         try:
-            answer = yield model_call(self._llm, prompt, internal_call("match_titles", "matcher"), None)
+            answer = await model_call(self._llm, prompt, internal_call("match_titles", "matcher"), None)
         except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
             logger.warning("the model that matches titles failed: %s", type(error).__name__)
             return []

@@ -1,30 +1,109 @@
-"""`KeyValueMemory`: reference data by title, shown when a title is mentioned."""
+"""Key-value memory."""
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, run_step
-from langchain_memkit.base import Memory, TokenCounterLike, check_arguments, check_id, kind_given
+from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._sync import ClosingMixin, adrive, cpu_bound, drive
+from langchain_memkit.base import (
+    Memory,
+    TokenCounter,
+    TokenCounterLike,
+    check_arguments,
+    check_id,
+    describe_type,
+    safe_repr,
+)
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.key_value.catalog import Catalog, Hit
-from langchain_memkit.memories.key_value.entries import Entries, alias_lists, entries_of, read_entries
-from langchain_memkit.memories.key_value.factory import KeyValueMemoryFactory
 from langchain_memkit.memories.key_value.matching import ask_matcher, hits_of
-from langchain_memkit.memories.key_value.note import entries_note, not_in
-from langchain_memkit.memories.key_value.shelf import Shelf
-from langchain_memkit.messages.authors import is_notification
-from langchain_memkit.messages.counting import approximate_tokens, resolve_counter
-from langchain_memkit.messages.notes import is_note
-from langchain_memkit.messages.text import said
-from langchain_memkit.preprocessors.memory_store import MemoryStore
+from langchain_memkit.memories.key_value.store import (
+    Entries,
+    Entry,
+    EntryCache,
+    EntryIndex,
+    TitleMatch,
+    alias_lists,
+    entries_of,
+    read_entries,
+)
+from langchain_memkit.messages.notes import Record, is_note, note_message, records_of
+from langchain_memkit.messages.text import is_notification, message_text, sentence_spans
+from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, resolve_counter
+from langchain_memkit.stores.in_memory import MemoryStore
 
-__all__ = ["KeyValueMemory"]
+if TYPE_CHECKING:
+    from langchain_memkit.memories.key_value.store import EntryCache
+
+__all__ = ["KeyValueMemory", "KeyValueMemoryFactory", "entries_note", "without_visible"]
+
+Fits: TypeAlias = Callable[[str], bool]
+WORD = re.compile(r"\S{1,50}")  # long runs without a space are broken as well
+LEAST = 100  # characters that a text cut in the middle of a sentence must keep to be worth showing
+
+
+def without_visible(entries: Iterable[Entry], messages: Sequence[BaseMessage]) -> list[Entry]:
+    """Return the entries whose text is in none of the messages (white space is ignored)."""
+    wanted = [entry for entry in entries if entry.text.strip()]
+    if not wanted:
+        return []
+    texts = [record.text for m in messages if is_note(m) for record in records_of(m)]
+    shown = [_plain(text) for text in (*texts, *(message_text(m) for m in messages if not is_note(m)))]
+    plain = {entry.title: _plain(entry.text) for entry in wanted}
+    return [entry for entry in wanted if not any(plain[entry.title] in text for text in shown)]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def entries_note(entries: Iterable[Entry], max_tokens: int, counter: TokenCounter) -> list[HumanMessage]:
+    """Render the entries that fit, in order, as one note; a text that is too long is cut at a sentence end and marked.
+
+    Args:
+        entries: In the order in which they are shown.
+        max_tokens: Budget of the whole note.
+        counter: Counts tokens.
+
+    Returns:
+        One note; `[]` if nothing fits.
+    """
+    records: list[Record] = []
+    for entry in entries:
+
+        def fits(text: str, entry: Entry = entry) -> bool:
+            note = note_message([*records, Record(text, about=entry.title, source=entry.source)])
+            return count_tokens([note], counter)[0] <= max_tokens
+
+        text = entry.text if fits(entry.text) else _cut(entry.text, fits)
+        if text:
+            records.append(Record(text, about=entry.title, source=entry.source))
+    return [note_message(records)] if records else []
+
+
+def _cut(text: str, fits: Fits) -> str:
+    """Return the longest beginning of a text that fits, with a mark; empty if too little would be left."""
+    sentences = [end for _, end in sentence_spans(text) if end < len(text)]
+    words = [match.end() for match in WORD.finditer(text) if LEAST <= match.end() < len(text)]
+    for ends in (sentences, words):
+        # Binary search, since counting may be slow: a longer beginning is taken to have no fewer tokens.
+        fitting = bisect_right(ends, False, key=lambda end: not fits(_marked(text, end)))
+        if fitting:
+            return _marked(text, ends[fitting - 1])
+    return ""
+
+
+def _marked(text: str, end: int) -> str:
+    return f"{text[:end]} [cut: {end} of {len(text)} characters]"
+
 
 MANY = 1000  # entries: searching more of them is worth a thread
 LONG = 2000  # characters: searching a longer text is worth a thread whatever the number of entries
@@ -80,7 +159,7 @@ class KeyValueMemory(Memory):
             msg = "give entries or a store, not both: memory.add(entries) puts them into the store, once"
             raise ConfigurationError(msg)
         if store is not None and not isinstance(store, BaseStore):
-            msg = f"store must be a BaseStore of langchain_core.stores, not {kind_given(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
+            msg = f"store must be a BaseStore of langchain_core.stores, not {describe_type(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
             raise ConfigurationError(msg)
         if matcher is not None and not callable(matcher):
             msg = f"matcher must be callable: (text, titles), not {type(matcher).__name__}"  # type: ignore[unreachable]  # callers without types
@@ -98,7 +177,7 @@ class KeyValueMemory(Memory):
         self._lookback = lookback
         self._counter = resolve_counter(token_counter)
         kept: BaseStore[str, dict[str, Any]] = MemoryStore() if store is None else store
-        self._shelf = Shelf(kept, self.user_id, alias_lists(aliases), None if matcher else min_score)
+        self._shelf = EntryCache(kept, self.user_id, alias_lists(aliases), None if matcher else min_score)
         if entries is not None:
             self.add(entries)
 
@@ -145,7 +224,7 @@ class KeyValueMemory(Memory):
         """
         if not isinstance(store, BaseStore):
             msg = (  # type: ignore[unreachable]  # callers without types
-                f"store must be a BaseStore of langchain_core.stores, not {kind_given(store, BaseStore)}; "
+                f"store must be a BaseStore of langchain_core.stores, not {describe_type(store, BaseStore)}; "
                 "without a store give KeyValueMemory(entries) itself"
             )
             raise ConfigurationError(msg)
@@ -168,29 +247,29 @@ class KeyValueMemory(Memory):
             ConfigurationError: An entry is malformed; nothing was added.
             HistoryWriteError: The store failed; calling again is safe.
         """
-        drive(self._shelf.add(entries_of(entries)), run_step)
+        drive(self._shelf.add(entries_of(entries)))
 
     async def aadd(self, entries: Entries) -> None:
         """Run `add` asynchronously."""
-        await adrive(self._shelf.add(entries_of(entries)), arun_step)
+        await adrive(self._shelf.add(entries_of(entries)))
 
     def remove(self, titles: Iterable[str]) -> None:
         """Delete entries by title; unknown titles are ignored."""
-        drive(self._shelf.remove(_listed(titles)), run_step)
+        drive(self._shelf.remove(_listed(titles)))
 
     async def aremove(self, titles: Iterable[str]) -> None:
         """Run `remove` asynchronously."""
-        await adrive(self._shelf.remove(_listed(titles)), arun_step)
+        await adrive(self._shelf.remove(_listed(titles)))
 
     def titles(self) -> list[str]:
         """Return all titles, sorted."""
-        return list(drive(self._shelf.current(), run_step).titles)
+        return list(drive(self._shelf.current()).titles)
 
     async def atitles(self) -> list[str]:
         """Run `titles` asynchronously."""
-        return list((await adrive(self._shelf.current(), arun_step)).titles)
+        return list((await adrive(self._shelf.current())).titles)
 
-    def match(self, text: str) -> list[Hit]:
+    def match(self, text: str) -> list[TitleMatch]:
         """Return the entries that a text mentions, and how they were found.
 
         Args:
@@ -199,11 +278,11 @@ class KeyValueMemory(Memory):
         Returns:
             A `Hit` for each title, in order of mention; titles that only the matcher found come last.
         """
-        return drive(self._match(text), run_step)
+        return drive(self._match(text))
 
-    async def amatch(self, text: str) -> list[Hit]:
+    async def amatch(self, text: str) -> list[TitleMatch]:
         """Run `match` asynchronously."""
-        return await adrive(self._match(text), arun_step)
+        return await adrive(self._match(text))
 
     # -- as a memory
 
@@ -213,11 +292,11 @@ class KeyValueMemory(Memory):
         Entries that the query mentions come first, in order of mention, then those of the newest message in its `past`,
         and so on back to `lookback` messages. Entries whose text the model sees anyway (in `seen`) are left out.
         """
-        return drive(self._load(query), run_step)
+        return drive(self._load(query))
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
         """Run `load` asynchronously."""
-        return await adrive(self._load(query), arun_step)
+        return await adrive(self._load(query))
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
         """Do nothing: the entries belong to the app."""
@@ -231,38 +310,38 @@ class KeyValueMemory(Memory):
     async def aclear(self) -> None:
         """Run `clear` asynchronously."""
 
-    def _match(self, text: str) -> Flow[list[Hit]]:
-        catalog = yield from self._shelf.current()
-        return (yield from self._hits(catalog, text))
+    async def _match(self, text: str) -> list[TitleMatch]:
+        catalog = await self._shelf.current()
+        return await self._hits(catalog, text)
 
-    def _hits(self, catalog: Catalog, text: str) -> Flow[list[Hit]]:
-        hits: list[Hit] = yield in_thread(
+    async def _hits(self, catalog: EntryIndex, text: str) -> list[TitleMatch]:
+        hits: list[TitleMatch] = await cpu_bound(
             lambda: catalog.hits(text), long=len(catalog.titles) > MANY or len(text) > LONG
         )
         if self._matcher is None or not catalog.titles or not text.strip():
             return hits
         # The catalog then holds no index for typos: it finds exact and folded mentions, and the matcher all others.
-        answer = yield ask_matcher(self._matcher, text, catalog.titles)
+        answer = await ask_matcher(self._matcher, text, catalog.titles)
         found = {hit.title for hit in hits}
         more = [hit for hit in hits_of(answer, catalog.entries) if hit.title not in found]
         catalog.keep_matched(text, more)
         return [*hits, *more]
 
-    def _load(self, query: str) -> Flow[list[BaseMessage]]:
-        catalog = yield from self._shelf.current()
+    async def _load(self, query: str) -> list[BaseMessage]:
+        catalog = await self._shelf.current()
         if not catalog.titles:
             return []
-        hits = yield from self._hits(catalog, str(query))
+        hits = await self._hits(catalog, str(query))
         past: Sequence[BaseMessage] = getattr(query, "past", ())
         seen: Sequence[BaseMessage] = getattr(query, "seen", ())
         newest = past[-self._lookback :] if self._lookback else ()
         # Short work stays on the event loop; a thread costs more than searching a few short texts.
         long = len(catalog.titles) > MANY or self._counter is not approximate_tokens
         long = long or any(len(m.content) > LONG or not isinstance(m.content, str) for m in (*newest, *seen))
-        return (yield in_thread(lambda: self._note(catalog, hits, past, seen), long=long))  # type: ignore[no-any-return]  # a step's result
+        return await cpu_bound(lambda: self._note(catalog, hits, past, seen), long=long)
 
     def _note(
-        self, catalog: Catalog, hits: Sequence[Hit], past: Sequence[BaseMessage], seen: Sequence[BaseMessage]
+        self, catalog: EntryIndex, hits: Sequence[TitleMatch], past: Sequence[BaseMessage], seen: Sequence[BaseMessage]
     ) -> list[BaseMessage]:
         titles = {hit.title: None for hit in hits}
         newest = past[-self._lookback :] if self._lookback else ()
@@ -270,9 +349,9 @@ class KeyValueMemory(Memory):
             # A note quotes the entries' titles, so searching notes would keep an entry alive for ever; notifications
             # come from the agent's harness, not from the user.
             if not (is_note(message) or is_notification(message)):
-                text = said(message)
+                text = message_text(message)
                 titles |= {hit.title: None for hit in (*catalog.hits(text), *catalog.matched(text))}
-        shown = not_in((catalog.entries[title] for title in titles), seen)
+        shown = without_visible((catalog.entries[title] for title in titles), seen)
         return list(entries_note(shown, self._max_tokens, self._counter))
 
 
@@ -281,3 +360,96 @@ def _listed(titles: Iterable[str]) -> list[str]:
         msg = "titles must be a list of titles, not a str"
         raise ConfigurationError(msg)
     return list(titles)
+
+
+USERS = 64  # users whose entries are cached; the least recently used goes first
+
+
+class KeyValueMemoryFactory(ClosingMixin):
+    """Callable that makes the `KeyValueMemory` of a session; all of them share a store and a cache.
+
+    Returned by `KeyValueMemory.factory`; pass it to `create_runnable_with_message_history(memories=[...])`. A context
+    manager, sync and async. The store belongs to the caller and stays open.
+
+    Example:
+        >>> from langchain_core.stores import InMemoryStore
+        >>> from langchain_memkit.memories.key_value import KeyValueMemory
+        >>> books = KeyValueMemory.factory(InMemoryStore())
+        >>> books("s1", "u1").add({"My Diary": "Dear diary ..."})
+        >>> books.purge("u1"), books("s1", "u1").titles()
+        ({'entries': 1}, [])
+    """
+
+    def __init__(self, make: Callable[[str | None], KeyValueMemory], store: BaseStore[str, dict[str, Any]]) -> None:
+        self._make = make
+        self._store = store
+        self._shelves: OrderedDict[str | None, EntryCache] = OrderedDict()
+        self._lock = ForkSafeLock()
+        make(None)  # validate the options now, not at the first turn
+
+    def __repr__(self) -> str:
+        """Show the store."""
+        return f"KeyValueMemoryFactory({safe_repr(self._store)})"
+
+    def __call__(self, session_id: str, user_id: str | None = None) -> KeyValueMemory:
+        """Return the memory of a session; no I/O.
+
+        Args:
+            session_id: The conversation.
+            user_id: Whose entries; None for the entries of the app.
+
+        Raises:
+            TypeError: An id is not a string.
+            ValueError: An id is empty or malformed.
+        """
+        memory = self._make(user_id)
+        memory.session_id = check_id(session_id, "session_id")
+        with self._lock:
+            # All memories of a user share one cache, so that the entries are read once and not for each session.
+            memory._shelf = self._shelves.setdefault(memory.user_id, memory._shelf)
+            self._shelves.move_to_end(memory.user_id)
+            if len(self._shelves) > USERS:
+                self._shelves.popitem(last=False)
+        return memory
+
+    def setup(self) -> None:
+        """Read the app's entries into the cache, so that the first turn does not have to."""
+        drive(self._shelf(None).current())
+
+    async def asetup(self) -> None:
+        """Run `setup` asynchronously."""
+        await adrive(self._shelf(None).current())
+
+    def purge(self, user_id: str) -> Mapping[str, int]:
+        """Delete a user's entries; the app's entries stay. Part of `purge_user`.
+
+        Args:
+            user_id: Whose entries; required.
+
+        Returns:
+            `{"entries": n}`: how many were deleted.
+        """
+        return drive(self._purge(check_id(user_id, "user_id")))
+
+    async def apurge(self, user_id: str) -> Mapping[str, int]:
+        """Run `purge` asynchronously."""
+        return await adrive(self._purge(check_id(user_id, "user_id")))
+
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
+        count = await self._shelf(user_id).purge()
+        with self._lock:
+            self._shelves.pop(user_id, None)
+        return {"entries": count}
+
+    def _shelf(self, user_id: str | None) -> EntryCache:
+        with self._lock:
+            return self._shelves.setdefault(user_id, self._make(user_id)._shelf)
+
+    def close(self) -> None:
+        """Empty the cache; the store stays open."""
+        with self._lock:
+            self._shelves.clear()
+
+    async def aclose(self) -> None:
+        """Run `close` asynchronously."""
+        self.close()

@@ -6,11 +6,10 @@ transcripts. Loading ranks the records and quotes the best ones (`recalling`, `h
 store; `foreign` adapts any third-party LangChain vector store.
 """
 
-from langchain_memkit.memories.vector.factory import VectorMemoryFactory
-from langchain_memkit.memories.vector.hits import Hit, HitList
 from langchain_memkit.memories.vector.importance import create_model_importance, plain_importance
-from langchain_memkit.memories.vector.memory import VectorMemory
-from langchain_memkit.scoring.ranking import Ranking
+from langchain_memkit.memories.vector.memory import VectorMemory, VectorMemoryFactory
+from langchain_memkit.memories.vector.recalling import Hit, HitList
+from langchain_memkit.ranking.ranking import Ranking
 
 __all__ = [
     "Hit",

@@ -14,32 +14,32 @@ from langchain_core.documents import Document
 from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.vectorstores import VectorStore
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._sync import Step
 from langchain_memkit.base import (
     GetSessionHistory,
     Now,
     TokenCounter,
     TokenCounterLike,
+    check_seconds,
     describe_error,
-    kind_given,
-    seconds_given,
+    describe_type,
 )
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.vector.foreign import ForeignStore
+from langchain_memkit.memories.vector.adapter import VectorStoreAdapter
 from langchain_memkit.memories.vector.importance import plain_importance
 from langchain_memkit.memories.vector.rounds import Splitter
-from langchain_memkit.messages.counting import resolve_counter
-from langchain_memkit.scoring.index import Index
-from langchain_memkit.scoring.ranking import Question, Ranking
-from langchain_memkit.scoring.relation import FLOOR
+from langchain_memkit.messages.tokens import resolve_counter
+from langchain_memkit.ranking.index import Index
+from langchain_memkit.ranking.ranking import Question, Ranking
+from langchain_memkit.ranking.relevance import FLOOR
 
-__all__ = ["Core", "TurnPlace"]
+__all__ = ["TurnSession", "VectorMemoryConfig"]
 
 logger = logging.getLogger("langchain_memkit")
 
 
 @dataclass(slots=True)
-class TurnPlace:
+class TurnSession:
     """The session of a turn, with the snapshot of it that the turn's load leaves for the turn's save."""
 
     session_id: str
@@ -48,7 +48,7 @@ class TurnPlace:
 
 
 @dataclass(frozen=True)
-class Core:
+class VectorMemoryConfig:
     """Validated options of a `VectorMemory`, whose docstring describes each of them, and its store."""
 
     store: Any
@@ -85,7 +85,7 @@ class Core:
         read_only: bool,
         token_counter: TokenCounterLike,
         now: Now,
-    ) -> Core:
+    ) -> VectorMemoryConfig:
         """Validate the options and wrap a third-party store in a `ForeignStore`. No I/O."""
         _check_store(store, text_splitter, reranker)
         _check_numbers(ttl, max_tokens=max_tokens, k=k, max_records=max_records)
@@ -98,7 +98,7 @@ class Core:
         splitter, life = Splitter(text_splitter), None if ttl is None else timedelta(seconds=ttl)
         own: Any = store
         if not hasattr(store, "begin"):
-            own = ForeignStore(
+            own = VectorStoreAdapter(
                 store,
                 filter_builder=filter_builder,
                 get_session_history=get_session_history,
@@ -111,7 +111,7 @@ class Core:
             max_tokens,
             k,
             weights,
-            floor_given(floor, weights),
+            check_floor(floor, weights),
             splitter,
             max_records,
             life,
@@ -138,13 +138,13 @@ class Core:
         """Return whether the store is one of memkit's own, whose index already holds texts and session snapshots."""
         return hasattr(self.store, "_look")
 
-    def fetch(self, user_id: str, session_id: str) -> Flow[Any]:
+    async def fetch(self, user_id: str, session_id: str) -> Any:
         """Prefetch the user's index and a session snapshot; None for other stores, which need the question first."""
         if not self.holds_texts:
             return None
-        return (yield from self.store._look(user_id, session_id))
+        return await self.store._look(user_id, session_id)
 
-    def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> Flow[tuple[Index, Question]]:
+    async def look(self, user_id: str, text: str, place: TurnSession | None = None) -> tuple[Index, Question]:
         """Read the user's index and embed the question.
 
         Args:
@@ -159,24 +159,24 @@ class Core:
         store, now = self.store, self.now()
         accessed: Mapping[str, datetime] = {}
         if self.ranking.recency:
-            accessed = yield Step(lambda: store.accesses(user_id), lambda: store.aaccesses(user_id))
-        if isinstance(store, ForeignStore):
+            accessed = await Step(lambda: store.accesses(user_id), lambda: store.aaccesses(user_id))
+        if isinstance(store, VectorStoreAdapter):
             most = self.ranking.candidates
-            similar = yield Step(
+            similar = await Step(
                 lambda: store.similar(user_id, text, most), lambda: store.asimilar(user_id, text, most)
             )
-            index = yield Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
+            index = await Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
             return index, Question(text, None, now, similar, accessed)
         if place is not None and place.fetched is not None:
             index, looked = place.fetched
         elif not self.holds_texts:  # a custom store that satisfies the contract in `langchain_memkit.testing.vectors`
-            index, looked = (yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id))), None
+            index, looked = await Step(lambda: store.index(user_id), lambda: store.aindex(user_id)), None
         else:
-            index, looked = yield from store._look(user_id, place.session_id if place is not None else None)
+            index, looked = await store._look(user_id, place.session_id if place is not None else None)
         if place is not None:
             place.looked = looked
         try:
-            vector = yield Step(lambda: store.embed_query(text), lambda: store.aembed_query(text))
+            vector = await Step(lambda: store.embed_query(text), lambda: store.aembed_query(text))
         except ConfigurationError:
             raise
         except Exception as error:  # noqa: BLE001  # embedders raise anything; lexical search still works without one
@@ -184,30 +184,30 @@ class Core:
             vector = None
         return index, Question(text, vector, now, None, accessed)
 
-    def documents(self, user_id: str, ids: Sequence[str]) -> Flow[dict[str, Document]]:
+    async def documents(self, user_id: str, ids: Sequence[str]) -> dict[str, Document]:
         """Read the user's records with these ids; deleted ones are missing from the result."""
         get = (self.store.get_by_ids, self.store.aget_by_ids)
-        found = yield Step(*(partial(call, ids, **self._owner(user_id)) for call in get))
+        found = await Step(*(partial(call, ids, **self._owner(user_id)) for call in get))
         return {document.id: document for document in found if document.id}
 
-    def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], tuple[Document, Any] | None]]:
+    async def texts(self, user_id: str, ids: Sequence[str]) -> Callable[[str], tuple[Document, Any] | None]:
         """Return a lookup from record id to document; memkit's own stores serve it from the cached index.
 
         Each comes with a dict in which a memory may keep what it made of the record to show it.
         """
         if not self.holds_texts:
-            documents = yield from self.documents(user_id, ids)
+            documents = await self.documents(user_id, ids)
             return lambda name: (documents[name], {}) if name in documents else None
-        return (yield from self.store._texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
+        return await self.store._texts(user_id, ids)  # type: ignore[no-any-return]  # a store is untyped
 
-    def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
+    async def delete(self, user_id: str, ids: Sequence[str]) -> None:
         """Delete records of the user."""
         delete = (self.store.delete, self.store.adelete)
-        yield Step(*(partial(call, list(ids), **self._owner(user_id)) for call in delete))
+        await Step(*(partial(call, list(ids), **self._owner(user_id)) for call in delete))
 
     def _owner(self, user_id: str) -> dict[str, str]:
         """Return `user_id` as keyword argument; empty for a foreign store, where our ids are unique without it."""
-        return {} if isinstance(self.store, ForeignStore) else {"user_id": user_id}
+        return {} if isinstance(self.store, VectorStoreAdapter) else {"user_id": user_id}
 
     def expiry(self, at: datetime, of_turn: datetime | None) -> datetime | None:
         """Return when a record expires: with its turn, or `ttl` after it was said if that is earlier; None: never."""
@@ -215,7 +215,7 @@ class Core:
         return min(ends, default=None)
 
 
-def floor_given(floor: Any, ranking: Ranking) -> float | None:
+def check_floor(floor: Any, ranking: Ranking) -> float | None:
     """Resolve the `floor=` argument to a number, or to None for no floor.
 
     Raises:
@@ -241,13 +241,13 @@ def floor_given(floor: Any, ranking: Ranking) -> float | None:
 def _check_store(store: Any, text_splitter: Any, reranker: Any) -> None:
     if not isinstance(store, VectorStore):
         example = "SQLiteVectorStore(path, embedding)"
-        msg = f"store must be a LangChain VectorStore, e.g. {example}, not {kind_given(store, VectorStore)}"
+        msg = f"store must be a LangChain VectorStore, e.g. {example}, not {describe_type(store, VectorStore)}"
         raise ConfigurationError(msg)
     if text_splitter is not None and not hasattr(text_splitter, "split_text"):
         msg = f"text_splitter must be a TextSplitter of langchain_text_splitters, not {type(text_splitter).__name__}"
         raise ConfigurationError(msg)
     if reranker is not None and not isinstance(reranker, BaseDocumentCompressor):
-        msg = f"reranker must be a LangChain document compressor, not {kind_given(reranker, BaseDocumentCompressor)}"
+        msg = f"reranker must be a LangChain document compressor, not {describe_type(reranker, BaseDocumentCompressor)}"
         raise ConfigurationError(msg)
 
 
@@ -256,7 +256,7 @@ def _check_numbers(ttl: Any, **numbers: Any) -> None:
         if number is not None and (not isinstance(number, int) or number < 1):
             msg = f"{name} must be a whole number above 0; got {number!r:.50}"
             raise ConfigurationError(msg)
-    seconds_given(ttl, "ttl", none="to keep records")
+    check_seconds(ttl, "ttl", none="to keep records")
 
 
 def _check_functions(**functions: Any) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, internal_call, run_step
+from langchain_memkit._sync import Step, adrive, drive, internal_call
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.text import quoted
-from langchain_memkit.scoring.words import stems
+from langchain_memkit.messages.text import quote_lines
+from langchain_memkit.ranking.tokenize import tokenize
 
 __all__ = ["ModelImportance", "create_model_importance", "plain_importance"]
 
@@ -41,7 +42,7 @@ NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+")  # a capital inside a sentence
 FIRST_PERSON = re.compile(r"^(?!ai: |tool: ).*\b(?:I|[Mm]e|[Mm]y|[Mm]ine|[Ww]e|[Oo]ur|[Uu]s)\b", re.MULTILINE)
 MOVING = frozenset(
     stem
-    for stem in stems(
+    for stem in tokenize(
         "accident afraid allergic angry anxious ashamed baby birthday born cancer cried cry dead death depressed "
         "diagnosed die died divorce dream engaged excited exam fear fired funeral graduated grateful happy hate hired "
         "hope hospital hurt ill jealous job lonely lost love married miss nervous pregnant promise proud sad scared "
@@ -72,7 +73,7 @@ def plain_importance(text: str) -> float:
     points = min(len(set(FIGURE.findall(text))), 2)
     points += min(len(set(NAME.findall(text))), 2)
     points += 2 * bool(FIRST_PERSON.search(text))
-    points += min(len(MOVING.intersection(stems(text))), 3)
+    points += min(len(MOVING.intersection(tokenize(text))), 3)
     return LEAST + points
 
 
@@ -100,22 +101,22 @@ class ModelImportance:
         if isinstance(self._llm, RunnableLambda) and not hasattr(self._llm, "func"):
             msg = "the function that rates importance is async, so use the async verbs"
             raise ConfigurationError(msg)
-        return drive(self._rate(texts), run_step)
+        return drive(self._rate(texts))
 
     async def abatch(self, texts: Sequence[str]) -> list[float]:
         """Run `batch` asynchronously."""
-        return await adrive(self._rate(texts), arun_step)
+        return await adrive(self._rate(texts))
 
-    def _rate(self, texts: Sequence[str]) -> Flow[list[float]]:
+    async def _rate(self, texts: Sequence[str]) -> list[float]:
         llm, config = self._llm, internal_call("rate_importance", "importance")
         config["max_concurrency"] = self._batch_size
-        asked = [[HumanMessage(self._prompt.replace("{memory}", quoted(text[:READ])))] for text in texts]
+        asked = [[HumanMessage(self._prompt.replace("{memory}", quote_lines(text[:READ])))] for text in texts]
         answers: list[Any] = []
         for i in range(0, len(asked), self._batch_size):
             some = asked[i : i + self._batch_size]
-            answers += yield Step(
-                lambda some=some: llm.batch(some, config, return_exceptions=True),  # type: ignore[misc]  # bound now
-                lambda some=some: llm.abatch(some, config, return_exceptions=True),  # type: ignore[misc]  # bound now
+            answers += await Step(
+                partial(llm.batch, some, config, return_exceptions=True),
+                partial(llm.abatch, some, config, return_exceptions=True),
             )
         ratings = [_rating(answer) for answer in answers]
         # A rating must never fail the turn that is saved: whatever the model does, log it and use the middle.

@@ -1,9 +1,10 @@
-"""Recall: rank records for a question, and quote the best ones in a note that fits the token budget."""
+"""From a question to hits, and from hits to a note that fits."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, TypeAlias
@@ -11,20 +12,214 @@ from typing import Any, TypeAlias
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, HumanMessage
 
-from langchain_memkit._flow import Flow, Step, in_thread
-from langchain_memkit.errors import HistoryWriteError
-from langchain_memkit.memories.transcripts import erased_messages
-from langchain_memkit.memories.vector.core import Core, TurnPlace
-from langchain_memkit.memories.vector.hits import HitList, hit_of, record_of
-from langchain_memkit.memories.vector.rounds import SMALL_TALK
-from langchain_memkit.messages.counting import count_text, count_tokens
-from langchain_memkit.messages.limits import QUESTION, beginning
-from langchain_memkit.messages.notes import Record, enclosed, framed, note_message
-from langchain_memkit.scoring.index import Entry
-from langchain_memkit.scoring.ranking import Ranked, best_first
-from langchain_memkit.scoring.words import stems
+from langchain_memkit._sync import Step, cpu_bound
+from langchain_memkit.errors import HistoryWriteError, MissingExtraError
+from langchain_memkit.memories.rebuildable import erased_messages
+from langchain_memkit.memories.retriever import plain_score
+from langchain_memkit.memories.vector.core import TurnSession, VectorMemoryConfig
+from langchain_memkit.memories.vector.rounds import SMALL_TALK, RoundLine, lines_of_document
+from langchain_memkit.messages.notes import Record, lines_of, note_message, render_note_texts, render_notes
+from langchain_memkit.messages.text import QUESTION, printable, printable_html, truncate_with_warning
+from langchain_memkit.messages.tokens import count_text, count_tokens
+from langchain_memkit.ranking.index import IndexRecord
+from langchain_memkit.ranking.ranking import PARTS, Ranked, best_first
+from langchain_memkit.ranking.tokenize import tokenize
 
-__all__ = ["recall", "search"]
+__all__ = ["Hit", "HitList", "hit_of", "note_record_of", "recall", "search"]
+
+WIDTH = 80  # characters of a hit's text in its line of the repr
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A matching round of a conversation, or one chunk of a long round.
+
+    Attributes:
+        id: Id of the record in the store.
+        text: The messages, one line each: `speaker: text`. If the question names a speaker, messages of others that
+            share no word with the question are left out.
+        score: How well the record answers; the sum of `parts`. Comparable within one search only.
+        parts: The score by feature: `"relevance"`, `"lexical"`, `"neighbours"`, ...; see `Ranking`.
+        session_id: The session in which it was said.
+        date: When it was said; aware, UTC.
+        speakers: The speakers in the text, in order of appearance: names, or `"human"`, `"ai"`, `"tool"`.
+        message_ids: Ids of the messages in the text; messages without an id are left out.
+        rerank: The reranker's score; None without a reranker, or if it returns no score.
+        relation: How related the question is to the record: the number that `floor` is compared with.
+    """
+
+    id: str
+    text: str
+    score: float
+    parts: dict[str, float]
+    session_id: str
+    date: datetime | None
+    speakers: tuple[str, ...]
+    message_ids: tuple[str, ...]
+    rerank: float | None = None
+    relation: float = 0.0
+
+
+class HitList(list[Hit]):
+    """A list of hits, best first, that prints one line per hit, renders as a table in notebooks, and can be plotted.
+
+    Example:
+        >>> HitList()._repr_html_()
+        '<p>No hits.</p>'
+    """
+
+    def __repr__(self) -> str:
+        """Return one line per hit: score, date, session, beginning of the text."""
+        lines = [f"{len(self) or 'no'} {'hit' if len(self) == 1 else 'hits'}"]
+        for hit in self:
+            text = printable(hit.text)
+            text = text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
+            lines.append(f"{hit.score:.2f} ({_day(hit)}, session {printable(hit.session_id)}): {text}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Render an HTML table; stored text is escaped."""
+        if not self:
+            return "<p>No hits.</p>"
+        names = self._parts()
+        head = "".join(f"<th>{name}</th>" for name in ("score", *names, "when", "where", "text"))
+        rows = []
+        for hit in self:
+            numbers = [hit.score, *(hit.parts.get(name, 0.0) for name in names)]
+            cells = [*(f"{number:.2f}" for number in numbers), _day(hit), printable_html(hit.session_id)]
+            said = "<br>".join(printable_html(line) for line in hit.text.split("\n"))
+            rows.append("".join(f"<td>{cell}</td>" for cell in [*cells, said]))
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def to_dataframe(self) -> Any:
+        """Return a pandas `DataFrame` with one row per hit and one column per non-zero part of the score.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+
+        Example:
+            >>> list(HitList().to_dataframe().columns)
+            ['score', 'when', 'session_id', 'speakers', 'text']
+        """
+        try:
+            import pandas  # type: ignore[import-untyped]  # brings no stubs, and mypy need not know them
+        except ImportError as error:
+            msg = "to_dataframe() needs pandas: pip install pandas"
+            raise MissingExtraError(msg) from error
+        names = self._parts()
+        rows = [
+            [h.score, *(h.parts.get(n, 0.0) for n in names), h.date, h.session_id, ", ".join(h.speakers), h.text]
+            for h in self
+        ]
+        return pandas.DataFrame(rows, columns=["score", *names, "when", "session_id", "speakers", "text"])
+
+    def plot(self, ax: Any = None) -> Any:
+        """Plot one horizontal bar per hit, best on top, with one colour per part of the score.
+
+        Args:
+            ax: matplotlib axes to draw on; None creates a figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            msg = "plot() needs matplotlib: pip install matplotlib"
+            raise MissingExtraError(msg) from error
+        if ax is None:
+            _, ax = pyplot.subplots(figsize=(8, 0.4 * len(self) + 1))
+        labels = [f"{i + 1}. {printable(hit.text)[:40]}" for i, hit in enumerate(self)]
+        lefts = [0.0] * len(self)
+        for name in self._parts():
+            widths = [hit.parts.get(name, 0.0) for hit in self]
+            ax.barh(labels, widths, left=lefts, label=name, color=f"C{PARTS.index(name)}")
+            lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+        ax.invert_yaxis()
+        ax.set_xlabel("score")
+        if self:
+            ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        return ax
+
+    def _parts(self) -> list[str]:
+        """Return the score parts that are non-zero for any hit, in the order of `PARTS`."""
+        return [name for name in PARTS if any(hit.parts.get(name) for hit in self)]
+
+
+def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
+    """Build the `Hit` of a ranked record from its stored document."""
+    entry, lines = ranked.entry, _shown(ranked, document)
+    return Hit(
+        entry.id,
+        _text(lines) if lines else document.page_content,
+        ranked.score,
+        dict(ranked.parts),
+        entry.session,
+        entry.at,
+        tuple(dict.fromkeys(line.speaker for line in lines)),
+        tuple(line.message for line in lines if line.message),
+        rerank,
+        ranked.relation,
+    )
+
+
+def note_record_of(
+    ranked: Ranked, rerank: float | None, document: Document, rank: int, notes: dict[tuple[int, ...], Any]
+) -> tuple[Record, str]:
+    """Build the quoted record of a note, and its lines.
+
+    Args:
+        ranked: The record.
+        rerank: The reranker's score.
+        document: The stored document.
+        rank: The number of more relevant records, 0 for the best.
+        notes: What was made of the record before: a conversation recalls the same records again and again.
+    """
+    entry = ranked.entry
+    score = plain_score(ranked.score if rerank is None else rerank)
+    source = f"session {entry.session}" if entry.session else ""
+    if (known := notes.get(ranked.shown)) is not None:
+        text, parts, told = known
+        return Record(text, source=source, date=entry.at, parts=parts, rank=rank, score=score), told
+    lines = _shown(ranked, document)
+    text = _text(lines) if lines else document.page_content
+    parts = tuple((line.message, line.text) for line in lines)
+    record = Record(text, source=source, date=entry.at, parts=parts, rank=rank, score=score)
+    told = lines_of(record)
+    notes[ranked.shown] = (text, parts, told)
+    return record, told
+
+
+def _shown(ranked: Ranked, document: Document) -> list[RoundLine]:
+    """Return the messages to show: those that the ranking selected, else all; `[]` for a plain document."""
+    lines = lines_of_document(document)
+    return [lines[i] for i in ranked.shown if i < len(lines)] or lines
+
+
+def _text(lines: Sequence[RoundLine]) -> str:
+    """Render the messages line by line, naming the speaker only when it changes.
+
+    Continuation lines are indented, so that text inside a message cannot pose as another speaker's line.
+    """
+    told: list[str] = []
+    before = ""
+    for line in lines:
+        first, *rest = line.text.splitlines() or [""]
+        speaker = line.speaker
+        told.append(f"  {first}" if speaker == before else f"{speaker}: {first}")
+        if rest:
+            told += [f"  {more}" for more in rest]
+        before = speaker
+    return "\n".join(told)
+
+
+def _day(hit: Hit) -> str:
+    return hit.date.date().isoformat() if hit.date else "no date"
+
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -36,33 +231,33 @@ SHORT = 2000  # characters; tokenizing more runs in a thread
 MISSES = 3  # records that may fail to fit before the note counts as full
 LEAST, SURE = 0.05, 0.8  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
 
-Keep: TypeAlias = Callable[[Entry], bool]
+Keep: TypeAlias = Callable[[IndexRecord], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
 
 
-def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitList]:
+async def search(core: VectorMemoryConfig, user_id: str, text: str, k: int, keep: Keep) -> HitList:
     """Search for the best `k` records that `keep` accepts, best first, without a floor."""
-    text = beginning(text, QUESTION, "a question to the vector memory")
+    text = truncate_with_warning(text, QUESTION, "a question to the vector memory")
     hits = HitList()
     seen: set[str] = set()
-    ranked, _, _ = yield from _ranked(core, user_id, text, keep)
+    ranked, _, _ = await _ranked(core, user_id, text, keep)
     while some := list(islice(ranked, BATCH)):
-        hits += [hit_of(*found) for *found, _ in (yield from _fetched(core, user_id, some, seen))]
+        hits += [hit_of(*found) for *found, _ in await _fetched(core, user_id, some, seen)]
         if len(hits) >= k:
             break
     return HitList(hits[:k])
 
 
-def recall(
-    core: Core,
+async def recall(
+    core: VectorMemoryConfig,
     user_id: str,
     text: str,
     keep: Keep,
     *,
     trial: bool = False,
-    place: TurnPlace | None = None,
+    place: TurnSession | None = None,
     remarks: list[str] | None = None,
-) -> Flow[list[BaseMessage]]:
+) -> list[BaseMessage]:
     """Quote as many of the best records as fit in one note, in the order in which they were said.
 
     Args:
@@ -77,14 +272,14 @@ def recall(
     Returns:
         A list of one note; empty if there is nothing to look for, nothing related, or nothing that fits.
     """
-    text = beginning(text, QUESTION, "a question to the vector memory")
-    if (yield in_thread(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT)):
+    text = truncate_with_warning(text, QUESTION, "a question to the vector memory")
+    if await cpu_bound(lambda: SMALL_TALK.issuperset(tokenize(text)), long=len(text) > SHORT):
         return []  # a greeting or thanks
-    chosen: list[tuple[Entry, Record, str]] = []
+    chosen: list[tuple[IndexRecord, Record, str]] = []
     seen: set[str] = set()
-    room = core.max_tokens - count_text(framed([Record("")]), core.counter)
+    room = core.max_tokens - count_text(render_notes([Record("")]), core.counter)
     misses = 0
-    ranked, count, best = yield from _ranked(core, user_id, text, keep, place, core.floor)
+    ranked, count, best = await _ranked(core, user_id, text, keep, place, core.floor)
     share = _share(core.floor, best)
     if remarks is not None and count and share < 1:
         remarks.append(_remark(core.floor, best, count, share))
@@ -95,8 +290,8 @@ def recall(
     spare = core.max_tokens - int(share * core.max_tokens)
     size = BATCH if core.reads_texts else FEW
     while some := list(islice(ranked, size)):
-        for found, rerank, document, notes in (yield from _fetched(core, user_id, some, seen)):
-            record, lines = record_of(found, rerank, document, len(chosen), notes)
+        for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
+            record, lines = note_record_of(found, rerank, document, len(chosen), notes)
             cost = count_text(lines, core.counter)
             if cost > room - (spare if chosen else 0):
                 misses += 1
@@ -117,7 +312,7 @@ def recall(
             logger.warning("max_tokens=%d is too little for any of the %d best rounds", core.max_tokens, misses)
         return []
     if not trial:
-        yield from _touch(core, user_id, [entry.id for entry, *_ in chosen])
+        await _touch(core, user_id, [entry.id for entry, *_ in chosen])
     return [note]
 
 
@@ -135,9 +330,14 @@ def _remark(floor: float | None, best: float, records: int, share: float) -> str
     )
 
 
-def _ranked(
-    core: Core, user_id: str, text: str, keep: Keep, place: TurnPlace | None = None, floor: float | None = None
-) -> Flow[tuple[Iterator[Found], int, float]]:
+async def _ranked(
+    core: VectorMemoryConfig,
+    user_id: str,
+    text: str,
+    keep: Keep,
+    place: TurnSession | None = None,
+    floor: float | None = None,
+) -> tuple[Iterator[Found], int, float]:
     """Rank the user's records, with the reranker if there is one.
 
     The reranker is not called if all records are below the floor.
@@ -146,10 +346,10 @@ def _ranked(
         The records, best first, each with its reranker score or None; the number of records that were compared; and
         the highest `relation` among them.
     """
-    index, question = yield from core.look(user_id, text, place)
+    index, question = await core.look(user_id, text, place)
     found: Iterator[Ranked]
     long = len(index) > MANY or len(text) > SHORT
-    found, count, best = yield in_thread(lambda: best_first(index, question, core.ranking, keep), long=long)
+    found, count, best = await cpu_bound(lambda: best_first(index, question, core.ranking, keep), long=long)
     # Without similarities every record is ranked, also those that share no word with the question: drop these.
     if question.vector is None and question.similar is None:
         found = (ranked for ranked in found if ranked.score > 0)
@@ -158,21 +358,21 @@ def _ranked(
     by_id = {ranked.entry.id: ranked for ranked in islice(found, RERANKED)}
     if not by_id:
         return iter(()), 0, 0.0
-    documents = yield from core.documents(user_id, list(by_id))
+    documents = await core.documents(user_id, list(by_id))
     # Keep the id in the metadata as well: a compressor may build new documents without ids.
     given = [
         Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
         for d in (documents[name] for name in by_id if name in documents)
     ]
     reranker = core.reranker
-    anew = yield Step(
+    anew = await Step(
         lambda: reranker.compress_documents(given, text), lambda: reranker.acompress_documents(given, text)
     )
     chosen = [(d.metadata.get("memkit_id") or d.id, d.metadata.get("relevance_score")) for d in anew]
     return ((by_id[name], score) for name, score in chosen if name in by_id), count, best
 
 
-def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[Iterator[Any]]:
+async def _fetched(core: VectorMemoryConfig, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Iterator[Any]:
     """Fetch the texts of ranked records, leaving out duplicates and records erased from their transcripts.
 
     Args:
@@ -184,12 +384,12 @@ def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) 
     Returns:
         A lazy iterator over (record, reranker score, document, what was made of it to show it).
     """
-    text_of = yield from core.texts(user_id, [found.entry.id for found, _ in ranked])
+    text_of = await core.texts(user_id, [found.entry.id for found, _ in ranked])
     wanted: dict[str, set[str]] = {}
     for found, _ in ranked:
         if found.entry.session and any(found.entry.messages):
             wanted.setdefault(found.entry.session, set()).update(filter(None, found.entry.messages))
-    erased = yield from erased_messages(core.get_session_history, user_id, wanted)
+    erased = await erased_messages(core.get_session_history, user_id, wanted)
 
     def kept() -> Iterator[tuple[Ranked, float | None, Document, Any]]:
         for found, score in ranked:
@@ -209,17 +409,19 @@ def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) 
     return kept()  # lazily: most notes are full long before the last record
 
 
-def _touch(core: Core, user_id: str, ids: Sequence[str]) -> Flow[None]:
+async def _touch(core: VectorMemoryConfig, user_id: str, ids: Sequence[str]) -> None:
     """Record the recall time of these records, where it is needed; a failure is logged and does not fail the turn."""
     store, now = core.store, core.now()
     if core.keeps_access and not core.read_only:
         try:
-            yield Step(lambda: store.touch(user_id, ids, now), lambda: store.atouch(user_id, ids, now))
+            await Step(lambda: store.touch(user_id, ids, now), lambda: store.atouch(user_id, ids, now))
         except HistoryWriteError as error:
             logger.warning("when memories were recalled is not stored: %s", error)
 
 
-def _note(chosen: Sequence[tuple[Entry, Record, str]]) -> HumanMessage:
+def _note(chosen: Sequence[tuple[IndexRecord, Record, str]]) -> HumanMessage:
     undated = datetime.min.replace(tzinfo=UTC)
     in_order = sorted(chosen, key=lambda found: (found[0].at or undated, found[0].session, found[0].position))
-    return note_message([record for _, record, _ in in_order], lambda _: enclosed([lines for *_, lines in in_order]))
+    return note_message(
+        [record for _, record, _ in in_order], lambda _: render_note_texts([lines for *_, lines in in_order])
+    )

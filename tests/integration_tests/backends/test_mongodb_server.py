@@ -19,7 +19,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from pymongo import AsyncMongoClient, MongoClient
 
 from langchain_memkit import MongoDBChatMessageHistory, create_runnable_with_message_history, purge_user
-from langchain_memkit.backends.mongodb import clients, indexes
+from langchain_memkit.backends.mongodb import clients
+from langchain_memkit.backends.mongodb import documents as indexes
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryReadError,

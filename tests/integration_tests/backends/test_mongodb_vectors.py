@@ -21,8 +21,9 @@ from langchain_tests.integration_tests import VectorStoreIntegrationTests
 from pymongo import AsyncMongoClient, MongoClient, monitoring
 
 from langchain_memkit import MongoDBVectorStore, VectorMemory, purge_user
-from langchain_memkit._flow import drive, run_step
-from langchain_memkit.backends.mongodb import vector_indexes, vector_search
+from langchain_memkit._sync import drive
+from langchain_memkit.backends.mongodb import vector_documents as vector_indexes
+from langchain_memkit.backends.mongodb import vectors as vector_search
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryConflictError,
@@ -30,9 +31,9 @@ from langchain_memkit.errors import (
     HistoryWriteError,
     MessageTooLargeError,
 )
-from langchain_memkit.scoring.entries import digest_of
+from langchain_memkit.ranking.records import digest_of
 from langchain_memkit.testing import local_mongodb
-from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, expected, facts, record
+from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, expected_entries, facts, record
 
 
 class TestServer(VectorStoreContract):
@@ -197,7 +198,7 @@ def test_indexes(store: Any, collection: Any, monkeypatch: pytest.MonkeyPatch) -
     assert set(collection.index_information()) == names
     collection.drop_indexes()
     vector_indexes._known.clear()
-    monkeypatch.setattr("langchain_memkit.backends.mongodb.vector_indexes.MAX_AUTO_INDEX", 1)
+    monkeypatch.setattr("langchain_memkit.backends.mongodb.vector_documents.MAX_AUTO_INDEX", 1)
     with pytest.raises(ConfigurationError, match=r"setup\(\)"):
         save(store, record(2))
     assert len(store.index("u1")) == 1
@@ -304,7 +305,7 @@ def test_the_last_record_is_read_where_it_matters(watched: Any, listener: Any) -
 def begin_warm(store: Any) -> Any:
     """What a store knows of a session that a turn looked at when it was loaded."""
     save(store, record(2))
-    _, looked = drive(store._look("u1", "s1"), run_step)
+    _, looked = drive(store._look("u1", "s1"))
     return store._begun(looked, ["d"], [str(record(3).id)])
 
 
@@ -319,7 +320,7 @@ def test_what_is_known_may_be_out_of_date(store: Any, other: Any) -> None:
     assert list(again.records) in ([], [record(3).id])
     assert store.write("u1", "s1", again.generation, [record(3)], [None])
     for each in (store, other):
-        assert facts(each.index("u1")) == expected([record(2), record(3), record(5)])
+        assert facts(each.index("u1")) == expected_entries([record(2), record(3), record(5)])
 
 
 def test_a_session_that_others_forgot(store: Any, other: Any, collection: Any) -> None:
@@ -329,7 +330,7 @@ def test_a_session_that_others_forgot(store: Any, other: Any, collection: Any) -
     assert not store.write("u1", "s1", begun.generation, [record(3)], [None], state=begun.state)
     assert collection.count_documents({"user_id": "u1"}) == 0
     assert save(store, record(3))
-    assert facts(other.index("u1")) == expected([record(3)])
+    assert facts(other.index("u1")) == expected_entries([record(3)])
 
 
 def test_a_session_that_was_forgotten_here(store: Any, collection: Any) -> None:
@@ -349,12 +350,12 @@ def test_what_is_stored_is_not_replaced_unseen(store: Any, other: Any) -> None:
     again = [record(3).model_copy(update={"id": record(1).id})]
     with pytest.raises(HistoryConflictError):
         store.write("u1", "s1", begun.generation, again, [None], state=begun.state)
-    assert facts(store.index("u1")) == expected([record(1, "as it was"), record(2)])
+    assert facts(store.index("u1")) == expected_entries([record(1, "as it was"), record(2)])
     begun = store.begin("u1", "s1")
     same_id = record(3).model_copy(update={"id": record(7, user_id="u2").id})
     assert store.write("u1", "s1", begun.generation, [same_id], [None], state=begun.state)
-    assert facts(store.index("u1")) == expected([record(1, "as it was"), record(2), same_id])
-    assert facts(other.index("u2")) == expected([record(7, user_id="u2")])
+    assert facts(store.index("u1")) == expected_entries([record(1, "as it was"), record(2), same_id])
+    assert facts(other.index("u2")) == expected_entries([record(7, user_id="u2")])
 
 
 def test_the_cap_is_kept_at_every_save(store: Any, collection: Any) -> None:
@@ -416,7 +417,7 @@ def test_many_records_in_a_call(store: Any) -> None:
     assert len(store.index("u1")) == 1200
     assert len(store.get_by_ids([str(d.id) for d in documents], user_id="u1")) == 1200
     store.close()
-    assert facts(store.index("u1")) == expected(documents)
+    assert facts(store.index("u1")) == expected_entries(documents)
     assert store.evict("u1", 100) == 1100
     assert [entry.position for entry in store.index("u1").entries] == list(range(1100, 1200))
     store.delete([str(d.id) for d in documents], user_id="u1")
@@ -795,7 +796,7 @@ def test_collections_of_0_1_0(store: Any, collection: Any) -> None:
         collection.delete_one({"_id": document["_id"]})
         collection.insert_one({**document, "_id": document["_id"]["id"]})
     with MongoDBVectorStore(None, EMBEDDING, collection.database.name, client=collection.database.client) as fresh:
-        assert facts(fresh.index("u1")) == expected([record(1), record(2)])
+        assert facts(fresh.index("u1")) == expected_entries([record(1), record(2)])
         assert fresh.get_by_ids(["a"], user_id="u2")[0].page_content == "theirs"
         fresh.add_documents([Document("mine", id="a", metadata={"user_id": "u1"})])
         fresh.add_documents([Document("theirs again", id="a", metadata={"user_id": "u2"})])
@@ -812,5 +813,5 @@ def test_collections_of_0_1_0(store: Any, collection: Any) -> None:
         fresh.delete(["a", str(record(2).id)], user_id="u2")
         assert [d.page_content for d in fresh.get_by_ids(["a"], user_id="u1")] == ["mine"]
         assert fresh.evict("u1", 1, [str(record(1).id)]) == 2
-        assert facts(fresh.index("u1")) == expected([record(1, "anew")])
+        assert facts(fresh.index("u1")) == expected_entries([record(1, "anew")])
         assert fresh.forget("u1") == 1

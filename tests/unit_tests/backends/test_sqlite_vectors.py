@@ -28,16 +28,15 @@ from langchain_memkit import (
     VectorMemory,
     purge_user,
 )
-from langchain_memkit._flow import drive, run_step
-from langchain_memkit.backends._vectors.rows import plain_row, record_row
+from langchain_memkit._sync import drive
 from langchain_memkit.backends.sqlite import database
 from langchain_memkit.backends.sqlite.database import MIGRATIONS
 from langchain_memkit.backends.sqlite.inspection import inspect_file
-from langchain_memkit.backends.sqlite.vector_rows import INSERT, values_of
+from langchain_memkit.backends.sqlite.vectors import INSERT, values_of
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
-from langchain_memkit.scoring.index import digest_of
-from langchain_memkit.testing._vector_cases import expected, facts
-from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, record
+from langchain_memkit.ranking.index import digest_of
+from langchain_memkit.stores.vector_rows import plain_row, record_row
+from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, expected_entries, facts, record
 
 
 class TestFile(VectorStoreContract):
@@ -563,7 +562,7 @@ def test_files_of_0_1_0(path: Path) -> None:
         connection.execute("INSERT INTO vector_accesses VALUES ('u1', ?, 7)", (record(1).id,))
         connection.execute("INSERT INTO vector_generations VALUES ('u1', 's1', 'g')")
     store = SQLiteVectorStore(path, EMBEDDING)
-    assert facts(store.index("u1")) == expected([record(1), record(2)])
+    assert facts(store.index("u1")) == expected_entries([record(1), record(2)])
     assert list(store.accesses("u1")) == [record(1).id]
     assert store.get_by_ids(["a"], user_id="u2")[0].page_content == "theirs"
     store.add_documents([Document("mine", id="a", metadata={"user_id": "u1"})])
@@ -585,7 +584,7 @@ def test_the_vector_of_a_replaced_text_is_not_taken_for_that_text(tmp_path: Path
             store.index("u1")
             store.write("u1", "s1", generation, [document], store.embed([text]))
         store.index("u1")
-        _, looked = drive(store._look("u1", "s1"), run_step)
+        _, looked = drive(store._look("u1", "s1"))
         digests = [digest_of(text) for text in ("human: hello", "human: hello\nai: hi")]
         known = store._begun(looked, digests, [])
         assert known is not None

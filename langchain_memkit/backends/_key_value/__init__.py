@@ -1,1 +1,0 @@
-"""The shared half of the key-value stores: verbs, and the data exchanged with a backend."""
