@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 PAYLOAD_TOKENS = 85
-"""What one image, file or recording is counted as: OpenAI's price of a low-resolution image, as in langchain-core."""
+"""Token count of an image, file or recording: OpenAI's price of a low-resolution image, as in langchain-core."""
 
 IMAGES = frozenset({"image", "image_url", "input_image"})
 PAYLOAD_KEYS = frozenset({"b64_json", "base64", "data", "file_data", "image_data"})

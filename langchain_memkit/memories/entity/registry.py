@@ -67,7 +67,7 @@ class SurfaceFormIndex:
 
 
 Names = Mapping[str, Mapping[str, object]]
-"""Name keys, each with the sessions in which it stands."""
+"""The sessions in which each name occurs, by name key."""
 
 
 @dataclass(slots=True)

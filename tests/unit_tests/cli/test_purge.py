@@ -97,11 +97,12 @@ def test_asks_first(memkit: Memkit, full: Path, answer: str, gone: bool) -> None
 
 
 @pytest.mark.parametrize("words", [["--dry-run"], ["--yes"], []])
-@pytest.mark.parametrize("also", [[], ["--in", "nothing.db"]])
+@pytest.mark.parametrize("also", [[], ["--in", "empty.db"]])
 def test_stores_are_closed(
     memkit: Memkit, full: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], also: list[str]
 ) -> None:
     """Every store that was opened is closed, also after a dry run, the answer no, or a place that holds nothing."""
+    (full.parent / "empty.db").touch()
     closed = []
     for kind in (HistoryFactory, SQLiteKeyValueStore, SQLiteVectorStore):
 
