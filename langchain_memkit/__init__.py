@@ -4,7 +4,7 @@ Start with `create_runnable_with_message_history` and `SQLiteChatMessageHistory`
 when they are first used; `from langchain_memkit import *` leaves out those whose extra is not installed.
 
 To know the code, read in this order: `base` has the words and the one abstraction, `memories/composed` makes one memory
-of several, `runnables` carries a turn through, `testing` says what all of it promises. `_flow` tells how one body of
+of several, `runnables` carries a turn through, `testing` says what all of it promises. `_sync` tells how one body of
 logic serves both call styles. Everything that knows an outside dependency is in `backends`.
 """
 

@@ -7,13 +7,13 @@ from typing import Any
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Step
+from langchain_memkit._sync import Step
 
 CONDENSED = "memkit_condense_question"
 """What a question became: heard with the fields of a `StandaloneQuestion`."""
 
 
-def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step:
+def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step[None]:
     """Tells callback handlers; only what a question became holds text of a message."""
 
     def sync() -> None:

@@ -6,12 +6,12 @@ import inspect
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import run_in_executor
 
-from langchain_memkit._flow import Step
+from langchain_memkit._sync import Step
 
 __all__ = [
     "add_messages",
@@ -25,6 +25,8 @@ __all__ = [
     "seq_of",
     "stored_ids",
 ]
+
+T = TypeVar("T")
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -92,17 +94,17 @@ def _report(history: Any, changed: Sequence[str]) -> None:
     )
 
 
-def read_messages(history: Any) -> Step:
+def read_messages(history: Any) -> Step[Sequence[BaseMessage]]:
     """The whole conversation, oldest first."""
     return _step(history, lambda: history.messages, "aget_messages")
 
 
-def add_messages(history: Any, messages: Sequence[BaseMessage]) -> Step:
+def add_messages(history: Any, messages: Sequence[BaseMessage]) -> Step[None]:
     """Appends messages."""
     return _step(history, lambda: history.add_messages(messages), "aadd_messages", messages)
 
 
-def append_turn(history: Any, messages: Sequence[BaseMessage], *, head: Any, **given: Any) -> Step:
+def append_turn(history: Any, messages: Sequence[BaseMessage], *, head: Any, **given: Any) -> Step[int]:
     """Append a turn to one of our histories.
 
     A method of somebody's own that takes no `head` is not given one: it only saves a look at the session.
@@ -128,17 +130,17 @@ def _takes_head(method: Callable[..., Any]) -> bool:
     return "head" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def clear_messages(history: Any) -> Step:
+def clear_messages(history: Any) -> Step[None]:
     """Empties the session."""
     return _step(history, lambda: history.clear(), "aclear")
 
 
-def stored_ids(history: Any, ids: Sequence[str]) -> Step:
+def stored_ids(history: Any, ids: Sequence[str]) -> Step[set[str]]:
     """Which of these messages one of our histories has: one indexed query."""
     return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
 
 
-def epoch_at(history: Any, seq: int) -> Step:
+def epoch_at(history: Any, seq: int) -> Step[int | None]:
     """The epoch of the turn at this position of one of our histories; None if it was erased."""
 
     async def asynchronous() -> int | None:
@@ -148,7 +150,7 @@ def epoch_at(history: Any, seq: int) -> Step:
     return Step(lambda: next((turn.epoch for turn in history.iter_turns(**at)), None), asynchronous)
 
 
-def seq_of(history: Any, op: str, after_seq: int) -> Step:
+def seq_of(history: Any, op: str, after_seq: int) -> Step[int | None]:
     """Return the position of a turn of one of our histories, looked for behind another one; None if it is not there."""
 
     async def asynchronous() -> int | None:
@@ -161,11 +163,12 @@ def seq_of(history: Any, op: str, after_seq: int) -> Step:
     return Step(lambda: next((turn.seq for turn in turns() if turn.op == op), None), asynchronous)
 
 
-def _step(history: Any, sync: Callable[[], Any], twin: str, *args: Any) -> Step:
-    async def asynchronous() -> Any:
+def _step(history: Any, sync: Callable[[], T], twin: str, *args: Any) -> Step[T]:
+    async def asynchronous() -> T:
         # langchain-community's SQLChatMessageHistory over a plain engine has async verbs that only raise
         if not hasattr(history, twin) or not getattr(history, "async_mode", True):
             return await run_in_executor(None, sync)
-        return await getattr(history, twin)(*args)
+        result: T = await getattr(history, twin)(*args)
+        return result
 
     return Step(sync, asynchronous)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, SearchOp
 
-from langchain_memkit._flow import Flow, adrive, drive
+from langchain_memkit._sync import Flow, Operation, adrive, drive
 from langchain_memkit.backends._key_value.data import KeyRange, Stored
 from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
 from langchain_memkit.base import check_text
@@ -62,8 +63,15 @@ class LangGraphKeyValueStore(KeyValueStore[V]):
         return f"{type(self).__name__}({self._shown})"
 
 
+@dataclass(slots=True)
+class StoreBatch(Operation[list[Any]]):
+    """LangGraph's operations, sent in one call; their results."""
+
+    operations: Sequence[Op]
+
+
 class _Items:
-    """Flows on the items. An operation of theirs is a list of LangGraph's, sent in one call."""
+    """Flows on the items."""
 
     def __init__(self, store: BaseStore, namespace: tuple[str, ...]) -> None:
         self._store = store
@@ -75,13 +83,15 @@ class _Items:
     async def arun(self, flow: Flow[T]) -> T:
         return await adrive(flow, self._asend)
 
-    def _send(self, operations: list[Op]) -> Any:
+    def _send(self, batch: StoreBatch) -> list[Any]:
+        operations = batch.operations
         try:
             return self._store.batch(operations)
         except Exception as error:
             raise self._failed(operations, error) from error
 
-    async def _asend(self, operations: list[Op]) -> Any:
+    async def _asend(self, batch: StoreBatch) -> list[Any]:
+        operations = batch.operations
         try:
             try:
                 return await self._store.abatch(operations)
@@ -90,22 +100,22 @@ class _Items:
         except Exception as error:
             raise self._failed(operations, error) from error
 
-    def _failed(self, operations: list[Op], error: Exception) -> Exception:
+    def _failed(self, operations: Sequence[Op], error: Exception) -> Exception:
         """Without the store's own text, which may hold what it connects to; that is the cause."""
         what = f"{type(self._store).__name__} of LangGraph failed ({type(error).__name__}; see the cause)"
         if not any(isinstance(operation, PutOp) for operation in operations):
             return HistoryReadError(f"cannot read: the {what}")
         return HistoryWriteError(f"cannot write: the {what}. Calling again is safe.", maybe_stored=True)
 
-    def get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]:
+    async def get(self, keys: Sequence[str]) -> dict[str, Stored]:
         found: list[Item | None] = []
         for i in range(0, len(keys), BATCH):
-            found += yield [GetOp(self._place(key), key) for key in keys[i : i + BATCH]]
+            found += await StoreBatch([GetOp(self._place(key), key) for key in keys[i : i + BATCH]])
         return {key: _stored(item) for key, item in zip(keys, found, strict=True) if item is not None}
 
-    def set(self, values: dict[str, Any]) -> Flow[None]:
+    async def set(self, values: dict[str, Any]) -> None:
         # ttl=None: never, whatever the store's default
-        yield from self._put(
+        await self._put(
             PutOp(
                 self._place(key),
                 key,
@@ -116,37 +126,37 @@ class _Items:
             for key, value in values.items()
         )
 
-    def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> Flow[bool]:
+    async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool:
         """LangGraph has no conditional write: the key is looked for afterwards, and what came too late goes."""
-        yield from self.set(values)
-        exists = key in (yield from self.get([key]))
-        yield from self.delete(gone if exists else list(values))
+        await self.set(values)
+        exists = key in await self.get([key])
+        await self.delete(gone if exists else list(values))
         return exists
 
-    def delete(self, keys: Sequence[str]) -> Flow[None]:
-        yield from self._put(PutOp(self._place(key), key, None) for key in keys)
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self._put(PutOp(self._place(key), key, None) for key in keys)
 
-    def _put(self, operations: Iterable[PutOp]) -> Flow[None]:
+    async def _put(self, operations: Iterable[PutOp]) -> None:
         listed = list(operations)
         for i in range(0, len(listed), BATCH):
-            yield listed[i : i + BATCH]
+            await StoreBatch(listed[i : i + BATCH])
 
-    def page(self, keys: KeyRange, limit: int) -> Flow[list[str]]:
+    async def page(self, keys: KeyRange, limit: int) -> list[str]:
         """All of them, since a search has read them all."""
         place, found, offset = self._common_place(keys), set[str](), 0
         while True:
             # refresh_ttl: looking for keys is no use of the items
-            (items,) = yield [SearchOp(place, limit=LISTED, offset=offset, refresh_ttl=False)]
+            (items,) = await StoreBatch([SearchOp(place, limit=LISTED, offset=offset, refresh_ttl=False)])
             found |= {item.key for item in items if self._is_in(item, keys)}
             if len(items) < LISTED:
                 return sorted(found)
             offset += len(items)
 
-    def delete_range(self, keys: KeyRange) -> Flow[int]:
+    async def delete_range(self, keys: KeyRange) -> int:
         gone: set[str] = set()
         # again: what is deleted or written meanwhile moves the pages
-        while found := [key for key in (yield from self.page(keys, LISTED)) if key not in gone]:
-            yield from self.delete(found)
+        while found := [key for key in await self.page(keys, LISTED) if key not in gone]:
+            await self.delete(found)
             gone |= set(found)
         return len(gone)
 

@@ -12,8 +12,8 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit._histories import add_messages, clear_messages, is_native
+from langchain_memkit._sync import ClosingMixin, Step, adrive, drive
 from langchain_memkit.base import (
     CONTEXT,
     GetSessionHistory,
@@ -100,11 +100,11 @@ class ChatHistoryMemory(Memory):
         Raises:
             HistoryReadError: The history could not be read.
         """
-        return drive(self._load(query), run_step)
+        return drive(self._load(query))
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
         """Async twin of `load`."""
-        return await adrive(self._load(query), arun_step)
+        return await adrive(self._load(query))
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
         """Appends one turn to the history, atomically where it is one of ours.
@@ -112,53 +112,53 @@ class ChatHistoryMemory(Memory):
         Raises:
             HistoryWriteError: It was not stored; `StaleTurnError` if the session was cleared since `load`.
         """
-        drive(self._save(messages), run_step)
+        drive(self._save(messages))
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
         """Async twin of `save`."""
-        await adrive(self._save(messages), arun_step)
+        await adrive(self._save(messages))
 
     def clear(self) -> None:
         """Clears the session, and what the preprocessor keeps of it."""
-        drive(self._clear(), run_step)
+        drive(self._clear())
 
     async def aclear(self) -> None:
         """Async twin of `clear`."""
-        await adrive(self._clear(), arun_step)
+        await adrive(self._clear())
 
-    def _load(self, query: str) -> Flow[list[BaseMessage]]:
+    async def _load(self, query: str) -> list[BaseMessage]:
         context = TurnContext([HumanMessage(str(query))] if query else [])
         config: RunnableConfig = {"configurable": {"message_history": self.history, CONTEXT: context}}
-        view = yield from load(self.history, self.preprocessor, config, native=self._native)
+        view = await load(self.history, self.preprocessor, config, native=self._native)
         self._at = {"epoch": view.epoch, "since": view.read_at}
         context.past = view.messages
         if (chain := self.preprocessor) is None:
             return list(view.messages)
-        return (yield Step(partial(chain.invoke, view.messages, config), partial(chain.ainvoke, view.messages, config)))  # type: ignore[no-any-return]  # results of steps are untyped
+        return await Step(partial(chain.invoke, view.messages, config), partial(chain.ainvoke, view.messages, config))
 
-    def _save(self, messages: Sequence[BaseMessage]) -> Flow[None]:
+    async def _save(self, messages: Sequence[BaseMessage]) -> None:
         if self.read_only or not messages:
             return
         turn, history = list(messages), self.history
         if self._native:
             options: dict[str, Any] = {"turn_id": getattr(messages, "turn_id", None), **self._at}
-            yield Step(partial(history.append_turn, turn, **options), partial(history.aappend_turn, turn, **options))
+            await Step(partial(history.append_turn, turn, **options), partial(history.aappend_turn, turn, **options))
             self._at = {}  # the turn that began with `load` is over
         else:
-            yield add_messages(history, turn)
+            await add_messages(history, turn)
 
-    def _clear(self) -> Flow[None]:
+    async def _clear(self) -> None:
         if self.read_only:
             return
-        yield clear_messages(self.history)
+        await clear_messages(self.history)
         self._at = {}
         chain: Any = self.preprocessor
         if hasattr(chain, "aclear") and self.session_id:
             ids = (self.session_id, self.user_id)
-            yield Step(partial(chain.clear, *ids), partial(chain.aclear, *ids))
+            await Step(partial(chain.clear, *ids), partial(chain.aclear, *ids))
 
 
-class ChatHistoryMemoryFactory(Closing):
+class ChatHistoryMemoryFactory(ClosingMixin):
     """What `ChatHistoryMemory.factory` makes: called with the ids, and otherwise what the histories' factory is."""
 
     def __init__(self, get_session_history: GetSessionHistory, preprocessor: Any, *, read_only: bool) -> None:

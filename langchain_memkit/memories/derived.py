@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from langchain_core.messages import BaseMessage
 
-from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import ClosingMixin, Step, adrive, drive
 from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, check_id, shown
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.transcripts import history_of
@@ -68,15 +68,15 @@ class DerivedMemory(Memory):
 
         What fails is raised by that `load`.
         """
-        drive(self._prefetched(), run_step)
+        drive(self._prefetched())
 
     async def aprefetch(self) -> None:
         """Async twin of `prefetch`."""
-        await adrive(self._prefetched(), arun_step)
+        await adrive(self._prefetched())
 
-    def _prefetched(self) -> Flow[None]:
+    async def _prefetched(self) -> None:
         try:
-            self._fetched = yield from self._prefetch()
+            self._fetched = await self._prefetch()
         except Exception as error:  # noqa: BLE001  # whatever a store raises
             self._fetched = error
 
@@ -89,51 +89,51 @@ class DerivedMemory(Memory):
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
         """Async twin of `load`."""
-        return await adrive(self._load(query), arun_step)
+        return await adrive(self._load(query))
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
         """Async twin of `save`."""
-        await adrive(self._save(messages), arun_step)
+        await adrive(self._save(messages))
 
     async def aclear(self) -> None:
         """Async twin of `clear`."""
-        await adrive(self._clear(), arun_step)
+        await adrive(self._clear())
 
     async def aforget_messages(self, ids: Collection[str]) -> int:
         """Async twin of `forget_messages`."""
-        return await adrive(self._forget_messages(ids), arun_step)
+        return await adrive(self._forget_messages(ids))
 
     async def arebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
         """Async twin of `rebuild`."""
-        return await adrive(self._rebuild(history, progress), arun_step)
+        return await adrive(self._rebuild(history, progress))
 
-    def _forget_messages(self, ids: Collection[str]) -> Flow[int]:
+    async def _forget_messages(self, ids: Collection[str]) -> int:
         check_writable(self._core)
         if isinstance(ids, str):
             msg = "ids must be a list of str, not a str"
             raise TypeError(msg)
-        return (yield from self._delete_messages(ids))
+        return await self._delete_messages(ids)
 
     @abstractmethod
-    def _prefetch(self) -> Flow[Any]: ...
+    async def _prefetch(self) -> Any: ...
 
     @abstractmethod
-    def _load(self, query: str) -> Flow[list[BaseMessage]]: ...
+    async def _load(self, query: str) -> list[BaseMessage]: ...
 
     @abstractmethod
-    def _save(self, messages: Sequence[BaseMessage]) -> Flow[None]: ...
+    async def _save(self, messages: Sequence[BaseMessage]) -> None: ...
 
     @abstractmethod
-    def _clear(self) -> Flow[None]: ...
+    async def _clear(self) -> None: ...
 
     @abstractmethod
-    def _delete_messages(self, ids: Collection[str]) -> Flow[int]: ...
+    async def _delete_messages(self, ids: Collection[str]) -> int: ...
 
     @abstractmethod
-    def _rebuild(self, history: Any, progress: bool) -> Flow[Mapping[str, int]]: ...
+    async def _rebuild(self, history: Any, progress: bool) -> Mapping[str, int]: ...
 
 
-class DerivedMemoryFactory(Closing, Generic[M]):
+class DerivedMemoryFactory(ClosingMixin, Generic[M]):
     """Memories that share a store. A subclass has the sync verbs, in its own words, and the flows behind all.
 
     Args:
@@ -167,45 +167,45 @@ class DerivedMemoryFactory(Closing, Generic[M]):
 
     def setup(self) -> None:
         """Sets up the store, if it has to be."""
-        drive(self._setup(), run_step)
+        drive(self._setup())
 
     async def asetup(self) -> None:
         """Async twin of `setup`."""
-        await adrive(self._setup(), arun_step)
+        await adrive(self._setup())
 
     async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
         """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
-        return await adrive(self._list_sessions(check_id(user_id, "user_id")), arun_step)
+        return await adrive(self._list_sessions(check_id(user_id, "user_id")))
 
     async def arebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
         """Async twin of `rebuild`."""
-        return await adrive(self._rebuild(histories, check_id(user_id, "user_id"), progress), arun_step)
+        return await adrive(self._rebuild(histories, check_id(user_id, "user_id"), progress))
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
         """Async twin of `purge`."""
-        return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
+        return await adrive(self._purge(check_id(user_id, "user_id")))
 
-    def _setup(self) -> Flow[None]:
+    async def _setup(self) -> None:
         store: Any = self._core.store
         if hasattr(store, "setup"):
-            yield Step(lambda: store.setup(), lambda: store.asetup())
+            await Step(lambda: store.setup(), lambda: store.asetup())
 
-    def _rebuild(self, histories: Any, user_id: str, progress: bool) -> Flow[Mapping[str, int]]:
-        known = yield from self._list_sessions(user_id)  # first: a session that begins meanwhile is left alone
-        found = yield Step(lambda: histories.list_sessions(user_id), lambda: histories.alist_sessions(user_id))
+    async def _rebuild(self, histories: Any, user_id: str, progress: bool) -> Mapping[str, int]:
+        known = await self._list_sessions(user_id)  # first: a session that begins meanwhile is left alone
+        found = await Step(lambda: histories.list_sessions(user_id), lambda: histories.alist_sessions(user_id))
         names = dict.fromkeys(info.session_id for info in [*found, *known])
         sessions = {}
         for name in names:
-            sessions[name] = yield history_of(histories, name, user_id)
-        return (yield from self._rebuild_sessions(user_id, sessions, progress))
+            sessions[name] = await history_of(histories, name, user_id)
+        return await self._rebuild_sessions(user_id, sessions, progress)
 
     @abstractmethod
-    def _list_sessions(self, user_id: str) -> Flow[list[SessionInfo]]: ...
+    async def _list_sessions(self, user_id: str) -> list[SessionInfo]: ...
 
     @abstractmethod
-    def _rebuild_sessions(
+    async def _rebuild_sessions(
         self, user_id: str, sessions: Mapping[str, Any], progress: bool
-    ) -> Flow[Mapping[str, int]]: ...
+    ) -> Mapping[str, int]: ...
 
     @abstractmethod
-    def _purge(self, user_id: str) -> Flow[Mapping[str, int]]: ...
+    async def _purge(self, user_id: str) -> Mapping[str, int]: ...

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias
 
-from langchain_memkit._flow import Flow, Step, together
 from langchain_memkit._histories import epoch_at, has_native, stored_ids
+from langchain_memkit._sync import Step, gather
 from langchain_memkit.base import Memory, SavedTurn, describe_error, utc_now
 from langchain_memkit.errors import HistoryReadError, MemoryReadError, MemoryWriteError
 from langchain_memkit.memories.retriever import RetrieverMemory
@@ -42,18 +42,18 @@ def load_failure(memory: Any, error: Exception) -> tuple[MemoryReadError, dict[s
     return failure, {"memory": name, "error": type(error).__name__, "message": str(failure)}
 
 
-def on_all(parts: Sequence[Any], verb: str, *args: Any) -> Flow[list[Any]]:
+async def on_all(parts: Sequence[Any], verb: str, *args: Any) -> list[Any]:
     """What a verb returns for each part; the first part, the transcript if there is one, goes before the others."""
     results: list[Any] = []
     for some in (parts[:1], parts[1:]):
-        results += yield _verb_of(some, verb, *args)
+        results += await _verb_of(some, verb, *args)
     failed = _first_failure(parts, results, verb)
     if failed:
         raise failed[1]
     return results
 
 
-def tell(memories: Sequence[Memory], turn: SavedTurn, history: Any, seq: int | None) -> Flow[None]:
+async def tell(memories: Sequence[Memory], turn: SavedTurn, history: Any, seq: int | None) -> None:
     """Tells memories of a turn that stands in a history of ours; what is erased meanwhile is taken back.
 
     Args:
@@ -68,21 +68,21 @@ def tell(memories: Sequence[Memory], turn: SavedTurn, history: Any, seq: int | N
     turn.expires_at = None if ttl is None else utc_now() + timedelta(seconds=ttl)
     try:
         if seq and hasattr(history, "iter_turns"):
-            epoch = yield epoch_at(history, seq)
+            epoch = await epoch_at(history, seq)
             if epoch is None:
                 return
             turn.epoch = epoch
-        yield from save_all(memories, turn)
-        yield from take_back(memories, turn, history)
+        await save_all(memories, turn)
+        await take_back(memories, turn, history)
     except HistoryReadError as error:
         msg = f"the turn is stored, but what memories should know of it cannot be read: {error}"
         raise MemoryWriteError(msg, messages=turn, turn_id=turn.turn_id, maybe_stored=True) from error
 
 
-def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:
+async def save_all(memories: Sequence[Memory], turn: SavedTurn) -> None:
     """Tells memories of a turn that is stored."""
     writing = [memory for memory in memories if not memory.read_only]
-    results = (yield _verb_of(writing, "save", turn)) if writing else []
+    results = await _verb_of(writing, "save", turn) if writing else []
     failed = _first_failure(writing, results, "save")
     if failed:
         name, error = failed
@@ -90,7 +90,7 @@ def save_all(memories: Sequence[Memory], turn: SavedTurn) -> Flow[None]:
         raise MemoryWriteError(msg, messages=turn, turn_id=turn.turn_id, maybe_stored=True) from error
 
 
-def take_back(memories: Collection[Memory], turn: SavedTurn, history: Any) -> Flow[None]:
+async def take_back(memories: Collection[Memory], turn: SavedTurn, history: Any) -> None:
     """Takes a turn back that was erased while memories were told of it, where they can: one look for its ids.
 
     Memories whose save was refused in that case need no look.
@@ -99,13 +99,13 @@ def take_back(memories: Collection[Memory], turn: SavedTurn, history: Any) -> Fl
     able = [memory for memory in able if not getattr(memory, "save_was_checked", False)]
     ids = [message.id for message in turn if message.id]
     if able and ids and has_native(history, "astored_ids"):
-        stored = yield stored_ids(history, ids)
+        stored = await stored_ids(history, ids)
         if not stored:
-            yield from on_all(able, "forget_messages", ids)
+            await on_all(able, "forget_messages", ids)
 
 
-def _verb_of(parts: Sequence[Any], verb: str, *args: Any) -> Step:
-    return together(
+def _verb_of(parts: Sequence[Any], verb: str, *args: Any) -> Step[list[Any]]:
+    return gather(
         [
             Step(
                 lambda part=part: getattr(part, verb)(*args),  # type: ignore[misc]  # bound now

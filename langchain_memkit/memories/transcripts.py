@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage
 
-from langchain_memkit._flow import Flow, Step
 from langchain_memkit._histories import has_native, read_messages, stored_ids
+from langchain_memkit._sync import Step
 from langchain_memkit.base import GetSessionHistory
 from langchain_memkit.errors import ConfigurationError
 
@@ -31,7 +31,7 @@ class Stretch(NamedTuple):
     native: bool = False
 
 
-def history_of(get_session_history: GetSessionHistory, session_id: str, user_id: str) -> Step:
+def history_of(get_session_history: GetSessionHistory, session_id: str, user_id: str) -> Step[Any]:
     """The history of a session, whose user is never dropped: a callable that cannot take one is refused."""
 
     def sync() -> Any:
@@ -55,7 +55,7 @@ def history_of(get_session_history: GetSessionHistory, session_id: str, user_id:
     return Step(sync, asynchronous)
 
 
-def stretches_of(history: Any) -> Step:
+def stretches_of(history: Any) -> Step[list[Stretch]]:
     """The whole of a history, oldest first."""
 
     async def aturns() -> list[Stretch]:
@@ -71,16 +71,16 @@ def stretches_of(history: Any) -> Step:
     return Step(lambda: [Stretch(messages.sync(), None)], amessages)
 
 
-def read_transcript(
+async def read_transcript(
     history: Any, get_session_history: GetSessionHistory | None, session_id: str, user_id: str
-) -> Flow[Sequence[Stretch]]:
+) -> Sequence[Stretch]:
     """The whole of a history, oldest first; where none is given, that of `get_session_history`."""
     if history is None:
         if get_session_history is None:
             msg = "rebuild() needs the session's history, or a memory with get_session_history"
             raise ConfigurationError(msg)
-        history = yield history_of(get_session_history, session_id, user_id)
-    return (yield stretches_of(history))  # type: ignore[no-any-return]  # results of steps are untyped
+        history = await history_of(get_session_history, session_id, user_id)
+    return await stretches_of(history)
 
 
 def stretch_of(turn: Any) -> Stretch:
@@ -89,9 +89,9 @@ def stretch_of(turn: Any) -> Stretch:
     return Stretch(turn.messages, turn.created_at, turn.epoch, turn.expires_at, bool(turn.seq))
 
 
-def erased_messages(
+async def erased_messages(
     get_session_history: GetSessionHistory | None, user_id: str, wanted: Mapping[str, Collection[str]]
-) -> Flow[set[tuple[str, str]]]:
+) -> set[tuple[str, str]]:
     """Session and id of messages that do not stand in their histories any more: one query a session.
 
     Args:
@@ -103,10 +103,10 @@ def erased_messages(
     if get_session_history is None:
         return erased
     for session, ids in wanted.items():
-        history = yield history_of(get_session_history, session, user_id)
+        history = await history_of(get_session_history, session, user_id)
         if has_native(history, "stored_ids"):
-            found = yield stored_ids(history, sorted(ids))
+            found = await stored_ids(history, sorted(ids))
         else:
-            found = {message.id for message in (yield read_messages(history))}
+            found = {message.id for message in await read_messages(history) if message.id}
         erased |= {(session, message) for message in set(ids) - found}
     return erased

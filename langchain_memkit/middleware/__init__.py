@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from langchain.agents.middleware.types import (
@@ -28,7 +29,7 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command
 
 from langchain_memkit._compat import ContextOverflowError
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step, shielded
+from langchain_memkit._sync import adrive, drive, shielded
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.telling import OnLoadError
@@ -133,34 +134,34 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def open(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
         """Begin a run as far as its first call of the model, for `explain_turn`: nothing is called or stored."""
-        return drive(self._dry_run(value, ensure_config(config)), run_step)
+        return drive(self._dry_run(value, ensure_config(config)))
 
     async def aopen(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
         """Async twin of `open`."""
-        return await adrive(self._dry_run(value, ensure_config(config)), arun_step)
+        return await adrive(self._dry_run(value, ensure_config(config)))
 
     def before_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
         """Begin the turn."""
-        return drive(self._begin(state, runtime), run_step)
+        return drive(self._begin(state, runtime))
 
     async def abefore_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
         """Async twin of `before_agent`."""
-        return await adrive(self._begin(state, runtime), arun_step)
+        return await adrive(self._begin(state, runtime))
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
         """Show the model the conversation; the state keeps its messages."""
         config = get_config()
-        run = drive(self._run_of(request.state, request.runtime, config), run_step)
+        run = drive(self._run_of(request.state, request.runtime, config))
         try:
             with run.listening():
                 try:
-                    response = handler(drive(self._shown(run, request, config), run_step))
+                    response = handler(drive(self._shown(run, request, config)))
                 except ContextOverflowError as error:
-                    response = handler(drive(self._smaller(run, request, config, error), run_step))
+                    response = handler(drive(self._smaller(run, request, config, error)))
         except BaseException as error:
-            drive(self._broken(request, config, error, run), run_step)
+            drive(self._broken(request, config, error, run))
             raise
         return _answered(run, request.state, response)
 
@@ -169,16 +170,15 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
         """Async twin of `wrap_model_call`."""
         config = get_config()
-        run = await adrive(self._run_of(request.state, request.runtime, config), arun_step)
+        run = await adrive(self._run_of(request.state, request.runtime, config))
         try:
             with run.listening():
                 try:
-                    response = await handler(await adrive(self._shown(run, request, config), arun_step))
+                    response = await handler(await adrive(self._shown(run, request, config)))
                 except ContextOverflowError as error:
-                    response = await handler(await adrive(self._smaller(run, request, config, error), arun_step))
+                    response = await handler(await adrive(self._smaller(run, request, config, error)))
         except BaseException as error:
-            flow = self._broken(request, config, error, run)
-            await shielded(lambda: adrive(flow, arun_step))
+            await shielded(partial(self._broken, request, config, error, run))
             raise
         return _answered(run, request.state, response)
 
@@ -191,7 +191,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         try:
             result = handler(request)
         except BaseException as error:
-            drive(self._broken(request, config, error), run_step)
+            drive(self._broken(request, config, error))
             raise
         finally:
             calls.leave()
@@ -207,8 +207,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         try:
             result = await handler(request)
         except BaseException as error:
-            flow = self._broken(request, config, error)
-            await shielded(lambda: adrive(flow, arun_step))
+            await shielded(partial(self._broken, request, config, error))
             raise
         finally:
             calls.leave()
@@ -217,22 +216,22 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def after_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
         """Store the turn."""
-        return drive(self._end(state, runtime), run_step)
+        return drive(self._end(state, runtime))
 
     async def aafter_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
         """Async twin of `after_agent`."""
-        return await shielded(lambda: adrive(self._end(state, runtime), arun_step))
+        return await shielded(lambda: self._end(state, runtime))
 
     # -- the steps, for both call styles
 
-    def _dry_run(self, value: Any, config: RunnableConfig) -> Flow[OpenTurn]:
+    async def _dry_run(self, value: Any, config: RunnableConfig) -> OpenTurn:
         if not (isinstance(value, Mapping) and "messages" in value):
             msg = f'the input of an agent is {{"messages": [...]}}, not {type(value).__name__}'
             raise ConfigurationError(msg)
         given = value["messages"]
         messages = with_ids(convert_to_messages(given if isinstance(given, list) else [given]))
-        run = yield from self._turns.begin({"messages": messages}, self._ids(config, None), config, trial=True)
-        seen = yield from shown(run, self._policy, messages, messages, config, trial=True)
+        run = await self._turns.begin({"messages": messages}, self._ids(config, None), config, trial=True)
+        seen = await shown(run, self._policy, messages, messages, config, trial=True)
         return replace(run.turn([], config), shown=seen, asked=run.own(messages))
 
     def _ids(self, config: RunnableConfig, context: Any) -> dict[str, Any]:
@@ -256,23 +255,23 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         here = self._calls[marker["key"]].seen if marker and marker["key"] in self._calls else []
         return still_said(here or state.get("memkit_seen") or [], messages_in(state))
 
-    def _begin(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
+    async def _begin(self, state: Any, runtime: Any) -> dict[str, Any]:
         config = get_config()
         ids = self._ids(config, runtime.context)
         if isinstance(state.get("memkit_run"), Handle):
             raise ConfigurationError(TWICE)
-        run = yield from self._turns.begin(state, ids, config, self._seen(state))
+        run = await self._turns.begin(state, ids, config, self._seen(state))
         return {"memkit_turn": run.marker, "memkit_run": Handle(run), **_emptied(state)}
 
-    def _run_of(self, state: Any, runtime: Any, config: RunnableConfig) -> Flow[Run]:
+    async def _run_of(self, state: Any, runtime: Any, config: RunnableConfig) -> Run:
         """Return the run that this invocation began; else the one of the state's marker, read for again."""
         handle, marker = state.get("memkit_run"), state.get("memkit_turn")
         if isinstance(handle, Handle) and not handle.run.finished:
             run = handle.run
         elif marker is not None and not marker["done"]:
-            run = yield from self._turns.resume(state, configured(config, runtime.context), config, self._seen(state))
+            run = await self._turns.resume(state, configured(config, runtime.context), config, self._seen(state))
         else:  # it did not pass `before_agent`
-            run = yield from self._turns.begin(state, configured(config, runtime.context), config)
+            run = await self._turns.begin(state, configured(config, runtime.context), config)
         run.observe(messages_in(state))
         return run
 
@@ -284,27 +283,27 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         calls.running += 1
         return calls
 
-    def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> Flow[ModelRequest[Any]]:
+    async def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> ModelRequest[Any]:
         self._calls_of(run.marker, new=True)
         state: Any = request.state
         given = convert_to_messages(request.messages)
-        messages: list[Any] = yield from shown(run, self._policy, given, messages_in(state), config)
+        messages: list[Any] = await shown(run, self._policy, given, messages_in(state), config)
         return request.override(messages=messages)
 
-    def _smaller(
+    async def _smaller(
         self, run: Run, request: ModelRequest[Any], config: RunnableConfig, error: ContextOverflowError
-    ) -> Flow[ModelRequest[Any]]:
+    ) -> ModelRequest[Any]:
         """Show less of the past, after the model said that it was too much; else raise its error."""
-        yield from self._policy.overflowed(run.context, config, error)
-        return (yield from self._shown(run, request, config))
+        await self._policy.overflowed(run.context, config, error)
+        return await self._shown(run, request, config)
 
-    def _broken(
+    async def _broken(
         self,
         request: ModelRequest[Any] | ToolCallRequest,
         config: RunnableConfig,
         error: BaseException,
         run: Run | None = None,
-    ) -> Flow[None]:
+    ) -> None:
         """Keep of a call that raised, was interrupted on purpose, or is cancelled, what the options say."""
         state: Any = request.state
         calls = self._calls_of(state.get("memkit_turn") if run is None else run.marker)
@@ -317,16 +316,16 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if discarded or not first:
             return
         if run is None:
-            run = yield from self._run_of(state, request.runtime, config)
+            run = await self._run_of(state, request.runtime, config)
         if isinstance(error, Exception):
-            yield from failed(run, policy, config)
+            await failed(run, policy, config)
         else:
-            yield from stopped(run, policy, config, calls.results)
+            await stopped(run, policy, config, calls.results)
 
-    def _end(self, state: Any, runtime: Any) -> Flow[dict[str, Any]]:
+    async def _end(self, state: Any, runtime: Any) -> dict[str, Any]:
         config = get_config()
-        run = yield from self._run_of(state, runtime, config)
-        marker = yield from finish(run, self._policy, state, config)
+        run = await self._run_of(state, runtime, config)
+        marker = await finish(run, self._policy, state, config)
         self._calls.pop(marker["key"], None)
         return {"memkit_turn": marker, "memkit_run": None, **_emptied(state)}
 

@@ -8,7 +8,7 @@ from functools import partial
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow, Step, in_thread
+from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import HistoryMessages
 from langchain_memkit.messages.counting import approximate_tokens
 from langchain_memkit.messages.cuts import RESULTS, whole_tool_groups
@@ -23,7 +23,7 @@ from langchain_memkit.runnables.saving import Policy
 __all__ = ["shown"]
 
 
-def shown(
+async def shown(
     run: Run,
     policy: Policy,
     given: Sequence[BaseMessage],
@@ -31,7 +31,7 @@ def shown(
     config: RunnableConfig,
     *,
     trial: bool = False,
-) -> Flow[list[BaseMessage]]:
+) -> list[BaseMessage]:
     """Return the messages for one call of the model.
 
     Args:
@@ -52,18 +52,18 @@ def shown(
     if run.loaded is None:
         seen = run.view._replace(messages=past)
         whole = chain is None
-        run.loaded = yield from policy.memories.load(run.memories, seen, own, inside, whole=whole, trial=trial)
+        run.loaded = await policy.memories.load(run.memories, seen, own, inside, whole=whole, trial=trial)
     kept: list[BaseMessage] = past
     if chain is not None:
         most = run.note(own)
         context.notes = [] if most is None else [most]
-        kept = yield Step(lambda: chain.invoke(past, inside), lambda: chain.ainvoke(past, inside))
+        kept = await Step(lambda: chain.invoke(past, inside), lambda: chain.ainvoke(past, inside))
     note = run.note([*kept, *own])
     context.notes = [] if note is None else [note]
     budget: Budget | None = getattr(getattr(chain, "first", chain), "budget", None)
     if budget is not None:  # a counter of the app may do I/O
         fit = partial(budget.fit_run, own, [*summary, *context.notes], context.scale)
-        own = yield in_thread(fit, long=budget.counter is not approximate_tokens)
+        own = await cpu_bound(fit, long=budget.counter is not approximate_tokens)
     before, after = with_note(_whole(kept, own), own, note, apart=False)
     return [*summary, *before, *after]
 

@@ -11,7 +11,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from pydantic import Field
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import Flow, Step, adrive, drive
 from langchain_memkit.base import HistoryView, Memory
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import one_line
@@ -50,41 +50,41 @@ def memory_tools(turns: TurnStart) -> list[BaseTool]:
         )
         raise ConfigurationError(msg)
 
-    def bound(runtime: ToolRuntime) -> Flow[list[Memory]]:
-        return (yield from turns.bind(configured(runtime.config, runtime.context))).memories
+    async def bound(runtime: ToolRuntime) -> list[Memory]:
+        return (await turns.bind(configured(runtime.config, runtime.context))).memories
 
-    def remember(title: Title, text: Text, runtime: ToolRuntime) -> Flow[str]:
-        notes = _notes((yield from bound(runtime)))
+    async def remember(title: Title, text: Text, runtime: ToolRuntime) -> str:
+        notes = _notes(await bound(runtime))
         title, text = _checked(title, "title", MAX_TITLE), _checked(text, "text", MAX_TEXT)
-        titles: list[str] = yield Step(notes.titles, notes.atitles)
+        titles: list[str] = await Step(notes.titles, notes.atitles)
         if title not in titles and len(titles) >= MAX_NOTES:
             msg = f"There are {len(titles)} notes, and no room for more: forget some first."
             raise ToolException(msg)
         entry = {title: text}
-        yield Step(partial(notes.add, entry), partial(notes.aadd, entry))
+        await Step(partial(notes.add, entry), partial(notes.aadd, entry))
         return f"Remembered: {title}"
 
-    def recall(query: Query, runtime: ToolRuntime) -> Flow[str]:
-        found = yield from bound(runtime)
+    async def recall(query: Query, runtime: ToolRuntime) -> str:
+        found = await bound(runtime)
         asked = HumanMessage(_checked(query, "query", MAX_TEXT))
         # the conversation is before the model anyway
         nothing = HistoryView([], epoch=(runtime.state.get("memkit_turn") or {}).get("epoch", 0))
-        loaded = yield from memories.load(found, nothing, [asked], runtime.config, whole=False)
+        loaded = await memories.load(found, nothing, [asked], runtime.config, whole=False)
         note = compose_notes(loaded)
         if note is not None:
             return str(note.text)
-        titles: list[str] = yield Step(_notes(found).titles, _notes(found).atitles)
+        titles: list[str] = await Step(_notes(found).titles, _notes(found).atitles)
         known = "; ".join(one_line(title) for title in titles[:SHOWN_TITLES])
         return "Nothing is known about that." + (f" Titles of notes: {known}" if known else "")
 
-    def forget(title: Title, runtime: ToolRuntime) -> Flow[str]:
-        notes = _notes((yield from bound(runtime)))
+    async def forget(title: Title, runtime: ToolRuntime) -> str:
+        notes = _notes(await bound(runtime))
         title = _checked(title, "title", MAX_TITLE)
-        titles: list[str] = yield Step(notes.titles, notes.atitles)
+        titles: list[str] = await Step(notes.titles, notes.atitles)
         if title not in titles:
             msg = f"There is no note with the title {title!r}."
             raise ToolException(msg)
-        yield Step(partial(notes.remove, [title]), partial(notes.aremove, [title]))
+        await Step(partial(notes.remove, [title]), partial(notes.aremove, [title]))
         return f"Forgotten: {title}"
 
     return [
@@ -99,11 +99,11 @@ def _tool(flow: Callable[..., Flow[str]], about: str) -> BaseTool:
 
     @wraps(flow)
     def call(*args: Any, **kwargs: Any) -> str:
-        return drive(flow(*args, **kwargs), run_step)
+        return drive(flow(*args, **kwargs))
 
     @wraps(flow)
     async def acall(*args: Any, **kwargs: Any) -> str:
-        return await adrive(flow(*args, **kwargs), arun_step)
+        return await adrive(flow(*args, **kwargs))
 
     # what a model gives wrongly is told to the model
     return StructuredTool.from_function(call, acall, description=about, handle_tool_error=True)

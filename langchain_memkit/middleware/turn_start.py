@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -12,8 +11,8 @@ from uuid import uuid4
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit._histories import is_native, seq_of, stored_ids
+from langchain_memkit._sync import Step, as_step, both
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, Turn, TurnContext, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
@@ -82,7 +81,7 @@ class TurnStart:
     get_session_history: GetSessionHistory
     policy: Policy
 
-    def begin(
+    async def begin(
         self,
         state: Mapping[str, Any],
         configurable: dict[str, Any],
@@ -90,7 +89,7 @@ class TurnStart:
         seen: Sequence[BaseMessage] = (),
         *,
         trial: bool = False,
-    ) -> Flow[Run]:
+    ) -> Run:
         """Begin a run with new input. What the state holds beside it and the transcript does not is stored first.
 
         Args:
@@ -105,18 +104,18 @@ class TurnStart:
         place = place_of_run(configurable)
         turn_id = configurable.get("turn_id")
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
-        bound = yield from self.bind(configurable)
+        bound = await self.bind(configurable)
         start = unstored_start(messages, before)
         first = start_of_turn(messages, start)
         # with the ids that the run before has stored them by, or would have
         named = with_turn_ids(messages[start:], [place], _namer(before, turn_id))
-        known, view = yield from self._read(bound, [m.id or "" for m in (*seen, *named)], messages[first:], config)
+        known, view = await self._read(bound, [m.id or "" for m in (*seen, *named)], messages[first:], config)
         moved = before is not None and before["place"] != place
         skip, forked = list[list[int]](), False
         # without a marker this is the thread's first turn, perhaps again; or the agent is a node of a larger graph
         if not moved and (before is not None or {m.id for m in named[first - start :]} & known):
             skip, forked = _skipped(before, view, config)
-        cleared = before is not None and (yield from _is_cleared(bound, before, view))
+        cleared = before is not None and await _is_cleared(bound, before, view)
         if before is not None and (cleared or moved):
             # what the state had then must not come back, and is not somebody else's
             start = unstored_start(messages, before, settled=True)
@@ -137,24 +136,24 @@ class TurnStart:
         run = Run(place, marker, older, unnamed, bound.history, bound.native, bound.memories, view, known)
         if forked:
             run.known = set()  # the branch is stored whole, beginning with its question
-        if left and not (before is None and (yield from _was_cleared(bound, view))):
+        if left and not (before is None and await _was_cleared(bound, view)):
             if trial:  # it is shown as if it had been
                 run.view = view._replace(messages=[*view.messages, *left])
             else:
-                if not (yield from self._adopt(run, left, before, config)):  # the next run tries again
+                if not await self._adopt(run, left, before, config):  # the next run tries again
                     run.marker = {**run.marker, "first": messages[start].id, "start": start}
                     run.older, run.older_unnamed = _older(messages, start)
-                run.view = yield self._view(bound, messages[first:], config)
+                run.view = await self._view(bound, messages[first:], config)
         run.observe(messages)
         return run
 
-    def resume(
+    async def resume(
         self,
         state: Mapping[str, Any],
         configurable: dict[str, Any],
         config: RunnableConfig,
         seen: Sequence[BaseMessage] = (),
-    ) -> Flow[Run]:
+    ) -> Run:
         """Go on with a run that another invocation, perhaps in another process, began.
 
         Args:
@@ -167,17 +166,17 @@ class TurnStart:
         marker: Marker = state["memkit_turn"]
         check_place(marker, configurable)
         place = marker["place"]
-        bound = yield from self.bind(configurable)
+        bound = await self.bind(configurable)
         start = unstored_start(messages, marker)
         own = with_turn_ids(messages[start:], [place], marker["turn_id"])
         ids = {m.id for m in (*seen, *messages, *own) if m.id}
-        known, view = yield from self._read(bound, sorted(ids), messages[start:], config)
+        known, view = await self._read(bound, sorted(ids), messages[start:], config)
         older, unnamed = _older(messages, start)
         if index_of(messages, marker["first"]) < 0 and marker["first"] is not None:  # it was removed
             older |= known
         replayed: int | None = None
         if bound.native and known & {m.id for m in own}:
-            replayed = yield seq_of(bound.history, batch_op([], marker["turn_id"]), marker["seq"])
+            replayed = await seq_of(bound.history, batch_op([], marker["turn_id"]), marker["seq"])
         if replayed:  # the turn was stored once: it is run again from its middle, or only its end is
             known, marker = set(), {**marker, "seq": view.seq, "skip": [*marker["skip"], [replayed, view.seq]]}
         run = Run(place, marker, older, unnamed, bound.history, bound.native, bound.memories, view, known)
@@ -185,9 +184,9 @@ class TurnStart:
         run.remember(seen, messages)
         return run
 
-    def bind(self, configurable: dict[str, Any]) -> Flow[Bound]:
+    async def bind(self, configurable: dict[str, Any]) -> Bound:
         """Return the conversation of a call and the memories beside it; nothing is read."""
-        history = yield session_history(self.get_session_history, None, configurable)
+        history = await session_history(self.get_session_history, None, configurable)
         outer = configurable.get("message_history")
         if outer is not None and _ids(outer) == _ids(history):
             msg = (
@@ -195,35 +194,26 @@ class TurnStart:
                 "would be stored twice. Leave out one of the two, or give the agent a session_id of its own."
             )
             raise ConfigurationError(msg)
-        memories = yield from self.policy.memories.bind(None, configurable, history)
+        memories = await self.policy.memories.bind(None, configurable, history)
         return Bound(history, is_native(history), memories)
 
-    def _read(
+    async def _read(
         self, bound: Bound, ids: Sequence[str], asked: Sequence[BaseMessage], config: RunnableConfig
-    ) -> Flow[tuple[set[str], HistoryView]]:
+    ) -> tuple[set[str], HistoryView]:
         """Read which of these messages are stored (one indexed query), and the past; on an event loop both at once."""
         view, memories = self._view(bound, asked, config), self.policy.memories
         if not bound.native:
-            found: HistoryView = yield from memories.beside(bound.memories, view)
+            found = await memories.beside(bound.memories, view)
             return {m.id for m in found.messages if m.id}, found
         stored = stored_ids(bound.history, ids)
+        return await memories.beside(bound.memories, both(stored, view))
 
-        async def at_once() -> Any:
-            return await asyncio.gather(stored.asynchronous(), view.asynchronous())
-
-        both = Step(lambda: (stored.sync(), view.sync()), at_once)
-        known, found = yield from memories.beside(bound.memories, both)
-        return known, found
-
-    def _view(self, bound: Bound, asked: Sequence[BaseMessage], config: RunnableConfig) -> Step:
+    def _view(self, bound: Bound, asked: Sequence[BaseMessage], config: RunnableConfig) -> Step[HistoryView]:
         inside = in_turn(config, bound.history, TurnContext(asked))
 
-        def flow() -> Flow[HistoryView]:
-            return load(bound.history, self.policy.preprocessor, inside, native=bound.native)
+        return as_step(lambda: load(bound.history, self.policy.preprocessor, inside, native=bound.native))
 
-        return Step(lambda: drive(flow(), run_step), lambda: adrive(flow(), arun_step))
-
-    def _adopt(self, run: Run, left: list[BaseMessage], before: Marker | None, config: RunnableConfig) -> Flow[bool]:
+    async def _adopt(self, run: Run, left: list[BaseMessage], before: Marker | None, config: RunnableConfig) -> bool:
         """Store what the state holds and the transcript does not, a row a turn; the same again changes nothing.
 
         Returns:
@@ -242,7 +232,7 @@ class TurnStart:
                     turn = replace(turn, turn_id=before["turn_id"])
                 if before["epoch"]:
                     turn = replace(turn, epoch=before["epoch"], since=moment(before))
-            if said and (yield from self.policy.save_messages(turn, said, None)) == UNSAVED:
+            if said and await self.policy.save_messages(turn, said, None) == UNSAVED:
                 return False
         return True
 
@@ -266,12 +256,12 @@ def _is_retry(messages: Sequence[BaseMessage], i: int, before: Marker, turn_id: 
     return again and (messages[i].type, messages[i].content) == (messages[-1].type, messages[-1].content)
 
 
-def _was_cleared(bound: Bound, view: HistoryView) -> Flow[bool]:
+async def _was_cleared(bound: Bound, view: HistoryView) -> bool:
     """Return whether the session was cleared once: a thread without a marker may still hold what was erased then."""
     if not (bound.native and view.epoch):
         return False
     history = bound.history
-    first: Turn | None = yield Step(
+    first: Turn | None = await Step(
         lambda: next(history.iter_turns(), None), lambda: anext(aiter(history.aiter_turns()), None)
     )
     return first is None or first.seq > 1
@@ -281,11 +271,11 @@ def _ids(history: Any) -> tuple[Any, Any]:
     return getattr(history, "user_id", None), getattr(history, "session_id", history)
 
 
-def _is_cleared(bound: Bound, before: Marker, view: HistoryView) -> Flow[bool]:
+async def _is_cleared(bound: Bound, before: Marker, view: HistoryView) -> bool:
     """Return whether the session was cleared since a run. One that waited before it had a turn cannot tell."""
     if not bound.native or before["epoch"] == view.epoch:
         return False
-    return before["epoch"] != 0 or (not before["done"] and (yield from _was_cleared(bound, view)))
+    return before["epoch"] != 0 or (not before["done"] and await _was_cleared(bound, view))
 
 
 def _skipped(before: Marker | None, view: HistoryView, config: RunnableConfig) -> tuple[list[list[int]], bool]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any, TypeAlias
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import Flow, Step, adrive, drive
 from langchain_memkit.preprocessors.records import Place
 
 __all__ = ["Background"]
@@ -26,19 +26,22 @@ class Background:
         self._running: dict[Place, Work] = {}
         self._lock = threading.Lock()
 
-    def begin(self, place: Place, flow: Flow[Any]) -> Step:
-        """Starts a flow, unless one runs for this conversation."""
+    def begin(self, place: Place, make_flow: Callable[[], Flow[None]]) -> Step[None]:
+        """Make a flow and start it, unless one runs for this conversation."""
+
+        async def work() -> None:
+            await adrive(make_flow())
 
         async def abegin() -> None:
             with self._lock:
                 if not self._is_busy(place):
-                    task = asyncio.create_task(adrive(flow, arun_step), name="memkit-summary")
+                    task = asyncio.create_task(work(), name="memkit-summary")
                     self._running[place] = task
                     task.add_done_callback(lambda task: self._end(place, task))
 
-        return Step(lambda: self._begin_thread(place, flow), abegin)
+        return Step(lambda: self._begin_thread(place, make_flow), abegin)
 
-    def wait(self, match: Callable[[Place], bool] = lambda _: True) -> Step:
+    def wait(self, match: Callable[[Place], bool] = lambda _: True) -> Step[None]:
         """Waits for what runs for these conversations, as far as it can be waited for: not on another event loop."""
 
         def found() -> list[Work]:
@@ -65,10 +68,10 @@ class Background:
             return not (work.done() or work.get_loop().is_closed())
         return work is not None and work.is_alive()
 
-    def _begin_thread(self, place: Place, flow: Flow[Any]) -> None:
+    def _begin_thread(self, place: Place, make_flow: Callable[[], Flow[None]]) -> None:
         def run() -> None:
             try:
-                drive(flow, run_step)
+                drive(make_flow())
             finally:
                 self._end(place, thread)
 

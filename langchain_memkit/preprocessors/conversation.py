@@ -11,7 +11,6 @@ from datetime import datetime
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.base import HistoryMessages, Position, TokenCounter, Window, check_id
 from langchain_memkit.messages.cuts import lead_length
 from langchain_memkit.preprocessors.budget import Sizes
@@ -112,39 +111,39 @@ class Conversation:
         return min((date for date in dates if date), default=None)
 
 
-def read_conversation(messages: list[BaseMessage], place: Place, store: SummaryStore) -> Flow[Conversation]:
+async def read_conversation(messages: list[BaseMessage], place: Place, store: SummaryStore) -> Conversation:
     """What of the messages a stored summary covers."""
     if isinstance(messages, HistoryMessages) and messages.window is not None and place.session_id:
-        return (yield from _read_native(messages, messages.window, place, store))
+        return await _read_native(messages, messages.window, place, store)
     if not all(isinstance(m, BaseMessage) for m in messages):
         messages = convert_to_messages(messages)
     lead = lead_length(messages)
     body = messages[lead:]
     if not place.session_id and body:  # known only by how it begins
         place = place._replace(root=chain_digests(body, [1])[1][:24] + "/")
-    known = yield from store.matching(place, body)
+    known = await store.matching(place, body)
     n = known[1].covered if known else 0
     return Conversation(place, messages[:lead], known, body[n:], body[:n], messages)
 
 
-def _read_native(messages: HistoryMessages, window: Window, place: Place, store: SummaryStore) -> Flow[Conversation]:
+async def _read_native(messages: HistoryMessages, window: Window, place: Place, store: SummaryStore) -> Conversation:
     if window.after is not None:
         known: Known = window.summary
         system: list[BaseMessage] = [SystemMessage(text) for text in known[1].lead]
         return Conversation(place, system, known, messages, [], messages, native=True)
     if window.summary is not None:  # cleared or expired since: what belongs to another epoch is of no use to anybody
-        yield from store.delete_all(place.prefix)
+        await store.delete_all(place.prefix)
     # a record keeps the lead as text, so it is system lines alone: nothing else may come back as one
     lead = next((i for i, m in enumerate(messages) if not isinstance(m, SystemMessage)), len(messages))
     complete = window.max_messages is None and window.max_tokens is None
     return Conversation(place, messages[:lead], None, messages[lead:], [], messages, native=True, complete=complete)
 
 
-def catch_up(talk: Conversation, store: SummaryStore) -> Flow[Conversation]:
+async def catch_up(talk: Conversation, store: SummaryStore) -> Conversation:
     """With what others have summarized since the conversation was read, or that would be summarized twice."""
     said = [*talk.covered, *talk.body]
     try:
-        known = yield from (store.latest(talk.place) if talk.native else store.matching(talk.place, said))
+        known = await (store.latest(talk.place) if talk.native else store.matching(talk.place, said))
     except Exception as error:  # noqa: BLE001  # any store; at worst something is summarized twice
         logger.warning("summaries cannot be read again: %s", type(error).__name__)
         return talk

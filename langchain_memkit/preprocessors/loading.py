@@ -7,8 +7,8 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow, Step
 from langchain_memkit._histories import read_messages
+from langchain_memkit._sync import Step
 from langchain_memkit.base import HistoryMessages, HistoryView, Preprocessor, Window
 from langchain_memkit.messages.turns import cut_tail
 
@@ -18,7 +18,7 @@ def asks_for_window(preprocessor: Preprocessor | None) -> bool:
     return hasattr(getattr(preprocessor, "first", preprocessor), "window")
 
 
-def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig, *, native: bool) -> Flow[HistoryView]:
+async def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig, *, native: bool) -> HistoryView:
     """Reads the history of a turn.
 
     Args:
@@ -28,16 +28,16 @@ def load(history: Any, preprocessor: Preprocessor | None, config: RunnableConfig
         native: Whether the history is one of ours, which can read a part of itself.
     """
     if not native:
-        return HistoryView(list((yield read_messages(history))))
+        return HistoryView(list(await read_messages(history)))
     size: int | None = getattr(history, "history_size", None)
     first: Any = getattr(preprocessor, "first", preprocessor)
     if not asks_for_window(preprocessor):
-        return (yield Step(lambda: history.view(max_messages=size), lambda: history.aview(max_messages=size)))  # type: ignore[no-any-return]  # any history
-    window: Window = yield Step(lambda: first.window(config), lambda: first.awindow(config))
+        return await Step(lambda: history.view(max_messages=size), lambda: history.aview(max_messages=size))
+    window: Window = await Step(lambda: first.window(config), lambda: first.awindow(config))
     bounded = window.max_messages is not None or window.max_tokens is not None
     if size is not None and bounded:  # without bounds, a fixed end beside a summary would leave a gap between the two
         window = replace(window, max_messages=min(size, size if window.max_messages is None else window.max_messages))
-    view: HistoryView = yield Step(lambda: history.view(window=window), lambda: history.aview(window=window))
+    view: HistoryView = await Step(lambda: history.view(window=window), lambda: history.aview(window=window))
     return _newest_of(view, size) if size is not None and bounded else view
 
 

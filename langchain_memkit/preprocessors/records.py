@@ -18,7 +18,7 @@ from urllib.parse import quote
 from langchain_core.messages import BaseMessage
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._sync import Step
 from langchain_memkit.base import Now, Position, user_prefix
 
 __all__ = ["Known", "Place", "SummaryRecord", "SummaryStore", "chain_digests"]
@@ -149,74 +149,74 @@ class SummaryStore:
         self._store = store
         self._now = now
 
-    def latest(self, place: Place) -> Flow[Known | None]:
+    async def latest(self, place: Place) -> Known | None:
         """Of a history of ours: the record that reaches furthest."""
-        keys = [key for key in (yield from self._keys(place.prefix)) if not key.startswith(place.list_prefix)]
-        return (yield from self._first(sorted(keys, key=reach_of, reverse=True)[:LOOKED_AT], {}))
+        keys = [key for key in await self._keys(place.prefix) if not key.startswith(place.list_prefix)]
+        return await self._first(sorted(keys, key=reach_of, reverse=True)[:LOOKED_AT], {})
 
-    def matching(self, place: Place, messages: Sequence[BaseMessage]) -> Flow[Known | None]:
+    async def matching(self, place: Place, messages: Sequence[BaseMessage]) -> Known | None:
         """Of any other list: the record that reaches furthest of those that it begins with."""
-        keys = yield from self._keys(place.list_prefix)
+        keys = await self._keys(place.list_prefix)
         reach = {key: int(n) for key in keys if (n := reach_of(key).partition("-")[0]).isdecimal()}
         digests = chain_digests(messages, reach.values())
         # the key tells whether a record may fit, so that others that begin alike are never read
         fitting = [key for key, n in reach.items() if n in digests and reach_of(key).endswith(digests[n][:24])]
-        return (yield from self._first(sorted(fitting, key=reach_of, reverse=True)[:LOOKED_AT], digests))
+        return await self._first(sorted(fitting, key=reach_of, reverse=True)[:LOOKED_AT], digests)
 
-    def _first(self, keys: Sequence[str], digests: dict[int, str]) -> Flow[Known | None]:
+    async def _first(self, keys: Sequence[str], digests: dict[int, str]) -> Known | None:
         """The first valid record among these; expired ones go."""
         if not keys:
             return None
-        values = yield Step(lambda: self._store.mget(keys), lambda: self._store.amget(keys))
+        values = await Step(lambda: self._store.mget(keys), lambda: self._store.amget(keys))
         read = [(key, SummaryRecord.from_dict(value)) for key, value in zip(keys, values, strict=True)]
         found = [(key, record) for key, record in read if record is not None]
         now = self._now()
         expired = [key for key, record in found if record.expires_at and record.expires_at <= now]
-        yield from self.delete(expired)
+        await self.delete(expired)
         for key, record in found:
             if key not in expired and (record.position or digests.get(record.covered) == record.digest):
                 return key, record
         return None
 
-    def add(self, place: Place, record: SummaryRecord, previous: Known | None) -> Flow[Known]:
+    async def add(self, place: Place, record: SummaryRecord, previous: Known | None) -> Known:
         """Stores a record. The one that it was made from stays, for a reader who is on it; older ones go."""
         key = key_of(place, record)
         if previous is not None and previous[0] != key:
             record = replace(record, sources={**record.sources, "previous": previous[0]})
         pair = [(key, record.to_dict())]
-        yield Step(lambda: self._store.mset(pair), lambda: self._store.amset(pair))
+        await Step(lambda: self._store.mset(pair), lambda: self._store.amset(pair))
         if previous is not None and (old := previous[1].sources.get("previous")) and old != key:
-            yield from self.delete([str(old)])
+            await self.delete([str(old)])
         if place.session_id:
-            yield from self._tidy(place.prefix)
+            await self._tidy(place.prefix)
         return key, record
 
-    def _tidy(self, prefix: str) -> Flow[None]:
+    async def _tidy(self, prefix: str) -> None:
         """Removes what racing workers and lists that were edited have left behind, the oldest first."""
-        keys = yield from self._keys(prefix)
+        keys = await self._keys(prefix)
         if len(keys) <= MOST:
             return
-        values = yield Step(lambda: self._store.mget(keys), lambda: self._store.amget(keys))
+        values = await Step(lambda: self._store.mget(keys), lambda: self._store.amget(keys))
         found = [(key, SummaryRecord.from_dict(value)) for key, value in zip(keys, values, strict=True)]
         mine = sorted((record.created_at, key) for key, record in found if record is not None)
-        yield from self.delete([key for _, key in mine[:-MOST]])
+        await self.delete([key for _, key in mine[:-MOST]])
 
-    def delete(self, keys: Sequence[str]) -> Flow[None]:
+    async def delete(self, keys: Sequence[str]) -> None:
         """Removes records."""
         if keys:
-            yield Step(lambda: self._store.mdelete(keys), lambda: self._store.amdelete(keys))
+            await Step(lambda: self._store.mdelete(keys), lambda: self._store.amdelete(keys))
 
-    def delete_all(self, prefix: str) -> Flow[int]:
+    async def delete_all(self, prefix: str) -> int:
         """Removes the records under a prefix; returns how many."""
-        keys = yield from self._keys(prefix)
-        yield from self.delete(keys)
+        keys = await self._keys(prefix)
+        await self.delete(keys)
         return len(keys)
 
-    def _keys(self, prefix: str) -> Flow[list[str]]:
+    async def _keys(self, prefix: str) -> list[str]:
         async def collect() -> list[str]:
             return [key async for key in self._store.ayield_keys(prefix=prefix)]
 
-        return (yield Step(lambda: list(self._store.yield_keys(prefix=prefix)), collect))  # type: ignore[no-any-return]  # results of steps are untyped
+        return await Step(lambda: list(self._store.yield_keys(prefix=prefix)), collect)
 
 
 def chain_digests(messages: Sequence[BaseMessage], lengths: Iterable[int]) -> dict[int, str]:

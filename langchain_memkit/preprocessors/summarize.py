@@ -16,7 +16,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import ClosingMixin, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import (
     Now,
     TokenCounter,
@@ -45,7 +45,7 @@ __all__ = ["HistoryPreprocessor", "create_history_preprocessor"]
 logger = logging.getLogger("langchain_memkit")
 
 
-class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
+class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
     """What `create_history_preprocessor` makes."""
 
     def __init__(self, summarizer: Summarizer, trimmer: Trimmer, mode: Literal["inline", "background"]) -> None:
@@ -72,17 +72,17 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
 
     def window(self, config: RunnableConfig | None = None) -> Window:
         """What of a history is needed: what comes after the summary, or all of it while there is none."""
-        return drive(self._window(config), run_step)
+        return drive(self._window(config))
 
     async def awindow(self, config: RunnableConfig | None = None) -> Window:
         """Async twin of `window`."""
-        return await adrive(self._window(config), arun_step)
+        return await adrive(self._window(config))
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
         """The view of a list of messages, oldest first, which is not changed."""
 
         def run(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> list[BaseMessage]:
-            report = drive(self._run(value, config), run_step)
+            report = drive(self._run(value, config))
             if has_listeners(config):
                 dispatch_custom_event(EVENT, report.event(), config=config)
             return list(report.kept)
@@ -95,7 +95,7 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
         async def run(
             value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
         ) -> list[BaseMessage]:
-            report = await adrive(self._run(value, config), arun_step)
+            report = await adrive(self._run(value, config))
             if has_listeners(config):
                 data = await arun_step(self._summarizer.counting(report.event))
                 await adispatch_custom_event(EVENT, data, config=config)
@@ -107,19 +107,19 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
 
     def clear(self, session_id: str, user_id: str | None = None) -> None:
         """Forgets the summaries of a session; of a cleared history they are never used again anyway."""
-        drive(self._clear(session_id, user_id), run_step)
+        drive(self._clear(session_id, user_id))
 
     async def aclear(self, session_id: str, user_id: str | None = None) -> None:
         """Async twin of `clear`."""
-        await adrive(self._clear(session_id, user_id), arun_step)
+        await adrive(self._clear(session_id, user_id))
 
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Forgets a user's summaries; returns how many. A part of `purge_user`."""
-        return drive(self._purge(check_id(user_id, "user_id")), run_step)
+        return drive(self._purge(check_id(user_id, "user_id")))
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
         """Async twin of `purge`."""
-        return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
+        return await adrive(self._purge(check_id(user_id, "user_id")))
 
     def close(self) -> None:
         """Waits for summaries that are being written in the background by threads."""
@@ -129,41 +129,41 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
         """Waits for summaries that are being written in the background, on this event loop or by threads."""
         await arun_step(self._background.wait())
 
-    def _clear(self, session_id: str, user_id: str | None) -> Flow[None]:
+    async def _clear(self, session_id: str, user_id: str | None) -> None:
         place = self._place(session_id, user_id)
-        yield self._background.wait(partial(operator.eq, place))
-        yield from self._store.delete_all(place.prefix)
+        await self._background.wait(partial(operator.eq, place))
+        await self._store.delete_all(place.prefix)
 
-    def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
-        yield self._background.wait(lambda place: place.user_id == user_id)
-        return {"summaries": (yield from self._store.delete_all(f"{user_prefix(user_id)}summary/"))}
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
+        await self._background.wait(lambda place: place.user_id == user_id)
+        return {"summaries": await self._store.delete_all(f"{user_prefix(user_id)}summary/")}
 
     def _place(self, session_id: str, user_id: str | None) -> Place:
         return Place("" if user_id is None else check_id(user_id, "user_id"), check_id(session_id, "session_id"))
 
     # -- one turn
 
-    def _window(self, config: RunnableConfig | None) -> Flow[Window]:
+    async def _window(self, config: RunnableConfig | None) -> Window:
         place = place_of(config)
         if not place.session_id:  # positions are of a session
             return Window()
         try:
-            known = yield from self._store.latest(place)
+            known = await self._store.latest(place)
         except Exception as error:  # noqa: BLE001  # any store; the conversation goes on without its summary
             logger.warning("summaries cannot be read, so only the newest messages are used: %s", type(error).__name__)
             return self._budget.window(config)
         return Window(after=known[1].position, summary=known) if known else Window()
 
-    def _run(self, value: Any, config: RunnableConfig) -> Flow[ContextReport]:
+    async def _run(self, value: Any, config: RunnableConfig) -> ContextReport:
         messages, place = as_messages(value), place_of(config)
-        room: int = yield self._summarizer.counting(lambda: self._budget.room(config, value))
+        room: int = await self._summarizer.counting(lambda: self._budget.room(config, value))
         follows = new_input(config, value)
         asked = any(isinstance(m, HumanMessage) for m in follows)
         report = ContextReport(
             "summarize", self._budget.max_tokens, room, messages, [], self._budget.counter, self._budget.taken
         )
         try:
-            talk = yield from read_conversation(messages, place, self._store)
+            talk = await read_conversation(messages, place, self._store)
         except Exception as error:  # noqa: BLE001  # any store
             logger.warning("summaries cannot be read, so only the newest messages are used: %s", type(error).__name__)
             report.notes.append(f"summaries cannot be read: {type(error).__name__}")
@@ -171,44 +171,44 @@ class HistoryPreprocessor(Closing, Runnable[Any, list[BaseMessage]]):
         else:
             if not talk.complete:
                 report.notes.append("summaries cannot be read")
-            talk = yield from self._compacted(talk, room, asked, report.notes, config)
+            talk = await self._compacted(talk, room, asked, report.notes, config)
             report.covered, report.summarized = talk.covered, talk.reach
             view = [*talk.head(), *talk.body]
-        report.kept = yield self._summarizer.counting(lambda: self._trimmer.trim(view, room, follows))
+        report.kept = await self._summarizer.counting(lambda: self._trimmer.trim(view, room, follows))
         return report
 
-    def _compacted(
+    async def _compacted(
         self, talk: Conversation, room: int, asked: bool, notes: list[str], config: RunnableConfig
-    ) -> Flow[Conversation]:
+    ) -> Conversation:
         """The conversation, summarized until there is no more than the trigger and the view fits."""
         alone = False
         while True:
-            sizes, length, fits = yield self._due(talk, room, asked)
+            sizes, length, fits = await self._due(talk, room, asked)
             if not length:
                 break
             if fits and self._mode == "background":
-                yield self._background.begin(talk.place, self._beside(talk, room, asked, config))
+                await self._background.begin(talk.place, partial(self._beside, talk, room, asked, config))
                 break
             if not alone:
                 alone = True
-                yield self._background.wait(partial(operator.eq, talk.place))
-                talk, before = (yield from catch_up(talk, self._store)), talk
+                await self._background.wait(partial(operator.eq, talk.place))
+                talk, before = await catch_up(talk, self._store), talk
                 if talk is not before:
                     continue
-            talk, problems = yield from self._summarizer.compact(talk, sizes, length, config)
+            talk, problems = await self._summarizer.compact(talk, sizes, length, config)
             notes += problems
             if any(problem.startswith("no summary") for problem in problems):
                 break
         return talk
 
-    def _beside(self, talk: Conversation, room: int, asked: bool, config: RunnableConfig) -> Flow[None]:
+    async def _beside(self, talk: Conversation, room: int, asked: bool, config: RunnableConfig) -> None:
         """What is done in the background: the one before may have ended after this conversation was read."""
-        talk = yield from catch_up(talk, self._store)
-        sizes, length, _ = yield self._due(talk, room, asked)
+        talk = await catch_up(talk, self._store)
+        sizes, length, _ = await self._due(talk, room, asked)
         if length:
-            yield from self._summarizer.compact(talk, sizes, length, config)
+            await self._summarizer.compact(talk, sizes, length, config)
 
-    def _due(self, talk: Conversation, room: int, asked: bool) -> Step:
+    def _due(self, talk: Conversation, room: int, asked: bool) -> Step[tuple[list[int], int, bool]]:
         """Tokens of each message of the body, how many of these are to be summarized, and whether all fits now."""
 
         def measure() -> tuple[list[int], int, bool]:

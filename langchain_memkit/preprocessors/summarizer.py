@@ -12,8 +12,8 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from langchain_memkit._flow import Flow, Step, in_thread, internal_call, model_call
 from langchain_memkit._histories import has_native
+from langchain_memkit._sync import Step, cpu_bound, internal_call, model_call
 from langchain_memkit.base import Now, Position, TokenCounter, describe_error
 from langchain_memkit.errors import StaleTurnError
 from langchain_memkit.messages.counting import approximate_tokens, count_tokens
@@ -62,14 +62,14 @@ class Summarizer:
         """Tokens in sum."""
         return sum(count_tokens(messages, self.budget.counter))
 
-    def counting(self, function: Callable[[], T]) -> Step:
+    def counting(self, function: Callable[[], T]) -> Step[T]:
         """Work that counts tokens; on an event loop a counter of the caller's runs in a thread, since it may do I/O."""
         cheap = self.budget.counts_messages or self.budget.counter is approximate_tokens
-        return in_thread(function, long=not cheap)
+        return cpu_bound(function, long=not cheap)
 
-    def compact(
+    async def compact(
         self, talk: Conversation, sizes: Sequence[int], length: int, config: RunnableConfig
-    ) -> Flow[Compaction]:
+    ) -> Compaction:
         """Summarizes the first messages of the body. Errors are logged and returned: what was done until then counts.
 
         Args:
@@ -81,15 +81,15 @@ class Summarizer:
         known, text, done = talk.known, talk.summary, 0
         problems: list[str] = []
         try:
-            chunks = yield self.counting(lambda: self._chunks(talk.body[:length], sizes))
+            chunks = await self.counting(lambda: self._chunks(talk.body[:length], sizes))
             points = talk.points([chunk.end for chunk in chunks if chunk.end is not None])
             for chunk in chunks:
-                text = yield from self._ask(text, chunk.messages, config)
+                text = await self._ask(text, chunk.messages, config)
                 if chunk.end is None:
                     continue
-                tokens = yield self.counting(partial(self.tokens, [HumanMessage(text)]))
+                tokens = await self.counting(partial(self.tokens, [HumanMessage(text)]))
                 record = self._record(talk, known, text, tokens, (done, chunk.end), points[chunk.end])
-                known = yield from self._keep(talk, record, known, config, problems)
+                known = await self._keep(talk, record, known, config, problems)
                 done = chunk.end
         except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
             logger.warning("no summary was written, the next turn tries again: %s", describe_error(error))
@@ -106,11 +106,11 @@ class Summarizer:
             capacity = max(self.budget.max_tokens - spoken_for, LEAST_CHUNK)
         return list(chunks_of(messages, sizes, capacity, lambda message: count_tokens([message], counter)[0]))
 
-    def _ask(self, summary: str, messages: Sequence[BaseMessage], config: RunnableConfig) -> Flow[str]:
+    async def _ask(self, summary: str, messages: Sequence[BaseMessage], config: RunnableConfig) -> str:
         """One call of the model: the summary so far and what comes next."""
         prompt = self.prompt.build(summary, messages, self.rules.words)
         call = merge_configs(config, internal_call("summarize", "summary"))
-        answer = yield model_call(self.llm, prompt, call, self.timeout)
+        answer = await model_call(self.llm, prompt, call, self.timeout)
         if not isinstance(answer, (str, BaseMessage)):
             msg = f"the model must return a message or text, not {type(answer).__name__}"
             raise TypeError(msg)
@@ -120,7 +120,7 @@ class Summarizer:
             raise ValueError(msg)
         if self.budget.counts_messages:
             return text
-        return (yield self.counting(lambda: self._shortened(text)))  # type: ignore[no-any-return]  # a step's result
+        return await self.counting(lambda: self._shortened(text))
 
     def _shortened(self, text: str) -> str:
         """At most twice what was asked for: a summary that grows at every turn would leave no room."""
@@ -157,17 +157,17 @@ class Summarizer:
             lead=tuple(str(m.text) for m in talk.lead),
         )
 
-    def _keep(
+    async def _keep(
         self,
         talk: Conversation,
         record: SummaryRecord,
         known: Known | None,
         config: RunnableConfig,
         problems: list[str],
-    ) -> Flow[Known]:
+    ) -> Known:
         """Stores a summary, unless the session was cleared meanwhile."""
         try:
-            added = yield from self.store.add(talk.place, record, known)
+            added = await self.store.add(talk.place, record, known)
         except Exception as error:  # noqa: BLE001  # any store; the summary serves this turn all the same
             logger.warning("a summary was not stored, the next turn writes it again: %s", type(error).__name__)
             problems.append(f"summary not stored: {type(error).__name__}")
@@ -176,16 +176,16 @@ class Summarizer:
             sources = {**record.sources, "previous": known[1].sources.get("previous")}
             return known[0], replace(record, sources=sources)
         if record.position is not None and record.position.epoch:
-            yield from self._check_again(talk, record.position.epoch, config)
+            await self._check_again(talk, record.position.epoch, config)
         return added
 
-    def _check_again(self, talk: Conversation, epoch: int, config: RunnableConfig) -> Flow[None]:
+    async def _check_again(self, talk: Conversation, epoch: int, config: RunnableConfig) -> None:
         """A session that was cleared while its summary was written leaves nothing behind."""
         history: Any = (config.get("configurable") or {}).get("message_history")
         if not has_native(history, "view"):
             return
-        view = yield Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
+        view = await Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
         if view.epoch != epoch:
-            yield from self.store.delete_all(f"{talk.place.prefix}{epoch}/")
+            await self.store.delete_all(f"{talk.place.prefix}{epoch}/")
             msg = "the session was cleared meanwhile"
             raise StaleTurnError(msg)

@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from langchain_memkit._events import CONDENSED, event
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import adrive, drive
 from langchain_memkit.base import Memory, did_you_mean
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.retrievers.asking import QuestionPrompt
@@ -191,14 +191,14 @@ class CondenseQuestionRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        return drive(self._documents(query, run_manager.get_child(), **kwargs), run_step)
+        return drive(self._documents(query, run_manager.get_child(), **kwargs))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        return await adrive(self._documents(query, run_manager.get_child(), **kwargs), arun_step)
+        return await adrive(self._documents(query, run_manager.get_child(), **kwargs))
 
-    def _documents(
+    async def _documents(
         self,
         question: str,
         callbacks: Any,
@@ -207,17 +207,17 @@ class CondenseQuestionRetriever(BaseRetriever):
         run_config: RunnableConfig | None = None,
         k: int | None = None,
         **options: Any,
-    ) -> Flow[list[Document]]:
+    ) -> list[Document]:
         config = patch_config(run_config, callbacks=callbacks)
         search = {"retriever": self.retriever, "k": self.k if k is None else k, "options": options, "config": config}
-        turns, skipped = yield from self._past(question, chat_history)
+        turns, skipped = await self._past(question, chat_history)
         strength = self._strength(turns, skipped)
-        found = yield from self._condenser.condense(question, turns, strength, config)
+        found = await self._condenser.condense(question, turns, strength, config)
         if found.by == "off":
-            return (yield from Search(**search).run(found, turns))
-        yield event(config, CONDENSED, asdict(found))
+            return await Search(**search).run(found, turns)
+        await event(config, CONDENSED, asdict(found))
         chosen = Search(**search, skipped=skipped, fuse=self.fuse_original, strength=strength)
-        documents = yield from chosen.run(found, turns)
+        documents = await chosen.run(found, turns)
         return [_marked(document, found) for document in documents]
 
     # -- the question alone
@@ -239,27 +239,25 @@ class CondenseQuestionRetriever(BaseRetriever):
             >>> found.by, found.reason
             ('weighted', "'he' points back")
         """
-        return drive(self._question(question, chat_history, config), run_step)
+        return drive(self._question(question, chat_history, config))
 
     async def acondense_question(
         self, question: str, chat_history: Any = None, config: RunnableConfig | None = None
     ) -> StandaloneQuestion:
         """Async twin of `condense_question`."""
-        return await adrive(self._question(question, chat_history, config), arun_step)
+        return await adrive(self._question(question, chat_history, config))
 
-    def _question(self, question: str, chat_history: Any, config: RunnableConfig | None) -> Flow[StandaloneQuestion]:
-        turns, skipped = yield from self._past(question, chat_history)
-        return (
-            yield from self._condenser.condense(question, turns, self._strength(turns, skipped), ensure_config(config))
-        )
+    async def _question(self, question: str, chat_history: Any, config: RunnableConfig | None) -> StandaloneQuestion:
+        turns, skipped = await self._past(question, chat_history)
+        return await self._condenser.condense(question, turns, self._strength(turns, skipped), ensure_config(config))
 
-    def _past(self, question: str, chat_history: Any) -> Flow[tuple[list[Turn], frozenset[str]]]:
+    async def _past(self, question: str, chat_history: Any) -> tuple[list[Turn], frozenset[str]]:
         """What was said before, and the documents that are left out."""
         if self.mode == "off":
             return [], frozenset()
         messages: list[BaseMessage] = as_messages(chat_history)
         if chat_history is None and self.history is not None:
-            messages = list((yield read_past(self.history, question)))
+            messages = list(await read_past(self.history, question))
         return turns_of(messages), answered_by(messages) if self.skip_answered else frozenset()
 
     def _strength(self, turns: list[Turn], skipped: frozenset[str]) -> Strength:

@@ -11,8 +11,8 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 
-from langchain_memkit._flow import Step
 from langchain_memkit._histories import has_native, read_messages
+from langchain_memkit._sync import Step
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.authors import is_user_message
@@ -124,7 +124,7 @@ def question_of(given: Any) -> tuple[str, dict[str, Any]]:
     return str(question), more
 
 
-def read_past(history: Any, question: str) -> Step:
+def read_past(history: Any, question: str) -> Step[Sequence[BaseMessage]]:
     """Reads the bound conversation: a memory, or a chat history, of ours no more than is needed."""
     if isinstance(history, Memory):
         return Step(partial(history.load, question), partial(history.aload, question))

@@ -15,7 +15,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from langchain_memkit._flow import Flow, internal_call, model_call, user_code
+from langchain_memkit._sync import call_user_function, internal_call, model_call
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.retrievers.asking import SCHEMA, QuestionPrompt, question_in
 from langchain_memkit.retrievers.checking import same_question
@@ -133,9 +133,9 @@ class Condenser:
     cache_size: int
     rewrites: Rewrites
 
-    def condense(
+    async def condense(
         self, question: str, turns: Sequence[Turn], strength: Strength, config: RunnableConfig
-    ) -> Flow[StandaloneQuestion]:
+    ) -> StandaloneQuestion:
         """What is to be searched for. Only errors of the caller's set-up are raised.
 
         Args:
@@ -145,12 +145,12 @@ class Condenser:
             config: Of the run.
         """
         begun = time.perf_counter()
-        found = yield from self._condense(question, turns, strength, config)
+        found = await self._condense(question, turns, strength, config)
         return replace(found, seconds=time.perf_counter() - begun)
 
-    def _condense(
+    async def _condense(
         self, question: str, turns: Sequence[Turn], strength: Strength, config: RunnableConfig
-    ) -> Flow[StandaloneQuestion]:
+    ) -> StandaloneQuestion:
         if self.mode == "off":
             return StandaloneQuestion(question, question, False, "off", "it is switched off")
         if not turns or not question.strip():
@@ -158,12 +158,12 @@ class Condenser:
             return StandaloneQuestion(question, question, False, "original", reason)
         why = "there is no gate"
         if self.mode != "llm" and self.gate is not None:
-            alone, why = yield from self._gate(self.gate, question, turns)
+            alone, why = await self._gate(self.gate, question, turns)
             if alone:
                 return StandaloneQuestion(question, question, False, "gate", why)
         if self.mode != "weighted" and self.llm is not None:
             try:
-                return (yield from self._rewrite(self.llm, question, turns, config))
+                return await self._rewrite(self.llm, question, turns, config)
             except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the search
                 why = _failure(error)
                 told = "it was refused" if isinstance(error, _RefusedError) else why  # a check's words may quote
@@ -171,11 +171,11 @@ class Condenser:
         text = expanded(question, turns, strength)
         return StandaloneQuestion(text, question, text != question, "weighted", why)
 
-    def _gate(self, gate: Gate, question: str, turns: Sequence[Turn]) -> Flow[tuple[bool, str]]:
+    async def _gate(self, gate: Gate, question: str, turns: Sequence[Turn]) -> tuple[bool, str]:
         if gate is stands_alone:
             return stands_alone(question, turns)
         try:
-            said = yield user_code(gate, question, turns, name="gate")
+            said = await call_user_function(gate, question, turns, name="gate")
         except ConfigurationError:
             raise
         except Exception as error:  # noqa: BLE001  # a gate is there to save work, not to cost the search
@@ -187,16 +187,16 @@ class Condenser:
             return bool(said[0]), str(said[1])
         return bool(said), "the gate says so"
 
-    def _rewrite(
+    async def _rewrite(
         self, llm: Runnable[Any, Any], question: str, turns: Sequence[Turn], config: RunnableConfig
-    ) -> Flow[StandaloneQuestion]:
+    ) -> StandaloneQuestion:
         recent = self.prompt.recent(turns, self.n, self.max_tokens)
         key = (question, recent, _of_run(config))
         reason = "the model rewrote it before"
         of = (llm, self.prompt.given)
         rewrite = self.rewrites.get(key, of) if self.cache_size else None
         if rewrite is None:
-            rewrite = yield from self._asked(llm, self.prompt.build(question, recent), config)
+            rewrite = await self._asked(llm, self.prompt.build(question, recent), config)
             reason = "the model rewrote it"
             if problem := self._problem(question, rewrite, [asked for asked, _ in turns]):
                 raise _RefusedError(problem)
@@ -213,20 +213,20 @@ class Condenser:
             return "it is empty"
         return None if self.check is None else self.check(question, rewrite, earlier)
 
-    def _asked(self, llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig) -> Flow[str]:
+    async def _asked(self, llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig) -> str:
         """The question in the model's answer; plain text where structured output is offered but not done."""
         call = merge_configs(config, internal_call("condense_question", "question"))
         until = None if self.timeout is None else time.monotonic() + self.timeout
         structured = self.rewrites.structured(llm) if self.prompt.given is None else None
         if structured is not None:
             try:
-                return _question(_unwrapped((yield model_call(structured, prompt, call, self.timeout))))
+                return _question(_unwrapped(await model_call(structured, prompt, call, self.timeout)))
             except Exception as error:
                 if not (getattr(error, "status_code", None) in UNSUPPORTED or isinstance(error, NotImplementedError)):
                     raise
                 self.rewrites.only_text(llm)
         left = None if until is None else max(0.0, until - time.monotonic())
-        return _question((yield model_call(llm, prompt, call, left)))
+        return _question(await model_call(llm, prompt, call, left))
 
 
 def _of_run(config: RunnableConfig) -> frozenset[tuple[str, str]]:

@@ -16,7 +16,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.vectorstores import VectorStoreRetriever
 
-from langchain_memkit._flow import Flow, Step, together
+from langchain_memkit._sync import Step, gather
 from langchain_memkit.retrievers.contextualize import STRONG, Strength, Turn
 from langchain_memkit.retrievers.past import document_key, is_among
 from langchain_memkit.retrievers.question import StandaloneQuestion
@@ -72,7 +72,7 @@ class Search:
     fuse: bool = False
     strength: Strength = STRONG
 
-    def run(self, found: StandaloneQuestion, turns: Sequence[Turn]) -> Flow[list[Document]]:
+    async def run(self, found: StandaloneQuestion, turns: Sequence[Turn]) -> list[Document]:
         """The documents, best first."""
         wanted = self.k if self.k is not None else usual_k(self.retriever)
         asked = None if wanted is None or not (self.k or self.skipped) else wanted + len(self.skipped)
@@ -82,12 +82,12 @@ class Search:
         careful = found.by == "weighted" and weighted is None and self.strength is not STRONG
         if (self.fuse or careful) and found.question != found.original:
             searches.append(self._plain(found.original, asked))
-        results = yield together(searches)
+        results = await gather(searches)
         if weighted and isinstance(results[0], UNFIT):
             logger.warning("not searched by weight, but by text: %s", type(results[0]).__name__)
             weighted = None
             searches = [self._plain(text, asked) for text in (found.question, found.original)]
-            results = yield together(searches)
+            results = await gather(searches)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -98,14 +98,14 @@ class Search:
         merged = fused(*rankings) if len(rankings) > 1 else rankings[0]
         return [document for document in merged if not is_among(document, self.skipped)][:most]
 
-    def _plain(self, text: str, k: int | None) -> Step:
+    def _plain(self, text: str, k: int | None) -> Step[Any]:
         retriever, options = sized(self.retriever, k)
         call = {**self.options, **options}
         return Step(
             partial(retriever.invoke, text, self.config, **call), partial(retriever.ainvoke, text, self.config, **call)
         )
 
-    def _weighted(self, question: str, turns: Sequence[Turn], wanted: int | None, k: int | None) -> Step | None:
+    def _weighted(self, question: str, turns: Sequence[Turn], wanted: int | None, k: int | None) -> Step[Any] | None:
         """The search in which what was said before weighs less than the question; None if the retriever takes none."""
         inner: Any = unbound(self.retriever)
         k = k or wanted

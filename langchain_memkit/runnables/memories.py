@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.messages import BaseMessage, FunctionMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 
 from langchain_memkit._events import event
-from langchain_memkit._flow import Flow, Step, together, user_code
+from langchain_memkit._sync import Step, call_user_function, gather
 from langchain_memkit.base import HistoryView, Memory, Query
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.retriever import RetrieverMemory
@@ -24,6 +24,8 @@ from langchain_memkit.messages.turns import group_starts
 from langchain_memkit.runnables.session import session_history
 
 __all__ = ["Memories", "with_note"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -56,9 +58,9 @@ class Memories:
             found.append(RetrieverMemory(entry) if isinstance(entry, Runnable) and not known else entry)
         return cls(found, on_load_error)
 
-    def bind(
+    async def bind(
         self, specs: Sequence[ConfigurableFieldSpec] | None, configurable: dict[str, Any], history: Any
-    ) -> Flow[list[Memory]]:
+    ) -> list[Memory]:
         """The memories of a session.
 
         Raises:
@@ -70,7 +72,7 @@ class Memories:
             if not isinstance(entry, Memory):
                 named = specs if specs and {spec.id for spec in specs} == {*signature(entry).parameters} else None
                 ids = configurable if named else {k: v for k, v in _ids(configurable, history).items() if v is not None}
-                memory = yield session_history(entry, named, ids, name=f"memories[{i}]")
+                memory = await session_history(entry, named, ids, name=f"memories[{i}]")
             if not isinstance(memory, Memory):
                 msg = f"memories[{i}] made a {type(memory).__name__}, not a Memory"
                 raise ConfigurationError(msg)
@@ -78,7 +80,7 @@ class Memories:
             bound.append(memory)
         return bound
 
-    def beside(self, memories: Sequence[Memory], read: Step) -> Flow[Any]:
+    async def beside(self, memories: Sequence[Memory], read: Step[T]) -> T:
         """What the read of the history returns; on an event loop the memories read what they can at the same time.
 
         Args:
@@ -87,14 +89,15 @@ class Memories:
         """
         able: list[Any] = [memory for memory in memories if hasattr(memory, "aprefetch")]
         if not able:
-            return (yield read)
-        all_reads = together([read, *(Step(lambda: None, memory.aprefetch) for memory in able)])
-        found = (yield Step(lambda: [read.sync()], all_reads.asynchronous))[0]
+            return await read
+        steps: list[Step[Any]] = [read, *(Step(lambda: None, memory.aprefetch) for memory in able)]
+        reading: Step[list[Any]] = Step(lambda: [read.sync()], gather(steps).asynchronous)
+        found: T | Exception = (await reading)[0]
         if isinstance(found, Exception):
             raise found
         return found
 
-    def load(
+    async def load(
         self,
         memories: Sequence[Memory],
         view: HistoryView,
@@ -103,7 +106,7 @@ class Memories:
         *,
         whole: bool,
         trial: bool = False,
-    ) -> Flow[list[Record]]:
+    ) -> list[Record]:
         """What the memories have to say to the new input.
 
         Args:
@@ -126,26 +129,26 @@ class Memories:
             trial=trial,
             remarks=remarks if trial else None,
         )
-        results = yield together([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
+        results = await gather([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
         loaded: list[Record] = []
         for memory, result in zip(memories, results, strict=True):
             if isinstance(result, ConfigurationError):  # it would fail in every turn
                 raise result
             if isinstance(result, Exception):
-                yield from self._failed(memory, result, config)
+                await self._failed(memory, result, config)
             else:
                 loaded += recalled(result, name_of(memory))
         for remark in remarks:
-            yield event(config, REMARK, {"message": remark})
+            await event(config, REMARK, {"message": remark})
         return loaded
 
-    def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> Flow[None]:
+    async def _failed(self, memory: Memory, error: Exception, config: RunnableConfig) -> None:
         failure, heard = load_failure(memory, error)
         if self.on_load_error == "raise":
             raise failure
-        yield event(config, LOAD_ERROR, heard)
+        await event(config, LOAD_ERROR, heard)
         if callable(self.on_load_error):
-            yield user_code(self.on_load_error, failure, name="on_load_error")
+            await call_user_function(self.on_load_error, failure, name="on_load_error")
         else:
             logger.warning("left out of the turn: %s", failure)
 

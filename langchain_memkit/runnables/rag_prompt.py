@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import BasePromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._sync import Step
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.retriever import record_of
 from langchain_memkit.messages.authors import is_user_message
@@ -112,7 +112,7 @@ class RagPrompt:
             msg = f"prompt has places for messages, {others}, and none is 'chat_history': it is given none of the past"
             warnings.warn(msg, stacklevel=4)
 
-    def build(self, value: Mapping[str, Any], asked: Asked, config: RunnableConfig) -> Flow[Any]:
+    async def build(self, value: Mapping[str, Any], asked: Asked, config: RunnableConfig) -> Any:
         """The input of the model.
 
         Args:
@@ -139,4 +139,4 @@ class RagPrompt:
         }
         # what was said and found is only ever a value, so braces in it mean nothing
         values = {**value, **texts, **{name: messages[name] for name in as_messages & messages.keys()}}
-        return (yield Step(lambda: template.invoke(values, config), lambda: template.ainvoke(values, config)))
+        return await Step(lambda: template.invoke(values, config), lambda: template.ainvoke(values, config))

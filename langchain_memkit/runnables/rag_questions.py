@@ -9,8 +9,8 @@ from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, Ca
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit._histories import has_native
+from langchain_memkit._sync import Step, adrive, drive
 from langchain_memkit.base import Window
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.authors import is_user_message
@@ -40,7 +40,7 @@ class LastQuestions(Runnable[Any, list[BaseMessage]]):
         """The questions among the messages; more is read where others, of tools say, took up the room."""
 
         def run(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> list[BaseMessage]:
-            return drive(self._questions(value, config), run_step)
+            return drive(self._questions(value, config))
 
         return self._call_with_config(run, input, config)
 
@@ -50,15 +50,15 @@ class LastQuestions(Runnable[Any, list[BaseMessage]]):
         async def run(
             value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
         ) -> list[BaseMessage]:
-            return await adrive(self._questions(value, config), arun_step)
+            return await adrive(self._questions(value, config))
 
         return await self._acall_with_config(run, input, config)
 
-    def _questions(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Flow[list[BaseMessage]]:
+    async def _questions(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> list[BaseMessage]:
         asked = [m for m in messages if is_user_message(m)]
         history: Any = config.get("configurable", {}).get("message_history")
         complete = len(asked) >= self._n or len(messages) < 2 * self._n
         if complete or not has_native(history, "last_questions"):
             return list(asked[-self._n :])
-        newest = yield Step(lambda: history.last_questions(self._n), lambda: history.alast_questions(self._n))
+        newest = await Step(lambda: history.last_questions(self._n), lambda: history.alast_questions(self._n))
         return [HumanMessage(text) for text in reversed(newest)]

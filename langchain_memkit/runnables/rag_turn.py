@@ -17,7 +17,7 @@ from langchain_core.runnables.utils import AddableDict
 
 from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._events import CONDENSED
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import Step, adrive, drive
 from langchain_memkit.base import CONTEXT as TURN
 from langchain_memkit.base import TurnContext
 from langchain_memkit.errors import UnsupportedOutputError
@@ -53,7 +53,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
     def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
         """The input with `context`, `standalone_question` and `answer`."""
         config = ensure_config(config)
-        value, messages = drive(self.prepared(input, config), run_step)
+        value, messages = drive(self.prepared(input, config))
         return {**value, ANSWER: _text(self._llm.invoke(messages, config, **kwargs))}
 
     async def ainvoke(
@@ -61,7 +61,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
     ) -> dict[str, Any]:
         """Async twin of `invoke`."""
         config = ensure_config(config)
-        value, messages = await adrive(self.prepared(input, config), arun_step)
+        value, messages = await adrive(self.prepared(input, config))
         return {**value, ANSWER: _text(await self._llm.ainvoke(messages, config, **kwargs))}
 
     def stream(
@@ -72,7 +72,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
         begins = _begins(config)
         if begins:
             yield _given(input)
-        value, messages = drive(self.prepared(input, config), run_step)
+        value, messages = drive(self.prepared(input, config))
         if begins:
             yield AddableDict({key: value[key] for key in (STANDALONE, CONTEXT)})
         empty = True
@@ -92,7 +92,7 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
         begins = _begins(config)
         if begins:
             yield _given(input)
-        value, messages = await adrive(self.prepared(input, config), arun_step)
+        value, messages = await adrive(self.prepared(input, config))
         if begins:
             yield AddableDict({key: value[key] for key in (STANDALONE, CONTEXT)})
         empty = True
@@ -104,18 +104,18 @@ class Answering(Runnable[dict[str, Any], dict[str, Any]]):
         if empty:
             yield AddableDict({ANSWER: ""})
 
-    def prepared(self, given: dict[str, Any], config: RunnableConfig) -> Flow[tuple[dict[str, Any], Any]]:
+    async def prepared(self, given: dict[str, Any], config: RunnableConfig) -> tuple[dict[str, Any], Any]:
         """The input with what was found, and what the model is asked."""
         asked = Asked.of(input_messages(given, self._input_key))
         query: Any = {"input": asked.question, HISTORY: [*given[HISTORY], *asked.before]}
         if not asked.question.strip():  # an image alone: there is nothing to search for
             value = {**given, CONTEXT: [], STANDALONE: asked.question}
-            return value, (yield from self._prompt.build(value, asked, config))
+            return value, await self._prompt.build(value, asked, config)
         retriever, heard = self._retriever, _Heard()
         listening = merge_configs(config, {"callbacks": [heard]})
-        found = yield Step(lambda: retriever.invoke(query, listening), lambda: retriever.ainvoke(query, listening))
+        found = await Step(lambda: retriever.invoke(query, listening), lambda: retriever.ainvoke(query, listening))
         value = {**given, CONTEXT: found, STANDALONE: heard.question or asked.question}
-        return value, (yield from self._prompt.build(value, asked, config))
+        return value, await self._prompt.build(value, asked, config)
 
 
 class _Heard(BaseCallbackHandler):
@@ -171,22 +171,22 @@ class RagTurn(HistoryTurn):
         False  # of a prompt without `chat_history` that is meant: the past is in the question that was searched for
     )
 
-    def _tried(self, value: Any, config: RunnableConfig) -> Flow[OpenTurn]:
-        turn = yield from super()._tried(value, config)
+    async def _tried(self, value: Any, config: RunnableConfig) -> OpenTurn:
+        turn = await super()._tried(value, config)
         answering: Answering = self.runnable  # type: ignore[assignment]  # made with it
-        _, given = yield from answering.prepared(turn.input, turn.config)
+        _, given = await answering.prepared(turn.input, turn.config)
         return replace(turn, given=given.to_messages() if isinstance(given, PromptValue) else given)
 
-    def _smaller(
+    async def _smaller(
         self,
         turn: OpenTurn,
         value: Any,
         config: RunnableConfig,
         error: ContextOverflowError,
         streamed: StreamedOutput | None = None,
-    ) -> Flow[OpenTurn]:
+    ) -> OpenTurn:
         said = streamed is not None and ANSWER in (streamed.value or ())
-        return (yield from super()._smaller(turn, value, config, error, streamed if said else None))
+        return await super()._smaller(turn, value, config, error, streamed if said else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,21 +206,21 @@ class AnsweredTurn(OpenTurn):
 class RagPolicy(Policy):
     """The same policy, which also notes in the answer what it was made from. The caller's output stays as it is."""
 
-    def save(self, turn: OpenTurn, output: Any) -> Flow[None]:
+    async def save(self, turn: OpenTurn, output: Any) -> None:
         """Stores question and answer."""
-        yield from super().save(AnsweredTurn.of(turn, output), output)
+        await super().save(AnsweredTurn.of(turn, output), output)
 
-    def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> Flow[None]:
+    async def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> None:
         """Stores a part of an answer; a stream that was closed before the first word has none."""
         output = streamed.value
         if isinstance(output, dict) and ANSWER in output:
-            yield from super().abort(AnsweredTurn.of(turn, output), streamed)
+            await super().abort(AnsweredTurn.of(turn, output), streamed)
 
-    def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> Flow[None]:
+    async def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> None:
         if isinstance(turn, AnsweredTurn):
             asked, said = messages[: len(turn.new)], messages[len(turn.new) :]
             messages = [*asked, *(_with_documents(message, turn.documents) for message in said)]
-        yield from super()._store(turn, messages, turn_id)
+        await super()._store(turn, messages, turn_id)
 
 
 def _with_documents(message: BaseMessage, documents: Sequence[str]) -> BaseMessage:

@@ -15,8 +15,8 @@ from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._events import event
-from langchain_memkit._flow import Flow, Step, user_code
 from langchain_memkit._histories import add_messages, append_turn
+from langchain_memkit._sync import Step, call_user_function
 from langchain_memkit.base import Head, Memory, Preprocessor, SavedTurn, TurnContext, describe_error
 from langchain_memkit.base.ids import MAX_ID_BYTES
 from langchain_memkit.errors import (
@@ -127,9 +127,9 @@ class Policy:
                 msg = f"{name} must be {' or '.join(map(repr, words))}{or_callable}, not {value!r:.50}"
                 raise ConfigurationError(msg)
 
-    def overflowed(
+    async def overflowed(
         self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError, *, said: bool = False
-    ) -> Flow[None]:
+    ) -> None:
         """The model was given too much: from now on less of the budget is used; else its error.
 
         Args:
@@ -141,19 +141,19 @@ class Policy:
         if context.scale < 1 or not context.used or said or self.on_context_overflow == "raise":
             raise error
         logger.warning("the model was given more than its context holds; trying once with %d%%", 100 * SMALLER)
-        yield event(config, "memkit_context_overflow", {"error": type(error).__name__, "scale": SMALLER})
+        await event(config, "memkit_context_overflow", {"error": type(error).__name__, "scale": SMALLER})
         context.scale = SMALLER
 
-    def save(self, turn: OpenTurn, output: Any) -> Flow[None]:
+    async def save(self, turn: OpenTurn, output: Any) -> None:
         """Stores the finished turn, and applies `on_save_error` if that fails."""
         try:
             answer = output_messages(output, self.output_key)
             messages = [*turn.new, *_without_notes(without_echo(answer, turn.shown, turn.asked))]
-            yield from self._store(turn, messages, turn.turn_id)
+            await self._store(turn, messages, turn.turn_id)
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
-            yield from self._not_saved(turn, error, output)
+            await self._not_saved(turn, error, output)
 
-    def save_messages(self, turn: OpenTurn, messages: Sequence[BaseMessage], output: Any) -> Flow[int | None]:
+    async def save_messages(self, turn: OpenTurn, messages: Sequence[BaseMessage], output: Any) -> int | None:
         """As `save`, for who knows the messages of the turn.
 
         Returns:
@@ -161,26 +161,26 @@ class Policy:
         """
         try:
             whole = output_messages(list(messages), None)
-            return (yield from self._store(turn, _without_notes(whole), turn.turn_id))
+            return await self._store(turn, _without_notes(whole), turn.turn_id)
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
-            yield from self._not_saved(turn, error, output)
+            await self._not_saved(turn, error, output)
             return UNSAVED
 
-    def _not_saved(self, turn: OpenTurn, error: Exception, output: Any) -> Flow[None]:
+    async def _not_saved(self, turn: OpenTurn, error: Exception, output: Any) -> None:
         if self.on_dropped_turn == "raise" and isinstance(error, (StaleTurnError, IdempotencyConflictError)):
             raise _write_error(error, turn, output) from error.__cause__
-        yield from self._save_failed(turn, _write_error(error, turn, output))
+        await self._save_failed(turn, _write_error(error, turn, output))
 
-    def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> Flow[None]:
+    async def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> None:
         """Stores what was yielded before the stream was closed or cancelled."""
         if self.on_abort == "discard" or streamed.empty:
             return
         output = streamed.value
-        yield from self.save_partial(
+        await self.save_partial(
             turn, lambda: without_echo(output_messages(output, self.output_key), turn.shown, turn.asked), output
         )
 
-    def save_partial(self, turn: OpenTurn, said: Callable[[], list[BaseMessage]], output: Any) -> Flow[None]:
+    async def save_partial(self, turn: OpenTurn, said: Callable[[], list[BaseMessage]], output: Any) -> None:
         """Stores what had been said when the turn was stopped, if anything; raises as a save does."""
         if self.on_abort == "discard":
             return
@@ -188,77 +188,77 @@ class Policy:
             partial = aborted(_without_notes(said()))
             if partial:
                 # an id of its own, so that a retry of the turn is still stored
-                yield from self._store(turn, [*turn.new, *partial], _derived_id(turn.turn_id, "aborted"))
+                await self._store(turn, [*turn.new, *partial], _derived_id(turn.turn_id, "aborted"))
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
             failure = _write_error(error, turn, output)
             # perhaps nobody is left to receive it
             logger.error("the partial answer of a stopped turn was not stored: %s", failure)
-            yield from self._save_failed(turn, failure)
+            await self._save_failed(turn, failure)
 
-    def model_failed(self, turn: OpenTurn) -> Flow[None]:
+    async def model_failed(self, turn: OpenTurn) -> None:
         """The turn did not happen; with `save_input`, the question is kept. Never hides the model's error."""
         if self.on_model_error != "save_input" or not turn.new:
             return
         try:
-            yield from self._store(turn, turn.new, _derived_id(turn.turn_id, "failed"))
+            await self._store(turn, turn.new, _derived_id(turn.turn_id, "failed"))
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
             failure = _write_error(error, turn, None)
             logger.error("the model failed, and then its input was not stored: %s", failure)
-            yield _event(turn, "memkit_save_error", failure)
+            await _event(turn, "memkit_save_error", failure)
 
-    def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> Flow[int | None]:
+    async def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> int | None:
         given, messages = len(messages), [unmarked(message) for message in messages]
         if self.before_save is not None:
             # copies, so that redacting in place changes neither the caller's input nor the answer that is returned
             copies = [m.model_copy() for m in messages]
-            messages = list((yield user_code(self.before_save, copies, name="before_save")))
-        return (yield from self._append(turn, messages, turn_id, given)) if messages else None
+            messages = list(await call_user_function(self.before_save, copies, name="before_save"))
+        return await self._append(turn, messages, turn_id, given) if messages else None
 
-    def _append(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int) -> Flow[int | None]:
+    async def _append(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int) -> int | None:
         asked = len(turn.new)
         history, at = turn.history, {"epoch": turn.epoch, "since": turn.since, "head": turn.head}
         if not turn.native:
-            yield add_messages(history, messages)
-            yield from save_all(turn.memories, SavedTurn(messages, turn_id))
+            await add_messages(history, messages)
+            await save_all(turn.memories, SavedTurn(messages, turn_id))
             return None
         place = [getattr(history, "user_id", None) or "", getattr(history, "session_id", "")]
         named = with_turn_ids(messages, place, turn_id)  # what is derived from them is told by their ids
         seq: int | None = None
         try:
-            seq = yield append_turn(history, named, turn_id=turn_id, **at)
+            seq = await append_turn(history, named, turn_id=turn_id, **at)
         except StaleTurnError as error:
-            yield from self._dropped(turn, error)
+            await self._dropped(turn, error)
             return None
         except IdempotencyConflictError as error:
             if turn.in_graph:
                 if rest := _rest(turn, named, error.stored):
-                    return (yield from self._append(turn, rest, _derived_id(turn.turn_id, _hash_of_ids(rest)), given))
+                    return await self._append(turn, rest, _derived_id(turn.turn_id, _hash_of_ids(rest)), given)
                 messages = [_renamed(m, s) for m, s in zip(messages, error.stored, strict=False)]
             # a retry around the chain: same question, and the model worded its answer anew. The first one stays.
             if len(messages) != given or not same_messages(error.stored[:asked], messages[:asked]):
                 raise
-            yield from self._dropped(turn, error)
+            await self._dropped(turn, error)
             named = error.stored  # perhaps the first attempt ended before the memories were told
-        yield from tell(turn.memories, SavedTurn(named, turn_id, turn.epoch or 0), history, None if turn.begun else seq)
+        await tell(turn.memories, SavedTurn(named, turn_id, turn.epoch or 0), history, None if turn.begun else seq)
         return seq
 
-    def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:
+    async def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> None:
         policy = self.on_dropped_turn
         if policy == "raise":
             raise error
         if callable(policy):
-            yield user_code(policy, error, name="on_dropped_turn")
+            await call_user_function(policy, error, name="on_dropped_turn")
             return
         logger.warning("turn not stored: %s", error)
-        yield _event(turn, "memkit_dropped_turn", error)
+        await _event(turn, "memkit_dropped_turn", error)
 
-    def _save_failed(self, turn: OpenTurn, error: HistoryWriteError) -> Flow[None]:
+    async def _save_failed(self, turn: OpenTurn, error: HistoryWriteError) -> None:
         policy = self.on_save_error
-        yield _event(turn, "memkit_save_error", error)
+        await _event(turn, "memkit_save_error", error)
         if policy == "raise":
             raise error
         if callable(policy):
-            yield user_code(policy, error, name="on_save_error")
+            await call_user_function(policy, error, name="on_save_error")
         else:
             logger.error("%s" if isinstance(error, MemoryWriteError) else "turn not stored: %s", error)
 
@@ -276,7 +276,7 @@ def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteE
     return error
 
 
-def _event(turn: OpenTurn, name: str, error: HistoryWriteError) -> Step:
+def _event(turn: OpenTurn, name: str, error: HistoryWriteError) -> Step[None]:
     return event(turn.config, name, {"error": type(error).__name__, "message": str(error), "turn_id": turn.turn_id})
 
 

@@ -10,7 +10,7 @@ from langchain_core.runnables import ConfigurableFieldSpec
 from pydantic import BaseModel
 
 from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
-from langchain_memkit._flow import Step, user_code
+from langchain_memkit._sync import Step, call_user_function
 from langchain_memkit.base import GetSessionHistory, check_id
 from langchain_memkit.errors import ConfigurationError
 
@@ -28,7 +28,7 @@ def session_history(
     specs: Sequence[ConfigurableFieldSpec] | None,
     configurable: dict[str, Any],
     name: str = "get_session_history",
-) -> Step:
+) -> Step[Any]:
     """The call of `get_session_history`, by its signature; every id is checked before.
 
     Args:
@@ -65,7 +65,7 @@ def session_history(
 
     if getattr(function, "does_no_io", False):  # a factory of ours, which a thread would only make slower
         return Step(call, call_now)
-    return user_code(acall if inspect.iscoroutinefunction(function) else call, name=name)
+    return call_user_function(acall if inspect.iscoroutinefunction(function) else call, name=name)
 
 
 def checked_function(

@@ -1,6 +1,6 @@
 """One turn as a runnable: opened (ids checked, input captured), loaded, run and saved, in the call path.
 
-The steps are flows (see `_flow`), written once for both call styles.
+The steps are flows (see `_sync`), written once for both call styles.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._events import event
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, shielded, together
 from langchain_memkit._histories import is_native, stored_ids
+from langchain_memkit._sync import Step, adrive, as_step, both, drive, shielded
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, TurnContext, check_id
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
 from langchain_memkit.messages.notes import is_note
@@ -80,7 +80,7 @@ class HistoryTurn(Runnable[Any, Any]):
         """The turn as far as the model: loaded and composed, nothing called, nothing stored."""
 
         def opened(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> OpenTurn:
-            return drive(self._tried(value, config), run_step)
+            return drive(self._tried(value, config))
 
         turn: OpenTurn = self._call_with_config(opened, input, config)
         return turn
@@ -89,7 +89,7 @@ class HistoryTurn(Runnable[Any, Any]):
         """Async twin of `open`."""
 
         async def opened(value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> OpenTurn:
-            return await adrive(self._tried(value, config), arun_step)
+            return await adrive(self._tried(value, config))
 
         turn: OpenTurn = await self._acall_with_config(opened, input, config)
         return turn
@@ -100,17 +100,17 @@ class HistoryTurn(Runnable[Any, Any]):
         """One turn."""
 
         def turn_of(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Any:
-            turn = drive(self._open(value, config), run_step)
+            turn = drive(self._open(value, config))
             try:
                 try:
                     output = self.runnable.invoke(turn.input, turn.config, **kwargs)
                 except ContextOverflowError as error:
-                    turn = drive(self._smaller(turn, value, config, error), run_step)
+                    turn = drive(self._smaller(turn, value, config, error))
                     output = self.runnable.invoke(turn.input, turn.config, **kwargs)
             except Exception:
-                drive(self._policy.model_failed(turn), run_step)
+                drive(self._policy.model_failed(turn))
                 raise
-            drive(self._finished(turn, output), run_step)
+            drive(self._finished(turn, output))
             return output
 
         return self._call_with_config(turn_of, input, config)
@@ -119,17 +119,17 @@ class HistoryTurn(Runnable[Any, Any]):
         """Async twin of `invoke`."""
 
         async def turn_of(value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> Any:
-            turn = await adrive(self._open(value, config), arun_step)
+            turn = await adrive(self._open(value, config))
             try:
                 try:
                     output = await self.runnable.ainvoke(turn.input, turn.config, **kwargs)
                 except ContextOverflowError as error:
-                    turn = await adrive(self._smaller(turn, value, config, error), arun_step)
+                    turn = await adrive(self._smaller(turn, value, config, error))
                     output = await self.runnable.ainvoke(turn.input, turn.config, **kwargs)
             except Exception:
-                await shielded(lambda: adrive(self._policy.model_failed(turn), arun_step))
+                await shielded(lambda: self._policy.model_failed(turn))
                 raise
-            await shielded(lambda: adrive(self._finished(turn, output), arun_step))
+            await shielded(lambda: self._finished(turn, output))
             return output
 
         return await self._acall_with_config(turn_of, input, config)
@@ -189,7 +189,7 @@ class HistoryTurn(Runnable[Any, Any]):
         gathered = StreamedOutput()
         for value in values:
             gathered.add(value)
-        turn = drive(self._open(gathered.value, config), run_step)
+        turn = drive(self._open(gathered.value, config))
         streamed = StreamedOutput()
         chunks = iter(self.runnable.stream(turn.input, turn.config, **kwargs))
         try:
@@ -199,22 +199,22 @@ class HistoryTurn(Runnable[Any, Any]):
                 except StopIteration:
                     break
                 except ContextOverflowError as error:
-                    turn = drive(self._smaller(turn, gathered.value, config, error, streamed), run_step)
+                    turn = drive(self._smaller(turn, gathered.value, config, error, streamed))
                     chunks = iter(self.runnable.stream(turn.input, turn.config, **kwargs))
                     continue
                 streamed.add(chunk)
                 yield chunk
         except Exception:
-            drive(self._policy.model_failed(turn), run_step)
+            drive(self._policy.model_failed(turn))
             raise
         except BaseException:  # closed by the consumer, collected, or Ctrl-C
             # before the model's stream is closed: some wrappers run it to its end first
-            drive(self._policy.abort(turn, streamed), run_step)
+            drive(self._policy.abort(turn, streamed))
             raise
         finally:
             if hasattr(chunks, "close"):
                 chunks.close()
-        drive(self._finished(turn, streamed.value), run_step)
+        drive(self._finished(turn, streamed.value))
 
     async def _astream(
         self, values: AsyncIterator[Any], config: RunnableConfig, kwargs: dict[str, Any]
@@ -222,7 +222,7 @@ class HistoryTurn(Runnable[Any, Any]):
         gathered = StreamedOutput()
         async for value in values:
             gathered.add(value)
-        turn = await adrive(self._open(gathered.value, config), arun_step)
+        turn = await adrive(self._open(gathered.value, config))
         streamed = StreamedOutput()
         chunks = aiter(self.runnable.astream(turn.input, turn.config, **kwargs))
         try:
@@ -232,28 +232,28 @@ class HistoryTurn(Runnable[Any, Any]):
                 except StopAsyncIteration:
                     break
                 except ContextOverflowError as error:
-                    turn = await adrive(self._smaller(turn, gathered.value, config, error, streamed), arun_step)
+                    turn = await adrive(self._smaller(turn, gathered.value, config, error, streamed))
                     chunks = aiter(self.runnable.astream(turn.input, turn.config, **kwargs))
                     continue
                 streamed.add(chunk)
                 yield chunk
         except Exception:
-            await shielded(lambda: adrive(self._policy.model_failed(turn), arun_step))
+            await shielded(lambda: self._policy.model_failed(turn))
             raise
         except BaseException:  # closed by the consumer, collected, or cancelled
-            await shielded(lambda: adrive(self._policy.abort(turn, streamed), arun_step))
+            await shielded(lambda: self._policy.abort(turn, streamed))
             raise
         finally:
             if hasattr(chunks, "aclose"):
                 await chunks.aclose()
-        await shielded(lambda: adrive(self._finished(turn, streamed.value), arun_step))
+        await shielded(lambda: self._finished(turn, streamed.value))
 
     # -- the steps of a turn
 
-    def _tried(self, value: Any, config: RunnableConfig) -> Flow[OpenTurn]:
-        return self._open(value, config, trial=True)
+    async def _tried(self, value: Any, config: RunnableConfig) -> OpenTurn:
+        return await self._open(value, config, trial=True)
 
-    def _open(self, value: Any, config: RunnableConfig, scale: float = 1.0, *, trial: bool = False) -> Flow[OpenTurn]:
+    async def _open(self, value: Any, config: RunnableConfig, scale: float = 1.0, *, trial: bool = False) -> OpenTurn:
         """Checks, captures the input, loads, composes. Nothing is stored yet."""
         if (self._input_key or self._history_key) and not (isinstance(value, dict) or self.wiring.plain):
             msg = (
@@ -268,20 +268,20 @@ class HistoryTurn(Runnable[Any, Any]):
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
         history = configurable.get("message_history")  # given to `.bound`, as LangChain's class takes it
         if history is None:
-            history = yield session_history(self._get_session_history, self._specs, configurable)
-        memories = yield from self._policy.memories.bind(self._specs, configurable, history)
+            history = await session_history(self._get_session_history, self._specs, configurable)
+        memories = await self._policy.memories.bind(self._specs, configurable, history)
         native = is_native(history)
         ids = [m.id for m in given if m.id]
         known: set[str] = set()
         read: HistoryView | None = None
         if native and ids:
-            known, read = yield from self._look_up(history, memories, ids, config)
+            known, read = await self._look_up(history, memories, ids, config)
             given, known = _new_or_whole(given, known)
         # the next runnable finds the history where LangChain's class puts it
         context = TurnContext(self._asked(given, known), scale=scale)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
         if read is None:
-            read = yield from self._policy.memories.beside(memories, self._past(history, config, native=native))
+            read = await self._policy.memories.beside(memories, self._past(history, config, native=native))
         view = read
         known |= {m.id for m in view.messages if m.id} & {m.id for m in given}
         given, known = _new_or_whole(given, known)
@@ -290,12 +290,12 @@ class HistoryTurn(Runnable[Any, Any]):
         context.past = view.messages
         chain = self._policy.preprocessor
         whole = chain is None
-        loaded = yield from self._policy.memories.load(memories, view, asked, config, whole=whole, trial=trial)
+        loaded = await self._policy.memories.load(memories, view, asked, config, whole=whole, trial=trial)
         past: list[BaseMessage] = view.messages
         if chain is not None:
             most = compose_notes(loaded, asked)  # what of it stands in the past is known once that is cut
             context.notes = [] if most is None else [most]
-            past = yield Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))
+            past = await Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))
         note = compose_notes(loaded, [*past, *asked])
         context.notes = [] if note is None else [note]
         asked_ids = {m.id for m in asked if m.id}
@@ -312,30 +312,23 @@ class HistoryTurn(Runnable[Any, Any]):
         begun = native and view.seq > 0 and not getattr(history, "ttl", None)
         return replace(opened, begun=begun, head=view.head, watch=watch)
 
-    def _look_up(
+    async def _look_up(
         self, history: Any, memories: list[Memory], ids: list[str], config: RunnableConfig
-    ) -> Flow[tuple[set[str], HistoryView | None]]:
+    ) -> tuple[set[str], HistoryView | None]:
         """Which messages are stored; on an event loop the past is read at once, where that does not depend on it."""
         chain, stored = self._policy.preprocessor, stored_ids(history, ids)
         if asks_for_window(chain):  # how much it asks for depends on what of the input is new
-            return (yield stored), None
+            return await stored, None
 
-        both = together([stored, self._past(history, config, native=True)])
-        results = yield from self._policy.memories.beside(memories, both)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-        return results[0], results[1]
+        reads = both(stored, self._past(history, config, native=True))
+        return await self._policy.memories.beside(memories, reads)
 
-    def _past(self, history: Any, config: RunnableConfig, *, native: bool) -> Step:
-        def flow() -> Flow[HistoryView]:
-            return load(history, self._policy.preprocessor, config, native=native)
+    def _past(self, history: Any, config: RunnableConfig, *, native: bool) -> Step[HistoryView]:
+        return as_step(lambda: load(history, self._policy.preprocessor, config, native=native))
 
-        return Step(lambda: drive(flow(), run_step), lambda: adrive(flow(), arun_step))
-
-    def _finished(self, turn: OpenTurn, output: Any) -> Flow[None]:
+    async def _finished(self, turn: OpenTurn, output: Any) -> None:
         """Store the turn, and say it if no model was given any of its past."""
-        yield from self._policy.save(turn, output)
+        await self._policy.save(turn, output)
         verdict = None if turn.watch is None else turn.watch.verdict()
         if verdict is None or not self.watched:
             return
@@ -344,25 +337,25 @@ class HistoryTurn(Runnable[Any, Any]):
             keys = (self._input_key, self._history_key)
             if first_time((verdict, *keys, shape(self._get_session_history), shape(self.runnable))):
                 logger.warning(TOLD[verdict])
-            yield event(turn.config, PAST_NOT_SHOWN, {"reason": verdict, "turn_id": turn.turn_id})
+            await event(turn.config, PAST_NOT_SHOWN, {"reason": verdict, "turn_id": turn.turn_id})
 
     def _asked(self, given: list[BaseMessage], known: set[str]) -> list[BaseMessage]:
         """What of the input the model is shown after the past."""
         return given if self._history_key else ([m for m in given if not m.id or m.id not in known] or given[-1:])
 
-    def _smaller(
+    async def _smaller(
         self,
         turn: OpenTurn,
         value: Any,
         config: RunnableConfig,
         error: ContextOverflowError,
         streamed: StreamedOutput | None = None,
-    ) -> Flow[OpenTurn]:
+    ) -> OpenTurn:
         """The turn once more with less of the past, after the model said that it was too much; else its error."""
         context: TurnContext = turn.config["configurable"][CONTEXT]
         said = streamed is not None and not streamed.empty
-        yield from self._policy.overflowed(context, turn.config, error, said=said)
-        again = yield from self._open(value, config, context.scale)
+        await self._policy.overflowed(context, turn.config, error, said=said)
+        again = await self._open(value, config, context.scale)
         made = {"shown": again.shown, "asked": again.asked, "input": again.input}
         return replace(turn, **made, config=again.config, watch=again.watch)
 

@@ -21,16 +21,16 @@ from langchain_memkit.memories.vector import VectorMemory, VectorMemoryFactory
 PACKAGE = Path(langchain_memkit.__file__).parent
 
 # a module may import from the floors named here, and from its own folder
-PURE = {"base", "messages", "errors", "_compat", "_events", "_flow", "_histories", "_locks", "_progress"}
+PURE = {"base", "messages", "errors", "_compat", "_events", "_sync", "_histories", "_locks", "_progress"}
 ARROWS = {
     "errors": set(),
     "_compat": set(),
     "_locks": set(),
     "_progress": set(),
     "_unicode": set(),
-    "_flow": {"errors"},
-    "_events": {"_flow"},
-    "_histories": {"_flow"},
+    "_sync": {"errors"},
+    "_events": {"_sync"},
+    "_histories": {"_sync"},
     "base": {"errors"},
     "messages": {"base", "errors"},
     "matching": {"_unicode", "errors"},

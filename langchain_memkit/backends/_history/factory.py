@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from langchain_memkit._flow import Closing
 from langchain_memkit._histories import overrides
+from langchain_memkit._sync import ClosingMixin
 from langchain_memkit.backends._history.verbs import TurnHistory
 from langchain_memkit.base import SessionInfo, check_arguments, check_id
 from langchain_memkit.errors import ConfigurationError
@@ -35,7 +35,7 @@ def check_options(kind: type[TurnHistory], options: Mapping[str, Any]) -> None:
     check_arguments(options.keys() - {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}, kind)
 
 
-class HistoryFactory(Closing, Generic[H]):
+class HistoryFactory(ClosingMixin, Generic[H]):
     """A `get_session_history` that shares one connection: give it to `create_runnable_with_message_history`.
 
     Made by `SQLiteChatMessageHistory.factory(...)` and `MongoDBChatMessageHistory.factory(...)`. A context manager,

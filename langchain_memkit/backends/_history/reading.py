@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from langchain_core.messages import HumanMessage
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Enough, Page, Scope, TurnStore
 from langchain_memkit.base import HistoryMessages, HistoryView, Position, TokenCounter, Turn, Window
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError
@@ -36,32 +35,32 @@ class ReadingFlows:
     _scope: Scope
     _on_corrupt: Literal["report", "raise"]
 
-    def _view(self, max_messages: int | None, max_tokens: int | None, window: Window | None) -> Flow[HistoryView]:
+    async def _view(self, max_messages: int | None, max_tokens: int | None, window: Window | None) -> HistoryView:
         max_messages, max_tokens = check_limit(max_messages, "max_messages"), check_limit(max_tokens, "max_tokens")
         if window is not None:
-            return (yield from self._window(window))
+            return await self._window(window)
         counter = self.token_counter
-        head, turns = yield from self._newest(max_messages, max_tokens, sliced=True, counter=counter)
+        head, turns = await self._newest(max_messages, max_tokens, sliced=True, counter=counter)
         tokens = [n for t in turns for n in t.tokens]
         messages = [m for t in turns for m in t.messages]
         kept = cut_tail(messages, tokens, max_messages=max_messages, max_tokens=max_tokens)
         return self._as_view(head, turns, len(messages) - len(kept), None, counter)
 
-    def _window(self, window: Window) -> Flow[HistoryView]:
+    async def _window(self, window: Window) -> HistoryView:
         """The rows that a preprocessor asked for. It cuts them itself, so none is cut here, but at `after`."""
         after, counter = window.after, self.token_counter
         if after is None:
             counter = window.counter
-            head, turns = yield from self._newest(window.max_messages, window.max_tokens, counter=counter)
+            head, turns = await self._newest(window.max_messages, window.max_tokens, counter=counter)
             begin: int | None = 0
         else:
-            head, turns = yield from self._newest(None, None, after=after)
+            head, turns = await self._newest(None, None, after=after)
             begin = _place_after(turns, after) if after.seq == 0 or after.epoch == head.epoch else None
         if begin is None:  # cleared or expired since: what was known of it is void
-            return (yield from self._window(replace(window, after=None)))
+            return await self._window(replace(window, after=None))
         return self._as_view(head, turns, begin, window, counter)
 
-    def _newest(
+    async def _newest(
         self,
         max_messages: int | None,
         max_tokens: int | None,
@@ -69,7 +68,7 @@ class ReadingFlows:
         sliced: bool = False,
         after: Position | None = None,
         counter: TokenCounter | None = None,
-    ) -> Flow[tuple[Page, list[Turn]]]:
+    ) -> tuple[Page, list[Turn]]:
         """The newest turns that hold at least so much, or all that come after a position; oldest first."""
         # a turn is rarely less than two messages, so half the limit is usually one page and all of it
         limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2
@@ -84,7 +83,7 @@ class ReadingFlows:
                 max_tokens - tokens if max_tokens is not None and not recount else None,
             )
             floor = after.seq if after else 0
-            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE), enough, floor)
+            page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), enough, floor)
             head, older, limit = head or page, page.older, limit * 2
             found = [replace(t, tokens=count_tokens(t.messages, counter)) if recount else t for t in page.turns]
             turns += found
@@ -99,14 +98,14 @@ class ReadingFlows:
                 break
         turns.reverse()
         if not turns and not head.seq and after is None and self._scope.user_id:
-            yield from self._say_whose_rows_are_there()
+            await self._say_whose_rows_are_there()
         return head, turns
 
-    def _say_whose_rows_are_there(self) -> Flow[None]:
+    async def _say_whose_rows_are_there(self) -> None:
         """An app that has begun to pass a `user_id` finds its old conversations empty: said where one is met."""
         if self._store.layout != "turns":
             return
-        name = yield from self._store.unowned(self._scope.session_id)
+        name = await self._store.unowned(self._scope.session_id)
         if name is None:
             return
         found = (self._scope.session_id, name)
@@ -137,12 +136,12 @@ class ReadingFlows:
         )
         return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head)
 
-    def _last_questions(self, n: int) -> Flow[list[str]]:
+    async def _last_questions(self, n: int) -> list[str]:
         limit = check_limit(n, "n") or 0
         questions: list[str] = []
         older: Any | None = None
         while len(questions) < limit:
-            page = yield from self._store.page_back(self._scope, older, min(limit, MAX_PAGE), Enough())
+            page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), Enough())
             for turn in page.turns:
                 questions += [m.text for m in reversed(turn.messages) if is_user_message(m)]
             older = page.older
@@ -150,10 +149,10 @@ class ReadingFlows:
                 break
         return questions[:limit]
 
-    def _page_forward(
+    async def _page_forward(
         self, after: Any | None, before_seq: int | None, *, hidden: bool = False
-    ) -> Flow[tuple[list[Turn], Any | None]]:
-        turns, after = yield from self._store.page_forward(self._scope, after, FORWARD_PAGE, hidden=hidden)
+    ) -> tuple[list[Turn], Any | None]:
+        turns, after = await self._store.page_forward(self._scope, after, FORWARD_PAGE, hidden=hidden)
         if before_seq is not None:
             within = [turn for turn in turns if turn.seq < before_seq]
             turns, after = within, after if len(within) == len(turns) else None

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from langchain_core.stores import BaseStore
 from typing_extensions import TypeVar as TypeVarWithDefault
 
-from langchain_memkit._flow import Closing, Flow
+from langchain_memkit._sync import ClosingMixin, Flow
 from langchain_memkit.backends._key_value.data import (
     PAGE,
     KeyRange,
@@ -33,17 +33,17 @@ class KeyValueBackend(Protocol):
 
     def run(self, flow: Flow[T]) -> T: ...
     async def arun(self, flow: Flow[T]) -> T: ...
-    def get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]: ...
-    def set(self, values: dict[str, Any]) -> Flow[None]: ...
-    def delete(self, keys: Sequence[str]) -> Flow[None]: ...
-    def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> Flow[bool]: ...
-    def page(self, keys: KeyRange, limit: int) -> Flow[list[str]]: ...
-    def delete_range(self, keys: KeyRange) -> Flow[int]: ...
+    async def get(self, keys: Sequence[str]) -> dict[str, Stored]: ...
+    async def set(self, values: dict[str, Any]) -> None: ...
+    async def delete(self, keys: Sequence[str]) -> None: ...
+    async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool: ...
+    async def page(self, keys: KeyRange, limit: int) -> list[str]: ...
+    async def delete_range(self, keys: KeyRange) -> int: ...
     def close(self) -> None: ...
     async def aclose(self) -> None: ...
 
 
-class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
+class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
     """Verbs shared by `SQLiteKeyValueStore` and `MongoDBKeyValueStore`; see there."""
 
     def __init__(self, backend: KeyValueBackend) -> None:
@@ -77,8 +77,8 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
         """Async twin of `mget`."""
         return await self._backend.arun(self._mget(check_keys(keys)))
 
-    def _mget(self, keys: list[str]) -> Flow[list[V | None]]:
-        found = (yield from self._backend.get(list(dict.fromkeys(keys)))) if keys else {}
+    async def _mget(self, keys: list[str]) -> list[V | None]:
+        found = await self._backend.get(list(dict.fromkeys(keys))) if keys else {}
         return [decode(key, found[key]) if key in found else None for key in keys]
 
     def mset(self, key_value_pairs: Sequence[tuple[str, V]]) -> None:
@@ -253,8 +253,8 @@ class KeyValueStore(Closing, BaseStore[str, V], Generic[V]):
         """Async twin of `purge`."""
         return await self._backend.arun(self._purge(check_id(user_id, "user_id")))
 
-    def _purge(self, user_id: str) -> Flow[dict[str, int]]:
-        return {"keys": (yield from self._backend.delete_range(range_of(user_prefix(user_id))))}
+    async def _purge(self, user_id: str) -> dict[str, int]:
+        return {"keys": await self._backend.delete_range(range_of(user_prefix(user_id)))}
 
     def close(self) -> None:
         """Closes the connections that this store opened; a client you passed in stays open."""

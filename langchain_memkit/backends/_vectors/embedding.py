@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._sync import AsStep, Step
 from langchain_memkit.backends._vectors.rows import Vector, readable
 from langchain_memkit.base import kind_given
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
@@ -22,8 +22,8 @@ NEARLY = 1e-6
 class ProbeStore(Protocol):
     """Where the probe's vector is kept; both return flows."""
 
-    def probe(self) -> Flow[bytes | None]: ...
-    def keep_probe(self, probe: bytes) -> Flow[bytes]: ...
+    async def probe(self) -> bytes | None: ...
+    async def keep_probe(self, probe: bytes) -> bytes: ...
 
 
 class Embedder:
@@ -35,9 +35,7 @@ class Embedder:
         step: Makes a step of a flow of the store.
     """
 
-    def __init__(
-        self, embedding: Embeddings, store: ProbeStore, step: Callable[[Callable[[], Flow[Any]]], Step]
-    ) -> None:
+    def __init__(self, embedding: Embeddings, store: ProbeStore, step: AsStep) -> None:
         if not isinstance(embedding, Embeddings):
             msg = f"embedding must be a LangChain Embeddings object, not {kind_given(embedding, Embeddings)}"  # type: ignore[unreachable]  # callers without types
             raise ConfigurationError(msg)
@@ -46,22 +44,22 @@ class Embedder:
         self._store = store
         self._step = step
 
-    def documents(self, texts: Sequence[str]) -> Flow[list[Vector | None]]:
+    async def documents(self, texts: Sequence[str]) -> list[Vector | None]:
         """Vectors of texts to store; the first time the probe is embedded along with them. None for all zeros."""
         if not texts:
             return []
         first = self.dims is None
-        vectors = yield from self._embedded([*map(readable, texts), *([PROBE] if first else [])])
+        vectors = await self._embedded([*map(readable, texts), *([PROBE] if first else [])])
         if first:
-            yield from self._compare(vectors.pop())
+            await self._compare(vectors.pop())
         return vectors
 
-    def query(self, text: str) -> Flow[Vector]:
+    async def query(self, text: str) -> Vector:
         """The vector of a question. Where nothing is stored, nothing is compared."""
-        if self.dims is None and (yield self._step(self._store.probe)) is not None:
-            yield from self.known()
+        if self.dims is None and await self._step(self._store.probe) is not None:
+            await self.known()
         model, asked = self.embedding, readable(text)
-        vector = yield Step(lambda: model.embed_query(asked), lambda: model.aembed_query(asked))
+        vector = await Step(lambda: model.embed_query(asked), lambda: model.aembed_query(asked))
         try:
             (found,) = checked([vector], self.dims)
         except ConfigurationError:
@@ -75,31 +73,31 @@ class Embedder:
             raise HistoryReadError(msg)
         return found
 
-    def known(self) -> Flow[int]:
+    async def known(self) -> int:
         """The dimensions of the model, which is compared with the one whose vectors are stored."""
         if self.dims is None:
-            yield from self._compare((yield from self._embedded([PROBE]))[0])
+            await self._compare((await self._embedded([PROBE]))[0])
         assert self.dims is not None  # noqa: S101  # the comparison says so or raises
         return self.dims
 
-    def _embedded(self, texts: list[str]) -> Flow[list[Vector | None]]:
+    async def _embedded(self, texts: list[str]) -> list[Vector | None]:
         model = self.embedding
-        vectors = yield Step(lambda: model.embed_documents(texts), lambda: model.aembed_documents(texts))
+        vectors = await Step(lambda: model.embed_documents(texts), lambda: model.aembed_documents(texts))
         if len(vectors) != len(texts):
             msg = f"the embedding model returned {len(vectors)} vectors for {len(texts)} texts. Nothing was stored."
             raise ConfigurationError(msg)
         return checked(vectors, self.dims)
 
-    def _compare(self, probe: Vector | None) -> Flow[None]:
+    async def _compare(self, probe: Vector | None) -> None:
         if probe is None:
             msg = (
                 f"{type(self.embedding).__name__} gave a vector of all zeros for a plain English sentence. Use another "
                 "embedding model. Nothing was stored."
             )
             raise ConfigurationError(msg)
-        stored = yield self._step(self._store.probe)
+        stored = await self._step(self._store.probe)
         if stored is None:
-            stored = yield self._step(lambda: self._store.keep_probe(probe.tobytes()))
+            stored = await self._step(lambda: self._store.keep_probe(probe.tobytes()))
         if len(stored) % 4 or not stored:
             msg = "what the store knows of its embedding model is damaged"
             raise HistoryReadError(msg)

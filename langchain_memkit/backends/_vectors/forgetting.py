@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import adrive, drive
 from langchain_memkit.backends._vectors.reading import whose
 from langchain_memkit.backends._vectors.rows import NOBODY, check_ids
 from langchain_memkit.backends._vectors.writing import Writing
@@ -45,22 +45,22 @@ class Forgetting(Writing):
             ['hers']
         """
         user = whose(user_id)
-        return drive(self._delete(_wanted(ids, kwargs), user), run_step)
+        return drive(self._delete(_wanted(ids, kwargs), user))
 
     async def adelete(self, ids: list[str] | None = None, *, user_id: str | None = None, **kwargs: Any) -> bool:
         """Async twin of `delete`."""
         user = whose(user_id)
-        return await adrive(self._delete(_wanted(ids, kwargs), user), arun_step)
+        return await adrive(self._delete(_wanted(ids, kwargs), user))
 
-    def _delete(self, ids: list[str], user_id: str) -> Flow[bool]:
+    async def _delete(self, ids: list[str], user_id: str) -> bool:
         if ids and user_id == NOBODY:
             try:
-                yield from self._stored(ids, user_id, ". Nothing was deleted")
+                await self._stored(ids, user_id, ". Nothing was deleted")
             except HistoryReadError as error:
                 msg = f"{error}. Nothing was deleted."
                 raise HistoryWriteError(msg) from error
         if ids:
-            yield self._step(lambda: self._backend.delete(user_id, ids))
+            await self._step(lambda: self._backend.delete(user_id, ids))
         return True
 
     def forget(self, user_id: str, session_id: str | None = None) -> int:
@@ -78,16 +78,16 @@ class Forgetting(Writing):
             ValueError: An id is empty or malformed.
             HistoryWriteError: The store failed; calling again finishes the work.
         """
-        return drive(self._forget(check_id(user_id, "user_id"), session_id), run_step)
+        return drive(self._forget(check_id(user_id, "user_id"), session_id))
 
     async def aforget(self, user_id: str, session_id: str | None = None) -> int:
         """Async twin of `forget`."""
-        return await adrive(self._forget(check_id(user_id, "user_id"), session_id), arun_step)
+        return await adrive(self._forget(check_id(user_id, "user_id"), session_id))
 
-    def _forget(self, user_id: str, session_id: str | None) -> Flow[int]:
+    async def _forget(self, user_id: str, session_id: str | None) -> int:
         session = None if session_id is None else check_id(session_id, "session_id")
         self._shelf.forget(user_id)
-        count: int = yield self._step(lambda: self._backend.forget(user_id, session))
+        count: int = await self._step(lambda: self._backend.forget(user_id, session))
         self._shelf.forget(user_id)  # once more: somebody may have read in between
         return count
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TypeVar
 
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 
-from langchain_memkit._flow import Closing, Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, drive
 from langchain_memkit.backends._vectors.backend import VectorBackend
 from langchain_memkit.backends._vectors.embedding import Embedder
 from langchain_memkit.backends._vectors.rows import NOBODY, Stored, Vector, check_ids, shown_of
@@ -21,7 +21,10 @@ from langchain_memkit.scoring.index import Index
 CACHE_BYTES = 96 * 2**20
 
 
-class Reading(Closing):
+T = TypeVar("T")
+
+
+class Reading(ClosingMixin):
     """A store that is read; see `SQLiteVectorStore` and `MongoDBVectorStore`."""
 
     def __init__(self, backend: VectorBackend, embedding: Embeddings, cache_bytes: int, now: Now) -> None:
@@ -33,8 +36,11 @@ class Reading(Closing):
         self._embedder = Embedder(embedding, backend, self._step)
         self._shelf = Shelf(backend, self._step, cache_bytes, now)
 
-    def _step(self, flow: Callable[[], Flow[Any]]) -> Step:
-        return Step(lambda: self._backend.run(flow()), lambda: self._backend.arun(flow()))
+    def _step(self, make_flow: Callable[[], Flow[T]]) -> Step[T]:
+        async def asynchronous() -> T:
+            return await self._backend.arun(make_flow())
+
+        return Step(lambda: self._backend.run(make_flow()), asynchronous)
 
     def setup(self) -> None:
         """Opens the file, or builds the indexes of the collection, however large it is.
@@ -76,11 +82,11 @@ class Reading(Closing):
             >>> [entry.said[0].stems for entry in store.index("u1").entries], len(store.index("u2"))
             ([('parrot', 'call', 'kiwi')], 0)
         """
-        return drive(self._shelf.read(check_id(user_id, "user_id")), run_step)[0]
+        return drive(self._shelf.read(check_id(user_id, "user_id")))[0]
 
     async def aindex(self, user_id: str) -> Index:
         """Async twin of `index`."""
-        return (await adrive(self._shelf.read(check_id(user_id, "user_id")), arun_step))[0]
+        return (await adrive(self._shelf.read(check_id(user_id, "user_id"))))[0]
 
     def get_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
         """Documents by id, of one user or of nobody: an id is unique for its user only.
@@ -110,42 +116,42 @@ class Reading(Closing):
             >>> [document.page_content for document in store.get_by_ids(["1"], user_id="u1")]
             ['mine']
         """
-        return drive(self._get_by_ids(check_ids(ids), whose(user_id)), run_step)
+        return drive(self._get_by_ids(check_ids(ids), whose(user_id)))
 
     async def aget_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
         """Async twin of `get_by_ids`."""
-        return await adrive(self._get_by_ids(check_ids(ids), whose(user_id)), arun_step)
+        return await adrive(self._get_by_ids(check_ids(ids), whose(user_id)))
 
-    def _get_by_ids(self, ids: list[str], user_id: str) -> Flow[list[Document]]:
-        stored = (yield from self._stored(ids, user_id, "")) if ids else []
+    async def _get_by_ids(self, ids: list[str], user_id: str) -> list[Document]:
+        stored = await self._stored(ids, user_id, "") if ids else []
         found = {shown.document.id: shown.document for shown in shown_of(stored, self._now())}
         self._shelf.miss(user_id, [name for name in ids if name not in found])
         return [found[name] for name in ids if name in found]
 
-    def _stored(self, ids: list[str], user_id: str, state: str) -> Flow[list[Stored]]:
+    async def _stored(self, ids: list[str], user_id: str, state: str) -> list[Stored]:
         """Records by id; who does not say whose they are must mean those of nobody."""
         backend = self._backend
-        stored: list[Stored] = yield self._step(lambda: backend.by_ids(user_id, ids, vectors=False))
+        stored: list[Stored] = await self._step(lambda: backend.by_ids(user_id, ids, vectors=False))
         there = {row.id for row in stored}
         missing = [name for name in ids if name not in there]
-        if user_id == NOBODY and missing and (yield self._step(lambda: backend.owned(missing))):
+        if user_id == NOBODY and missing and await self._step(lambda: backend.owned(missing)):
             msg = (
                 f"an id belongs to a document of a user: say whose, with user_id=; an id is unique for its user{state}"
             )
             raise ConfigurationError(msg)
         return stored
 
-    def _look(self, user_id: str, session_id: str | None) -> Flow[tuple[Index, Looked | None]]:
+    async def _look(self, user_id: str, session_id: str | None) -> tuple[Index, Looked | None]:
         """The index, and the session, if what is held of it is enough to go on from; one read, as a rule."""
-        return self._shelf.read(user_id, session_id)
+        return await self._shelf.read(user_id, session_id)
 
-    def _texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
+    async def _texts(self, user_id: str, ids: Sequence[str]) -> Callable[[str], Document | None]:
         """What gives the user's records with these ids, as the index was read last; nothing is read for those in it."""
         held = self._shelf.texts(user_id)
         missing = [name for name in ids if name not in held]
         found: dict[str, Document] = {}
         if missing:
-            found = {document.id or "": document for document in (yield from self._get_by_ids(missing, user_id))}
+            found = {document.id or "": document for document in await self._get_by_ids(missing, user_id)}
 
         def document(name: str) -> Document | None:
             stored = held.get(name)
@@ -230,11 +236,11 @@ class Reading(Closing):
             >>> [vector.shape for vector in store.embed(["one", "two"])]
             [(8,), (8,)]
         """
-        return drive(self._embedder.documents(texts), run_step)
+        return drive(self._embedder.documents(texts))
 
     async def aembed(self, texts: Sequence[str]) -> list[Vector | None]:
         """Async twin of `embed`."""
-        return await adrive(self._embedder.documents(texts), arun_step)
+        return await adrive(self._embedder.documents(texts))
 
     def embed_query(self, text: str) -> Vector:
         """The vector of a question; checked as in `embed`, once something is stored.
@@ -249,11 +255,11 @@ class Reading(Closing):
             ConfigurationError: The store was filled with another model.
             HistoryReadError: The model gave no usable vector for this question, or the store cannot be reached or read.
         """
-        return drive(self._embedder.query(text), run_step)
+        return drive(self._embedder.query(text))
 
     async def aembed_query(self, text: str) -> Vector:
         """Async twin of `embed_query`."""
-        return await adrive(self._embedder.query(text), arun_step)
+        return await adrive(self._embedder.query(text))
 
 
 def whose(user_id: str | None) -> str:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._sync import AsStep, cpu_bound
 from langchain_memkit.backends._vectors.rows import (
     UNREADABLE,
     Cells,
@@ -81,11 +81,11 @@ class News(NamedTuple):
 class Source(Protocol):
     """What is read; all return flows."""
 
-    def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]: ...
+    async def news(self, user_id: str, session_id: str | None, since: Since | None) -> News: ...
     def change(self, cells: Sequence[Cells], replaced: Sequence[int]) -> Mark: ...  # of the mark, by adding records
-    def stamps(self, user_id: str) -> Flow[list[int]]: ...
-    def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]: ...
-    def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]: ...
+    async def stamps(self, user_id: str) -> list[int]: ...
+    async def cells(self, user_id: str, stamps: Sequence[int]) -> list[Cells]: ...
+    async def stored(self, user_id: str, stamps: Sequence[int]) -> list[Stored]: ...
 
 
 class Held:
@@ -237,9 +237,7 @@ class Shelf:
         now: A clock.
     """
 
-    def __init__(
-        self, source: Source, step: Callable[[Callable[[], Flow[Any]]], Step], cache_bytes: int, now: Now
-    ) -> None:
+    def __init__(self, source: Source, step: AsStep, cache_bytes: int, now: Now) -> None:
         self._source = source
         self._step = step
         self._cache_bytes = cache_bytes
@@ -247,20 +245,20 @@ class Shelf:
         self._users: OrderedDict[str, Held] = OrderedDict()
         self._lock = ForkSafeLock(self._users.clear)  # also because a thread that is not in the child may hold an index
 
-    def read(self, user_id: str, session_id: str | None = None) -> Flow[tuple[Index, Looked | None]]:
+    async def read(self, user_id: str, session_id: str | None = None) -> tuple[Index, Looked | None]:
         """The user's records as they are now, and a session of the user, where a turn can go out from what is held."""
         source, held = self._source, self._find(user_id)
         since = held.since() if held is not None else None
-        news: News = yield self._step(lambda: source.news(user_id, session_id, since))
+        news: News = await self._step(lambda: source.news(user_id, session_id, since))
         mark = news.mark
         if held is None or since is None or not held.catch_up(since, news, source.change):
             held = held or Held()
             changes, known = held.changes, held.known()
-            listed: list[int] = yield self._step(lambda: source.stamps(user_id))
+            listed: list[int] = await self._step(lambda: source.stamps(user_id))
             missing = [stamp for stamp in listed if stamp not in known]
             for i in range(0, len(missing), BATCH):
-                changes += yield from self._fetch(held, user_id, missing[i : i + BATCH])
-            yield in_thread(partial(self._settle, user_id, held, mark, known.difference(listed), changes))
+                changes += await self._fetch(held, user_id, missing[i : i + BATCH])
+            await cpu_bound(partial(self._settle, user_id, held, mark, known.difference(listed), changes))
         held.expire(self._now())
         if news.session is None or session_id is None:
             return held.index, None
@@ -268,9 +266,9 @@ class Shelf:
             last = held.index.last(session_id)
         return held.index, Looked(held, news.session, last) if last is None or last.id in held.texts else None
 
-    def _fetch(self, held: Held, user_id: str, stamps: Sequence[int]) -> Flow[int]:
+    async def _fetch(self, held: Held, user_id: str, stamps: Sequence[int]) -> int:
         """Reads records; returns how many were added."""
-        cells: list[Cells] = yield self._step(lambda: self._source.cells(user_id, stamps))
+        cells: list[Cells] = await self._step(lambda: self._source.cells(user_id, stamps))
 
         def take() -> tuple[int, int, dict[int, tuple[Cells, Vector | None]]]:
             found, damaged, stale = entries_of(cells, held.index.dims)
@@ -279,9 +277,9 @@ class Shelf:
             return len(found), len(damaged), stale
 
         added: int
-        added, damaged, stale = yield in_thread(take)
+        added, damaged, stale = await cpu_bound(take)
         if stale:
-            stored: list[Stored] = yield self._step(lambda: self._source.stored(user_id, list(stale)))
+            stored: list[Stored] = await self._step(lambda: self._source.stored(user_id, list(stale)))
 
             def stem() -> tuple[int, int]:
                 fresh, bad = [], 0
@@ -295,7 +293,7 @@ class Shelf:
                 held.left_out |= stale.keys() - {entry.stamp for entry, _ in fresh}
                 return len(fresh), bad
 
-            more, bad = yield in_thread(stem)
+            more, bad = await cpu_bound(stem)
             added, damaged = added + more, damaged + bad
         if damaged:
             logger.warning("%d records of a user are unreadable and left as they are", damaged)

@@ -11,7 +11,7 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, run_step
+from langchain_memkit._sync import adrive, cpu_bound, drive
 from langchain_memkit.backends._vectors.embedding import question_vector
 from langchain_memkit.backends._vectors.forgetting import Forgetting
 from langchain_memkit.backends._vectors.rows import Row, Shown, Vector, plain_row, shown_of
@@ -70,15 +70,15 @@ class RecordVectorStore(Forgetting, VectorStore):
             >>> store.similarity_search("Nemo")
             []
         """
-        return drive(self._add(documents, **kwargs), run_step)
+        return drive(self._add(documents, **kwargs))
 
     async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
         """Async twin of `add_documents`."""
-        return await adrive(self._add(documents, **kwargs), arun_step)
+        return await adrive(self._add(documents, **kwargs))
 
-    def _add(
+    async def _add(
         self, documents: Sequence[Document], ids: Sequence[str | None] | None = None, batch_size: int | None = None
-    ) -> Flow[list[str]]:
+    ) -> list[str]:
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):  # type: ignore[redundant-expr]  # callers without types
             msg = f"batch_size must be a whole number from 1, or None for all at once; got {batch_size!r:.50}"
             raise ValueError(msg)
@@ -88,15 +88,15 @@ class RecordVectorStore(Forgetting, VectorStore):
             raise TypeError(msg) if isinstance(ids, str) else ValueError(msg)
         both = zip(given, documents, strict=True)
         names = [str(uuid4()) if (n := name or d.id) is None else check_id(n, "id") for name, d in both]
-        rows: list[Row] = yield in_thread(lambda: [plain_row(d, n) for d, n in zip(documents, names, strict=True)])
+        rows: list[Row] = await cpu_bound(lambda: [plain_row(d, n) for d, n in zip(documents, names, strict=True)])
         size = batch_size or max(len(rows), 1)
         for begin in range(0, len(rows), size):
             part = rows[begin : begin + size]
             texts = [d.page_content for d in documents[begin : begin + size]]
-            vectors: list[Vector | None] = yield from self._embedder.documents(texts)
+            vectors: list[Vector | None] = await self._embedder.documents(texts)
             for user in dict.fromkeys(row.user_id for row in part):
                 mine = [i for i, row in enumerate(part) if row.user_id == user]
-                yield from self._store(user, [part[i] for i in mine], [vectors[i] for i in mine])
+                await self._store(user, [part[i] for i in mine], [vectors[i] for i in mine])
         return names
 
     @classmethod
@@ -184,7 +184,7 @@ class RecordVectorStore(Forgetting, VectorStore):
             ['three', 'two']
         """
         flow = self._documents(query, k, include_scores, pre_filter=pre_filter, **kwargs)
-        return [document for document, _ in drive(flow, run_step)]
+        return [document for document, _ in drive(flow)]
 
     async def asimilarity_search(
         self,
@@ -197,19 +197,19 @@ class RecordVectorStore(Forgetting, VectorStore):
     ) -> list[Document]:
         """Async twin of `similarity_search`."""
         flow = self._documents(query, k, include_scores, pre_filter=pre_filter, **kwargs)
-        return [document for document, _ in await adrive(flow, arun_step)]
+        return [document for document, _ in await adrive(flow)]
 
     def similarity_search_with_score(
         self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """As `similarity_search`, with the cosine of each, from -1 to 1."""
-        return drive(self._documents(query, k, pre_filter=pre_filter, **kwargs), run_step)
+        return drive(self._documents(query, k, pre_filter=pre_filter, **kwargs))
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """Async twin of `similarity_search_with_score`."""
-        return await adrive(self._documents(query, k, pre_filter=pre_filter, **kwargs), arun_step)
+        return await adrive(self._documents(query, k, pre_filter=pre_filter, **kwargs))
 
     def similarity_search_by_vector(
         self,
@@ -219,7 +219,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """As `similarity_search`, for a vector."""
-        return [shown.document for shown, _ in drive(self._near(embedding, k, filter=filter, **kwargs), run_step)]
+        return [shown.document for shown, _ in drive(self._near(embedding, k, filter=filter, **kwargs))]
 
     async def asimilarity_search_by_vector(
         self,
@@ -229,7 +229,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """Async twin of `similarity_search_by_vector`."""
-        found = await adrive(self._near(embedding, k, filter=filter, **kwargs), arun_step)
+        found = await adrive(self._near(embedding, k, filter=filter, **kwargs))
         return [shown.document for shown, _ in found]
 
     def max_marginal_relevance_search(
@@ -258,7 +258,7 @@ class RecordVectorStore(Forgetting, VectorStore):
             In the order in which they were chosen.
         """
         flow = self._search(query, max(k, fetch_k), pre_filter=pre_filter, **kwargs)
-        return diverse(drive(flow, run_step), k, lambda_mult)
+        return diverse(drive(flow), k, lambda_mult)
 
     async def amax_marginal_relevance_search(
         self,
@@ -271,7 +271,7 @@ class RecordVectorStore(Forgetting, VectorStore):
     ) -> list[Document]:
         """Async twin of `max_marginal_relevance_search`."""
         flow = self._search(query, max(k, fetch_k), pre_filter=pre_filter, **kwargs)
-        return diverse(await adrive(flow, arun_step), k, lambda_mult)
+        return diverse(await adrive(flow), k, lambda_mult)
 
     def max_marginal_relevance_search_by_vector(
         self,
@@ -283,7 +283,7 @@ class RecordVectorStore(Forgetting, VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """As `max_marginal_relevance_search`, for a vector."""
-        near = drive(self._near(embedding, max(k, fetch_k), filter=filter, **kwargs), run_step)
+        near = drive(self._near(embedding, max(k, fetch_k), filter=filter, **kwargs))
         return diverse(near, k, lambda_mult)
 
     async def amax_marginal_relevance_search_by_vector(
@@ -296,39 +296,39 @@ class RecordVectorStore(Forgetting, VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """Async twin of `max_marginal_relevance_search_by_vector`."""
-        near = await adrive(self._near(embedding, max(k, fetch_k), filter=filter, **kwargs), arun_step)
+        near = await adrive(self._near(embedding, max(k, fetch_k), filter=filter, **kwargs))
         return diverse(near, k, lambda_mult)
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         """The cosine, from 0 to 1; what points away counts as 0."""
         return lambda score: min(max(score, 0.0), 1.0)
 
-    def _documents(
+    async def _documents(
         self,
         query: str,
         k: int,
         include_scores: bool = False,
         include_embeddings: bool = False,
         **kwargs: Any,
-    ) -> Flow[list[tuple[Document, float]]]:
-        found = yield from self._search(query, k, **kwargs)
+    ) -> list[tuple[Document, float]]:
+        found = await self._search(query, k, **kwargs)
         return documents_of(found, include_scores, include_embeddings)
 
-    def _search(self, query: str, k: int, **kwargs: Any) -> Flow[list[tuple[Shown, float]]]:
+    async def _search(self, query: str, k: int, **kwargs: Any) -> list[tuple[Shown, float]]:
         scope = scope_given(kwargs)
         if check_k(k) == 0:
             return []
-        return (yield from self._nearest((yield from self._embedder.query(query)), k, scope))
+        return await self._nearest(await self._embedder.query(query), k, scope)
 
-    def _near(self, embedding: Sequence[float], k: int, **kwargs: Any) -> Flow[list[tuple[Shown, float]]]:
+    async def _near(self, embedding: Sequence[float], k: int, **kwargs: Any) -> list[tuple[Shown, float]]:
         scope = scope_given(kwargs)
         if check_k(k) == 0:
             return []
-        return (yield from self._nearest(question_vector(embedding, self._embedder.dims), k, scope))
+        return await self._nearest(question_vector(embedding, self._embedder.dims), k, scope)
 
-    def _nearest(self, vector: Vector, k: int, scope: Scope) -> Flow[list[tuple[Shown, float]]]:
+    async def _nearest(self, vector: Vector, k: int, scope: Scope) -> list[tuple[Shown, float]]:
         """Every vector of the user is compared."""
-        index, _ = yield from self._shelf.read(scope.user_id)
+        index, _ = await self._shelf.read(scope.user_id)
 
         def ranked() -> list[tuple[str, float]]:
             with index.lock:
@@ -340,10 +340,10 @@ class RecordVectorStore(Forgetting, VectorStore):
                 if scope.session_id is None or entries[i].session == scope.session_id
             ]
 
-        ids: list[tuple[str, float]] = yield in_thread(ranked)
+        ids: list[tuple[str, float]] = await cpu_bound(ranked)
         best: list[tuple[Shown, float]] = []
         for page in pages_of(ids, k):
-            stored = yield self._step(
+            stored = await self._step(
                 lambda page=page: self._backend.by_ids(scope.user_id, [name for name, _ in page], vectors=True)  # type: ignore[misc]  # bound now
             )
             there = {row.id for row in stored}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from langchain_core.documents import Document
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, run_step
+from langchain_memkit._sync import adrive, cpu_bound, drive
 from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.embedding import checked
 from langchain_memkit.backends._vectors.reading import Reading
@@ -60,7 +60,7 @@ class Writing(Reading):
             HistoryWriteError: A new session could not be stored.
         """
         place = _place(user_id, session_id)
-        return drive(self._begin(*place, check_ids(digests), check_ids(ids), messages, since), run_step)
+        return drive(self._begin(*place, check_ids(digests), check_ids(ids), messages, since))
 
     async def abegin(
         self,
@@ -73,9 +73,9 @@ class Writing(Reading):
     ) -> Begun:
         """Async twin of `begin`."""
         place = _place(user_id, session_id)
-        return await adrive(self._begin(*place, check_ids(digests), check_ids(ids), messages, since), arun_step)
+        return await adrive(self._begin(*place, check_ids(digests), check_ids(ids), messages, since))
 
-    def _begin(
+    async def _begin(
         self,
         user_id: str,
         session_id: str,
@@ -83,9 +83,9 @@ class Writing(Reading):
         ids: list[str],
         messages: Collection[str] | None,
         since: str | None,
-    ) -> Flow[Begun]:
+    ) -> Begun:
         backend = self._backend
-        found: Beginning = yield self._step(lambda: backend.begin(user_id, session_id, digests, ids, messages))
+        found: Beginning = await self._step(lambda: backend.begin(user_id, session_id, digests, ids, messages))
         if since is not None:
             found = found._replace(generation=since)
         now = self._now()
@@ -173,7 +173,7 @@ class Writing(Reading):
         """
         place = _place(user_id, session_id)
         work = self._write(*place, generation, documents, vectors, check_ids(delete), _digests(expected), state)
-        return drive(work, run_step)
+        return drive(work)
 
     async def awrite(
         self,
@@ -189,9 +189,9 @@ class Writing(Reading):
         """Async twin of `write`."""
         place = _place(user_id, session_id)
         work = self._write(*place, generation, documents, vectors, check_ids(delete), _digests(expected), state)
-        return await adrive(work, arun_step)
+        return await adrive(work)
 
-    def _write(
+    async def _write(
         self,
         user_id: str,
         session_id: str,
@@ -201,16 +201,16 @@ class Writing(Reading):
         delete: list[str],
         expected: dict[str, str],
         state: int | None,
-    ) -> Flow[bool]:
+    ) -> bool:
         check_id(generation, "generation")
         if len(documents) != len(vectors):
             msg = f"there are {len(documents)} documents and {len(vectors)} vectors"
             raise ValueError(msg)
         long = sum(len(document.page_content) for document in documents) > SHORT
-        rows: list[Row] = yield in_thread(lambda: [record_row(d, user_id, session_id) for d in documents], long=long)
-        return (yield from self._store(user_id, rows, vectors, delete, (session_id, generation), expected, state))
+        rows: list[Row] = await cpu_bound(lambda: [record_row(d, user_id, session_id) for d in documents], long=long)
+        return await self._store(user_id, rows, vectors, delete, (session_id, generation), expected, state)
 
-    def _store(
+    async def _store(
         self,
         user_id: str,
         rows: Sequence[Row],
@@ -219,24 +219,24 @@ class Writing(Reading):
         place: tuple[str, str] | None = None,
         expected: Mapping[str, str] = NOTHING,
         state: int | None = None,
-    ) -> Flow[bool]:
+    ) -> bool:
         """Rows of a user, each id once, with their vectors."""
         embedded = [i for i, vector in enumerate(vectors) if vector is not None]
         if embedded:
-            dims = yield from self._embedder.known()
+            dims = await self._embedder.known()
             for i, vector in zip(embedded, checked([vectors[i] for i in embedded], dims), strict=True):
                 rows[i].vector = None if vector is None else vector.tobytes()
         distinct = list({row.entry.id: row for row in rows}.values())
         removed = [name for name in delete if name not in {row.entry.id for row in distinct}]
         if not distinct and not removed and place is None:
             return True
-        written: Written | None = yield self._step(
+        written: Written | None = await self._step(
             lambda: self._backend.write(user_id, distinct, removed, place, expected, state)
         )
         if written is None:
             return False
         long = len(rows) > FEW or sum(len(row.text) for row in rows) > SHORT
-        yield in_thread(partial(self._shelf.wrote, user_id, distinct, removed, written), long=long)
+        await cpu_bound(partial(self._shelf.wrote, user_id, distinct, removed, written), long=long)
         return True
 
     def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:

@@ -21,7 +21,6 @@ from uuid import uuid4
 
 from pymongo.errors import BulkWriteError, DuplicateKeyError, PyMongoError, ServerSelectionTimeoutError
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import (
     EMPTY,
     MOST,
@@ -83,18 +82,18 @@ class Append:
         self.unknown = False
         self.deadline = 0.0
 
-    def flow(self) -> Flow[Head]:
+    async def flow(self) -> Head:
         """Runs to the end; returns where the last row was stored."""
         store = self.store
-        yield from ensure_indexes(store.clients, store.settings)
-        yield from store.read_clock()
+        await ensure_indexes(store.clients, store.settings)
+        await store.read_clock()
         self.deadline = time.monotonic() + store.patience
         while True:
             try:
                 if self.look_up:
-                    yield from self._look_up()
+                    await self._look_up()
                 if self.pending:
-                    yield from self._insert()
+                    await self._insert()
                 if not self.pending:
                     return self.last
                 message = "other writers were faster every time"
@@ -111,7 +110,7 @@ class Append:
             pause = next_try(self.deadline, 0.25 if cause else 0.02)
             if pause is None:
                 raise self._failed(message, f" within {self.store.patience:g} s") from cause
-            yield pause
+            await pause
 
     @property
     def _begun(self) -> bool:
@@ -142,15 +141,15 @@ class Append:
         msg = f"cannot write to {hosts}{limit}: {reason}. {state}."
         return HistoryWriteError(msg, maybe_stored=self._begun, **self.batch.error_context)
 
-    def _look_up(self) -> Flow[None]:
+    async def _look_up(self) -> None:
         """Finds out which rows are stored already. Counts only what a majority has: the rest may still vanish."""
         ops = [row.op for _, row in self.pending]
         query = turns_filter(*self.scope, op={"$in": ops})
-        documents = yield from settled(self.store, query, None, self.deadline)
+        documents = await settled(self.store, query, None, self.deadline)
         if documents is None:
             self.unknown = True
             raise self._failed("no majority has confirmed it")
-        current = (yield from self.store.head(self.scope, "local", self._look)) or EMPTY
+        current = await self.store.head(self.scope, "local", self._look) or EMPTY
         stored = {d["op"]: d for d in documents if not (isinstance(d.get("seq"), int) and d["seq"] < current.base)}
         for index, row in list(self.pending):
             if row.op in stored:
@@ -160,32 +159,32 @@ class Append:
                 self.last = head_of([document]) or EMPTY
                 self.pending.remove((index, row))
         if len(documents) > len(stored):  # left over from a clear that broke off: finish it, then their names are free
-            yield from void_older(self.store, self.scope, current._replace(seq=current.base))
+            await void_older(self.store, self.scope, current._replace(seq=current.base))
         self.look_up = False
 
-    def _insert(self) -> Flow[None]:
+    async def _insert(self) -> None:
         """One try, at the position after the last one. What is known of it may be out of date: the index decides."""
         store, scope, origin = self.store, self.scope, self.origin
         known = head = self.known
         self.known = None
         if head is None or (head.seq and head.epoch != origin.epoch):
-            head = (yield from store.head(scope, "local", self._look)) or EMPTY
+            head = await store.head(scope, "local", self._look) or EMPTY
         if not head.seq:  # a first turn: perhaps of a collection that was dropped and is new
-            yield from ensure_indexes(store.clients, store.settings, again=True)
+            await ensure_indexes(store.clients, store.settings, again=True)
         purged = 0
         if origin.epoch is not None and scope.user_id and not (head.seq and head.epoch == origin.epoch):
             if not head.seq:
-                yield from self._open()
-            purged = yield from store.purged(scope.user_id, self._look)
+                await self._open()
+            purged = await store.purged(scope.user_id, self._look)
         self._check(head, purged)
         if self.kind != "turn":
-            yield from self._insert_marker(head)
+            await self._insert_marker(head)
             return
-        if head.last == "marker" and not (yield from self._renew(head)):
+        if head.last == "marker" and not await self._renew(head):
             return
         documents = self._documents(head)
         try:
-            yield Call(lambda c: c.insert_many(documents), self._one_try)
+            await Call(lambda c: c.insert_many(documents), self._one_try)
         except BulkWriteError as error:
             done, taken = _read_bulk_error(error)
             self._stored(documents[:done])
@@ -194,31 +193,31 @@ class Append:
             # a position is taken by others; anything else may be this turn itself
             self.look_up = taken != "seq" or self.expected_seq is not None
             if known and not self.look_up:  # others have written since: that is no reason to wait
-                yield from self._insert()
+                await self._insert()
             return
         self._stored(documents)
 
-    def _open(self) -> Flow[None]:
+    async def _open(self) -> None:
         """Puts a row without content into a session, by which a purge finds it from now on."""
         row = turns_filter(*self.scope, seq={"$eq": OPENING})
         made = contentless("opening", "opening", EMPTY)
-        yield from self.store.retried(lambda c: c.update_one(row, made, upsert=True), self._look)
+        await self.store.retried(lambda c: c.update_one(row, made, upsert=True), self._look)
 
-    def _renew(self, head: Head) -> Flow[bool]:
+    async def _renew(self, head: Head) -> bool:
         """Keeps the marker that the session begins with; returns whether it is still there."""
         row = turns_filter(*self.scope, seq={"$eq": head.seq}, kind={"$in": NO_TURNS}, epoch={"$eq": head.epoch})
         change = [{"$set": {"expiresAt": IN_TWO_HOURS}}]
-        result = yield from self.store.retried(lambda c: c.update_one(row, change), self._look)
+        result = await self.store.retried(lambda c: c.update_one(row, change), self._look)
         return bool(result.matched_count)
 
-    def _insert_marker(self, head: Head) -> Flow[None]:
+    async def _insert_marker(self, head: Head) -> None:
         """An upsert, since only a pipeline can ask for the server's time."""
         (_, row), seq = self.pending[0], head.seq + 1
         marker = Head(seq, new_epoch(), seq, "marker")
         query = turns_filter(*self.scope, seq={"$eq": seq}, op={"$eq": row.op})
         made = contentless(self.kind, row.op, marker)
         try:
-            yield Call(lambda c: c.update_one(query, made, upsert=True), self._one_try)
+            await Call(lambda c: c.update_one(query, made, upsert=True), self._one_try)
         except DuplicateKeyError:
             return
         self.last = marker
@@ -269,23 +268,23 @@ def _read_bulk_error(error: BulkWriteError) -> tuple[int, str | None]:
     return done, str([*(failures[0].get("keyPattern") or [""])][-1])
 
 
-def mark(store: Reader, scope: Scope, kind: Kind) -> Flow[Head]:
+async def mark(store: Reader, scope: Scope, kind: Kind) -> Head:
     """Puts a marker without content at the end of a session: whatever is before it is void from now on."""
     batch = Batch([], [], [Row(f"{kind}:{uuid4()}", [], [])], None)
-    return (yield from Append(store, scope, batch, kind, None, Origin()).flow())
+    return await Append(store, scope, batch, kind, None, Origin()).flow()
 
 
-def void_older(store: Reader, scope: Scope, head: Head) -> Flow[int]:
+async def void_older(store: Reader, scope: Scope, head: Head) -> int:
     """Removes the content of everything before a marker; returns how many turns that were.
 
     What was stored in the last two hours keeps its position, until no writer can come that has read the session before.
     Older markers go of themselves.
     """
     turns = turns_filter(*scope, seq={"$gt": 0, "$lt": head.seq}, kind={"$nin": NO_TURNS})
-    old = yield from store.retried(lambda c: c.delete_many({**turns, **STORED_LONG_AGO}))
+    old = await store.retried(lambda c: c.delete_many({**turns, **STORED_LONG_AGO}))
     change = voided(head.epoch)
-    recent = yield from store.retried(lambda c: c.update_many(turns, change))
+    recent = await store.retried(lambda c: c.update_many(turns, change))
     # what has no sound position, which no reader sees
     rest = turns_filter(*scope, seq={"$exists": True, "$not": {"$gt": 0, "$lte": MOST}})
-    yield from store.retried(lambda c: c.delete_many(rest))
+    await store.retried(lambda c: c.delete_many(rest))
     return int(old.deleted_count) + int(recent.modified_count)

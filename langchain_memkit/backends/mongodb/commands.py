@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import pymongo
 from bson import CodecOptions, DatetimeConversion
@@ -26,7 +26,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 from pymongo.write_concern import WriteConcern
 
-from langchain_memkit._flow import Flow, adrive, drive
+from langchain_memkit._sync import Flow, Operation, adrive, drive, drive_in_thread
 from langchain_memkit.backends._history.rows import Batch
 from langchain_memkit.backends.mongodb.clients import Clients, redact
 from langchain_memkit.backends.mongodb.failures import driver_errors
@@ -54,7 +54,8 @@ NOT_IN_NAMES = (frozenset('/\\. "$\x00'), frozenset("$\x00"))  # of databases, o
 TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
 
 
-class Call(NamedTuple):
+@dataclass(slots=True)
+class Call(Operation[Any]):
     """One command: `function(collection)` for a sync or an async collection, with its time limit in seconds."""
 
     function: Callable[[Any], Any]
@@ -66,7 +67,8 @@ def jitter(longest: float) -> float:
     return random.uniform(longest / 5, longest)  # noqa: S311  # no secret
 
 
-class Pause(NamedTuple):
+@dataclass(slots=True)
+class Pause(Operation[None]):
     """Wait before the next try."""
 
     seconds: float
@@ -154,7 +156,7 @@ class Runner:
     def run(self, flow: Flow[T]) -> T:
         """Runs a flow with the sync client."""
 
-        def step(operation: Call | Pause) -> Any:
+        def perform(operation: Call | Pause) -> Any:
             if isinstance(operation, Pause):
                 time.sleep(operation.seconds)
                 return None
@@ -163,14 +165,14 @@ class Runner:
             _reached.add(self.clients.key)
             return result
 
-        return drive(flow, step)
+        return drive(flow, perform)
 
     async def arun(self, flow: Flow[T]) -> T:
         """Runs a flow with the async client of the running loop."""
         if self.clients.async_runs_in_thread:
-            return await asyncio.to_thread(self.run, flow)
+            return await drive_in_thread(flow, self.run)
 
-        async def step(operation: Call | Pause) -> Any:
+        async def perform(operation: Call | Pause) -> Any:
             if isinstance(operation, Pause):
                 return await asyncio.sleep(operation.seconds)
             collection = self.collection(await self.clients.asynchronous())
@@ -179,7 +181,7 @@ class Runner:
             _reached.add(self.clients.key)
             return result
 
-        return await adrive(flow, step)
+        return await adrive(flow, perform)
 
     def close(self) -> None:
         """Lets go of the shared client."""
@@ -189,20 +191,20 @@ class Runner:
         """Async twin of `close`."""
         await self.clients.arelease()
 
-    def retried(self, function: Callable[[Any], Any], patience: float | None = None) -> Flow[Any]:
+    async def retried(self, function: Callable[[Any], Any], patience: float | None = None) -> Any:
         """A repeatable command, sent again for so many seconds; None: as long as a write is."""
 
-        def once(seconds: float) -> Flow[Any]:
-            return (yield Call(function, seconds))
+        async def once(seconds: float) -> Any:
+            return await Call(function, seconds)
 
-        return (yield from self._again(once, patience or self.patience))
+        return await self._again(once, patience or self.patience)
 
-    def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> Flow[T]:
+    async def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> T:
         """Makes an attempt, told how many seconds are left, until one does not break off."""
         deadline, unknown = time.monotonic() + patience, False
         while True:
             try:
-                return (yield from attempt(max(deadline - time.monotonic(), 0.1)))
+                return await attempt(max(deadline - time.monotonic(), 0.1))
             except PyMongoError as error:
                 unselected, pause = isinstance(error, ServerSelectionTimeoutError), next_try(deadline)
                 if not is_transient(error) or pause is None:
@@ -210,36 +212,36 @@ class Runner:
                         raise ConnectionFailure(str(error)) from error
                     raise
                 unknown = unknown or not unselected
-            yield pause
+            await pause
 
-    def aggregate(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
+    async def aggregate(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The result of an aggregation; these look at a whole user, so they get the long time limit."""
 
-        def whole(seconds: float) -> Flow[list[dict[str, Any]]]:
+        async def whole(seconds: float) -> list[dict[str, Any]]:
             deadline = time.monotonic() + seconds
-            cursor = yield Call(lambda c: c.aggregate(pipeline), seconds)
-            return (yield Call(lambda c: cursor.to_list(), max(deadline - time.monotonic(), 0.1)))  # type: ignore[no-any-return]  # untyped
+            cursor = await Call(lambda c: c.aggregate(pipeline), seconds)
+            return await Call(lambda c: cursor.to_list(), max(deadline - time.monotonic(), 0.1))  # type: ignore[no-any-return]  # untyped
 
-        yield from self.there()
-        return (yield from self._again(whole, self.settings.save_timeout))
+        await self.there()
+        return await self._again(whole, self.settings.save_timeout)
 
-    def there(self) -> Flow[None]:
+    async def there(self) -> None:
         """Tells within `timeout` that the server is down, before a command that may take longer."""
-        yield from self.retried(lambda c: c.database.command("ping"), self.settings.timeout)
+        await self.retried(lambda c: c.database.command("ping"), self.settings.timeout)
 
-    def reading(self, flow: Flow[T]) -> Flow[T]:
+    async def reading(self, flow: Flow[T]) -> T:
         """The flow with a driver's errors raised as `HistoryReadError`."""
         try:
-            return (yield from flow)
+            return await flow
         except PyMongoError as error:
             msg = f"cannot read from {self.clients.hosts} within {self.settings.timeout:g} s: {text_of(error)}"
             raise HistoryReadError(msg) from error
 
-    def writing(self, flow: Flow[T], batch: Batch | None = None) -> Flow[T]:
+    async def writing(self, flow: Flow[T], batch: Batch | None = None) -> T:
         """The flow with a driver's errors raised as `HistoryWriteError`, which carries the batch."""
         context = batch.error_context if batch else {}
         try:
-            return (yield from flow)
+            return await flow
         except MemkitError:
             raise
         except (DocumentTooLarge, InvalidDocument) as error:
@@ -266,10 +268,10 @@ class Commands(Runner):
         """Equal for stores on the same collection, however the server is spelled: asks the server who it is."""
         return (self.run(self.reading(self._server())), self.settings.names)
 
-    def read_clock(self) -> Flow[None]:
+    async def read_clock(self) -> None:
         """Asks the server for its time, once in a process."""
         if self.clients.key not in _clocks:
-            said = yield Call(lambda c: c.database.command("hello"), self.settings.timeout)
+            said = await Call(lambda c: c.database.command("hello"), self.settings.timeout)
             moment = said["localTime"]
             _clocks[self.clients.key] = (
                 moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -279,8 +281,8 @@ class Commands(Runner):
         """The server's time, whatever the clock of this machine says."""
         return datetime.fromtimestamp(_clocks[self.clients.key] + time.monotonic(), UTC)
 
-    def _server(self) -> Flow[Any]:
-        said = yield from self.retried(lambda c: c.database.client.admin.command("hello"))
+    async def _server(self) -> Any:
+        said = await self.retried(lambda c: c.database.client.admin.command("hello"))
         process = (said.get("topologyVersion") or {}).get("processId")
         is_router = said.get("msg") == "isdbgrid"  # several of them lead to one cluster
         return self.clients.servers if process is None or is_router else process

@@ -15,7 +15,6 @@ from bson import ObjectId
 from pymongo import IndexModel
 from pymongo.errors import BulkWriteError, PyMongoError, ServerSelectionTimeoutError
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Batch
 from langchain_memkit.backends.mongodb.commands import (
     DUPLICATE_KEY,
@@ -44,26 +43,26 @@ def refuse_positions(layout: str, expected_seq: int | None) -> None:
         raise ConfigurationError(msg)
 
 
-def ensure(store: Commands, models: list[IndexModel]) -> Flow[None]:
+async def ensure(store: Commands, models: list[IndexModel]) -> None:
     """Builds the indexes of a layout, once per process and collection, unless `create_index=False`."""
     key = (store.clients.key, store.settings.names, tuple(m.document["name"] for m in models))
     if store.settings.create_index and key not in _indexed:
-        yield from store.there()
-        yield Call(lambda c: c.create_indexes(models), None)
+        await store.there()
+        await Call(lambda c: c.create_indexes(models), None)
         _indexed.add(key)
 
 
-def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch, deadline: float) -> Flow[None]:
+async def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch, deadline: float) -> None:
     """Inserts documents in order, with their ids, until all are there; what a broken connection hides is looked up."""
     pending, begun = list(documents), False
     while pending:
         try:
             if begun:
                 query = {"_id": {"$in": [d["_id"] for d in pending]}}
-                there = {d["_id"] for d in (yield from known(store, query, ["_id"], batch, deadline))}
+                there = {d["_id"] for d in await known(store, query, ["_id"], batch, deadline)}
                 pending = [d for d in pending if d["_id"] not in there]
             if pending:
-                yield Call(lambda c, given=list(pending): c.insert_many(given), max(deadline - time.monotonic(), 0.1))  # type: ignore[misc]  # bound now
+                await Call(lambda c, given=list(pending): c.insert_many(given), max(deadline - time.monotonic(), 0.1))  # type: ignore[misc]  # bound now
             return
         except PyMongoError as error:
             again = is_transient(error) or _met_itself(error)
@@ -73,7 +72,7 @@ def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch, 
                 if begun:
                     raise unclear(store, text_of(error), batch) from error
                 raise
-        yield pause
+        await pause
 
 
 def _met_itself(error: PyMongoError) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends.mongodb.clients import Clients, redact
 from langchain_memkit.backends.mongodb.commands import Call, Settings
 from langchain_memkit.backends.mongodb.documents import index_models
@@ -19,7 +18,7 @@ NOT_ALLOWED_CODES = (13, 8000)
 _known: set[Any] = set()
 
 
-def ensure_indexes(clients: Clients, settings: Settings, *, forced: bool = False, again: bool = False) -> Flow[None]:
+async def ensure_indexes(clients: Clients, settings: Settings, *, forced: bool = False, again: bool = False) -> None:
     """Sees to it that the collection has its indexes; asks once per process, and at the first turn of a session.
 
     Args:
@@ -34,13 +33,13 @@ def ensure_indexes(clients: Clients, settings: Settings, *, forced: bool = False
     key = (clients.key, settings.names, settings.legacy_keys[0])
     if key in _known and not (forced or again):
         return
-    existing = yield Call(lambda c: c.index_information(), settings.timeout)
+    existing = await Call(lambda c: c.index_information(), settings.timeout)
     missing = _missing(settings, existing)
     critical = [m.document["name"] for m in missing if m.document.get("unique")]
     if missing and (settings.create_index or forced):
         if not forced:
-            yield from _refuse_large(settings, missing)
-        yield from _build(clients, settings, missing)
+            await _refuse_large(settings, missing)
+        await _build(clients, settings, missing)
     elif critical:
         msg = (
             f"collection {'.'.join(settings.names)} lacks the unique indexes {critical}, without which turns could be "
@@ -61,8 +60,8 @@ def _missing(settings: Settings, existing: dict[str, Any]) -> list[IndexModel]:
     ]
 
 
-def _refuse_large(settings: Settings, missing: list[IndexModel]) -> Flow[None]:
-    count = yield Call(lambda c: c.estimated_document_count(), settings.timeout)
+async def _refuse_large(settings: Settings, missing: list[IndexModel]) -> None:
+    count = await Call(lambda c: c.estimated_document_count(), settings.timeout)
     if count > MAX_AUTO_INDEX:
         names = [m.document["name"] for m in missing]
         msg = (
@@ -73,9 +72,9 @@ def _refuse_large(settings: Settings, missing: list[IndexModel]) -> Flow[None]:
         raise ConfigurationError(msg)
 
 
-def _build(clients: Clients, settings: Settings, missing: list[IndexModel]) -> Flow[None]:
+async def _build(clients: Clients, settings: Settings, missing: list[IndexModel]) -> None:
     try:
-        yield Call(lambda c: c.create_indexes(missing), None)
+        await Call(lambda c: c.create_indexes(missing), None)
     except OperationFailure as error:
         if error.code in NOT_ALLOWED_CODES:
             raise

@@ -10,7 +10,6 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient, DeleteMany, MongoClient, ReplaceOne, UpdateOne
 from pymongo.errors import BulkWriteError
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._key_value.data import KeyRange, Stored
 from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
 from langchain_memkit.backends.mongodb.clients import Clients
@@ -83,33 +82,33 @@ class _Documents(RepeatingRunner):
 
     upserts_may_meet = True
 
-    def get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]:
-        return (yield from self.reading(self._get(keys)))
+    async def get(self, keys: Sequence[str]) -> dict[str, Stored]:
+        return await self.reading(self._get(keys))
 
-    def _get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]:
+    async def _get(self, keys: Sequence[str]) -> dict[str, Stored]:
         found: dict[str, Stored] = {}
         for batch in batches(keys):
             query = {"_id": {"$in": batch}}
-            documents = yield Call(lambda c, query=query: c.find(query).to_list(), self.settings.timeout)  # type: ignore[misc]  # bound now
+            documents = await Call(lambda c, query=query: c.find(query).to_list(), self.settings.timeout)  # type: ignore[misc]  # bound now
             found.update((d["_id"], Stored(d.get("value"), d.get("v"))) for d in documents)
         return found
 
-    def page(self, keys: KeyRange, limit: int) -> Flow[list[str]]:
-        return (yield from self.reading(self._page(keys, limit)))
+    async def page(self, keys: KeyRange, limit: int) -> list[str]:
+        return await self.reading(self._page(keys, limit))
 
-    def _page(self, keys: KeyRange, limit: int) -> Flow[list[str]]:
+    async def _page(self, keys: KeyRange, limit: int) -> list[str]:
         query = _between(keys)
-        documents = yield Call(
+        documents = await Call(
             lambda c: c.find(query, {"_id": 1}).sort("_id", 1).limit(limit).to_list(), self.settings.timeout
         )
         return [document["_id"] for document in documents]
 
-    def set(self, values: dict[str, Any]) -> Flow[None]:
+    async def set(self, values: dict[str, Any]) -> None:
         operations = [_replacement(key, value) for key, value in values.items()]
         for i, batch in enumerate(batches(operations)):
-            yield from self._sent(lambda c, batch=batch: c.bulk_write(batch), begun=i > 0)  # type: ignore[misc]  # bound now
+            await self._sent(lambda c, batch=batch: c.bulk_write(batch), begun=i > 0)  # type: ignore[misc]  # bound now
 
-    def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> Flow[bool]:
+    async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool:
         operations: list[Any] = [_replacement(name, value) for name, value in values.items()]
         look = _failing_without(key)
         removals: list[Any] = [DeleteMany({"_id": {"$in": batch}}) for batch in batches(gone)]
@@ -118,22 +117,22 @@ class _Documents(RepeatingRunner):
         writes[-1] += removals
         for i, batch in enumerate(writes):
             try:
-                yield from self._sent(lambda c, batch=batch: c.bulk_write(batch), begun=i > 0)  # type: ignore[misc]  # bound now
+                await self._sent(lambda c, batch=batch: c.bulk_write(batch), begun=i > 0)  # type: ignore[misc]  # bound now
             except HistoryWriteError as error:
                 if not _is_missing(error.__cause__):
                     raise
-                yield from self.delete(list(values))
+                await self.delete(list(values))
                 return False
         return True
 
-    def delete(self, keys: Sequence[str]) -> Flow[None]:
+    async def delete(self, keys: Sequence[str]) -> None:
         for i, batch in enumerate(batches(keys)):
             query = {"_id": {"$in": batch}}
-            yield from self._sent(lambda c, query=query: c.delete_many(query), begun=i > 0)  # type: ignore[misc]  # bound now
+            await self._sent(lambda c, query=query: c.delete_many(query), begun=i > 0)  # type: ignore[misc]  # bound now
 
-    def delete_range(self, keys: KeyRange) -> Flow[int]:
+    async def delete_range(self, keys: KeyRange) -> int:
         query = _between(keys)
-        result = yield from self._sent(lambda c: c.delete_many(query))
+        result = await self._sent(lambda c: c.delete_many(query))
         return int(result.deleted_count)
 
 

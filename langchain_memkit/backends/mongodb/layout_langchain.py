@@ -9,7 +9,6 @@ from typing import Any
 from langchain_core.messages import BaseMessage, message_to_dict
 from pymongo import ASCENDING, IndexModel
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Batch, Origin, Scope
 from langchain_memkit.backends.mongodb.documents import legacy_filter, legacy_index
 from langchain_memkit.backends.mongodb.foreign import ascending_ids, ensure, insert_once, refuse_positions
@@ -26,11 +25,11 @@ class LangChainRowStore(MongoTurnStore):
 
     layout = "langchain"
 
-    def setup(self) -> Flow[None]:
+    async def setup(self) -> None:
         """Builds the indexes for rows of langchain-mongodb."""
-        yield from self.reading(self._ensure())
+        await self.reading(self._ensure())
 
-    def _ensure(self) -> Flow[None]:
+    async def _ensure(self) -> None:
         key = self.settings.legacy_keys[0]
         order = legacy_index(key, self.settings.index_kwargs)
         ops = IndexModel(
@@ -38,25 +37,25 @@ class LangChainRowStore(MongoTurnStore):
             name="memkit_legacy_op",
             partialFilterExpression={f"{MARK}.op": {"$exists": True}},
         )
-        yield from ensure(self, [order, ops])
+        await ensure(self, [order, ops])
 
-    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
+    async def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> int:
         """Inserts a row per message; returns 0, because rows have no position."""
         refuse_positions("langchain", expected_seq)
         documents = self._documents(scope, batch)
-        yield from self.writing(self._append(scope, batch, documents), batch)
+        await self.writing(self._append(scope, batch, documents), batch)
         return 0
 
-    def _append(self, scope: Scope, batch: Batch, documents: list[dict[str, Any]]) -> Flow[None]:
-        yield from self._ensure()
+    async def _append(self, scope: Scope, batch: Batch, documents: list[dict[str, Any]]) -> None:
+        await self._ensure()
         query = legacy_filter(*self.settings.legacy_keys, scope.session_id)
         query[f"{MARK}.op"] = {"$in": [row.op for row in batch.rows]}
         deadline = time.monotonic() + self.patience
-        found = yield from known(self, query, {MARK: 1}, batch, deadline)
+        found = await known(self, query, {MARK: 1}, batch, deadline)
         there = {(d[MARK].get("op"), d[MARK].get("i")) for d in found}
         missing = [d for d in documents if (d[MARK]["op"], d[MARK]["i"]) not in there]
         if missing:
-            yield from insert_once(self, missing, batch, deadline)
+            await insert_once(self, missing, batch, deadline)
 
     def _documents(self, scope: Scope, batch: Batch) -> list[dict[str, Any]]:
         session_id_key, history_key = self.settings.legacy_keys
@@ -76,16 +75,16 @@ class LangChainRowStore(MongoTurnStore):
                 position += 1
         return documents
 
-    def clear(self, scope: Scope) -> Flow[None]:
+    async def clear(self, scope: Scope) -> None:
         """Deletes the session's rows; native turns in the same collection are cleared with their marker."""
-        yield from self.writing(self._clear(scope))
+        await self.writing(self._clear(scope))
 
-    def _clear(self, scope: Scope) -> Flow[None]:
-        if (yield from self.head(scope, "local")) is not None:
-            yield from self._void(scope, "clear")
+    async def _clear(self, scope: Scope) -> None:
+        if await self.head(scope, "local") is not None:
+            await self._void(scope, "clear")
             return
         rows = legacy_filter(*self.settings.legacy_keys, scope.session_id)
-        yield from self.retried(lambda c: c.delete_many(rows))
+        await self.retried(lambda c: c.delete_many(rows))
 
 
 def row_text(message: BaseMessage, path: str) -> str:

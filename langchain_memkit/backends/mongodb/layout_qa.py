@@ -17,7 +17,6 @@ from bson import ObjectId
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pymongo import ASCENDING, IndexModel
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import (
     Batch,
     Enough,
@@ -73,30 +72,30 @@ class QAStore(Commands):
 
     # -- set-up
 
-    def setup(self) -> Flow[None]:
+    async def setup(self) -> None:
         """Builds the indexes for order and for retries."""
-        yield from self.reading(self._ensure())
+        await self.reading(self._ensure())
 
-    def _ensure(self) -> Flow[None]:
-        yield from ensure(self, qa_index_models(self.settings.user_id_key, self.settings.ttl))
+    async def _ensure(self) -> None:
+        await ensure(self, qa_index_models(self.settings.user_id_key, self.settings.ttl))
 
     # -- reading
 
-    def page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Flow[Page]:
+    async def page_back(self, scope: Scope, older: Any | None, limit: int, enough: Enough, floor: int = 0) -> Page:
         """Turns newest first."""
-        turns, older = yield from self.reading(self._page(scope, older, -1, limit))
+        turns, older = await self.reading(self._page(scope, older, -1, limit))
         return Page(turns, 0, 0, None, older)
 
-    def page_forward(
+    async def page_forward(
         self, scope: Scope, after: Any | None, limit: int, *, hidden: bool = False
-    ) -> Flow[tuple[list[Turn], Any | None]]:
+    ) -> tuple[list[Turn], Any | None]:
         """Turns oldest first; positions mean nothing here, so `after` is only where the last page ended."""
         place = after if isinstance(after, Place) else None
-        return (yield from self.reading(self._page(scope, place, 1, limit, hidden)))
+        return await self.reading(self._page(scope, place, 1, limit, hidden))
 
-    def _page(
+    async def _page(
         self, scope: Scope, at: Place | None, direction: int, limit: int, hidden: bool = False
-    ) -> Flow[tuple[list[Turn], Any]]:
+    ) -> tuple[list[Turn], Any]:
         # newest first begins with dated documents and ends with undated ones; oldest first the other way round
         at = at or Place(LATEST if direction < 0 else None, None)
         undated, beyond = at.created_at is None, "$lt" if direction < 0 else "$gt"
@@ -110,9 +109,7 @@ class QAStore(Commands):
             tied = {"createdAt": {"$eq": at.created_at}, "_id": {beyond: at.identity}}
             query["$or"] = [{"createdAt": {beyond: at.created_at}}, tied]
         order = [("_id", direction)] if undated else [("createdAt", direction), ("_id", direction)]
-        found = yield from self.retried(
-            lambda c: c.find(query).sort(order).limit(limit).to_list(), self.settings.timeout
-        )
+        found = await self.retried(lambda c: c.find(query).sort(order).limit(limit).to_list(), self.settings.timeout)
         now = self.settings.now()
         turns = [qa_turn(d, self.settings.token_counter) for d in found if is_shown(d, now, hidden)]
         if len(found) == limit:
@@ -121,56 +118,56 @@ class QAStore(Commands):
             return turns, Place(EARLIEST if undated else None, None)
         return turns, None
 
-    def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
+    async def stored_ids(self, scope: Scope, ids: Sequence[str]) -> set[str]:
         """Ids of messages in documents of ours."""
         query = {**self._filter(scope), "messages.id": {"$in": list(ids)}}
-        documents = yield from self.reading(
+        documents = await self.reading(
             self.retried(lambda c: c.find(query, ["messages.id", "isActive", "isDeleted", "expiresAt"]).to_list())
         )
         now = self.settings.now()
         found = [m.get("id") for d in documents if is_shown(d, now) for m in d.get("messages") or ()]
         return set(ids) & {i for i in found if isinstance(i, str)}  # what is no UTF-8 is tagged
 
-    def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
+    async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
         """The user's chats, most recently used first; `hidden`: counted with their soft-deleted documents."""
         match = self._filter(Scope(user_id, "")) | ({} if hidden else SHOWN)
         match["chatId"] = {"$type": "string"}
         group = {"_id": "$chatId", "n": {"$sum": 1}, "a": {"$min": "$createdAt"}, "z": {"$max": "$createdAt"}}
         pipeline = [{"$match": match}, {"$group": group}, {"$sort": {"z": -1, "_id": 1}}]
-        rows = yield from self.reading(self.aggregate(pipeline))
+        rows = await self.reading(self.aggregate(pipeline))
         dates = [[row[name] if isinstance(row[name], datetime) else None for name in "az"] for row in rows]
         return [SessionInfo(row["_id"], row["n"], a, z) for row, (a, z) in zip(rows, dates, strict=True)]
 
-    def owners(self) -> Flow[list[str]]:
+    async def owners(self) -> list[str]:
         """Every user with documents."""
         key = self.settings.user_id_key
         pipeline: list[dict[str, Any]] = [
             {"$match": {key: {"$type": "string"}, "question": {"$exists": True}}},
             {"$group": {"_id": f"${key}"}},
         ]
-        rows = yield from self.reading(self.aggregate(pipeline))
+        rows = await self.reading(self.aggregate(pipeline))
         return sorted(row["_id"] for row in rows)
 
     # -- writing
 
-    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
+    async def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> int:
         """Inserts a document per turn; returns 0, because documents have no position."""
         refuse_positions("qa", expected_seq)
         documents = [d for row, messages in batch.parts() for d in self._documents(scope, row, messages)]
-        yield from self.writing(self._append(scope, batch, documents), batch)
+        await self.writing(self._append(scope, batch, documents), batch)
         return 0
 
-    def _append(self, scope: Scope, batch: Batch, documents: list[dict[str, Any]]) -> Flow[None]:
-        yield from self._ensure()
+    async def _append(self, scope: Scope, batch: Batch, documents: list[dict[str, Any]]) -> None:
+        await self._ensure()
         query = {**self._filter(scope), "op": {"$in": [d["op"] for d in documents]}}
         deadline = time.monotonic() + self.patience
-        found = yield from known(self, query, ["op", "messages", "v"], batch, deadline)
+        found = await known(self, query, ["op", "messages", "v"], batch, deadline)
         there = {d["op"]: d for d in found}
         for index, row in enumerate(batch.rows):
             if row.op in there:  # else it is new, or several documents
                 stored_or_conflict(batch, index, read_turn(there[row.op], self.settings.token_counter))
         if missing := [d for d in documents if d["op"] not in there]:
-            yield from insert_once(self, missing, batch, deadline)
+            await insert_once(self, missing, batch, deadline)
 
     def _documents(self, scope: Scope, row: Row, messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         starts = [*turn_starts(messages), len(messages)]
@@ -201,25 +198,25 @@ class QAStore(Commands):
             documents.append(document)
         return documents
 
-    def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
+    async def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> bool:
         """Sets the flags of the document whose `op` (or `_id`, for documents of other apps) is given."""
         identity = str(turn).removeprefix("qa:")
         by_id = {"_id": ObjectId(identity)} if ObjectId.is_valid(identity) else {"op": {"$eq": turn}}
         query = {**self._filter(scope), **by_id}
         change = {"$set": {"isDeleted": deleted, "isActive": not deleted, "updatedAt": self.settings.now()}}
-        result = yield from self.writing(self.retried(lambda c: c.update_one(query, change)))
+        result = await self.writing(self.retried(lambda c: c.update_one(query, change)))
         return bool(result.matched_count)
 
-    def clear(self, scope: Scope) -> Flow[None]:
+    async def clear(self, scope: Scope) -> None:
         """Deletes the chat's documents."""
         query = self._filter(scope)
-        yield from self.writing(self.retried(lambda c: c.delete_many(query)))
+        await self.writing(self.retried(lambda c: c.delete_many(query)))
 
-    def purge(self, user_id: str) -> Flow[dict[str, int]]:
+    async def purge(self, user_id: str) -> dict[str, int]:
         """Deletes the user's documents."""
-        sessions = yield from self.sessions(user_id)
+        sessions = await self.sessions(user_id)
         query = {k: v for k, v in self._filter(Scope(user_id, "")).items() if k != "chatId"}
-        result = yield from self.writing(self.retried(lambda c: c.delete_many(query)))
+        result = await self.writing(self.retried(lambda c: c.delete_many(query)))
         return {"sessions": len(sessions), "turns": int(result.deleted_count)}
 
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends.mongodb.commands import (
     DUPLICATE_KEY,
     Call,
@@ -34,7 +33,7 @@ class RepeatingRunner(Runner):
     upserts_may_meet: ClassVar[bool] = False
     """Whether an id that is taken means that two upserts of it met, of which the other goes through next time."""
 
-    def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Flow[Any]:
+    async def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Any:
         """A command, sent again until the deadline: repeating it changes nothing. `begun`: there were writes before.
 
         Raises:
@@ -43,7 +42,7 @@ class RepeatingRunner(Runner):
         deadline = time.monotonic() + self.patience
         while True:
             try:
-                return (yield Call(function, max(deadline - time.monotonic(), 0.1)))
+                return await Call(function, max(deadline - time.monotonic(), 0.1))
             except PyMongoError as error:
                 taken = DUPLICATE_KEY in codes_of(error)
                 if taken and not self.upserts_may_meet:
@@ -57,7 +56,7 @@ class RepeatingRunner(Runner):
                     limit = f" within {self.patience:g} s" if again else ""
                     msg = f"cannot write to {self.clients.hosts}{limit}: {text_of(error)}. {state}."
                     raise HistoryWriteError(msg, maybe_stored=begun) from error
-            yield Pause(jitter(0.25))
+            await Pause(jitter(0.25))
 
 
 def batches(items: Sequence[Any]) -> Iterator[list[Any]]:

@@ -12,15 +12,14 @@ from typing import Any
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import Batch
 from langchain_memkit.backends.mongodb.commands import Call, Commands, Pause, is_transient, jitter, next_try
 from langchain_memkit.errors import HistoryWriteError
 
 
-def settled(
+async def settled(
     store: Commands, query: dict[str, Any], fields: dict[str, Any] | list[str] | None, deadline: float
-) -> Flow[list[dict[str, Any]] | None]:
+) -> list[dict[str, Any]] | None:
     """What matches, once a majority has what the primary has; None if that is not so in time."""
 
     def primary_only(collection: Any) -> Any:
@@ -28,22 +27,22 @@ def settled(
 
     while True:
         timeout = min(max(deadline - time.monotonic(), 0.1), store.settings.timeout)
-        here = yield Call(primary_only, timeout)
-        there = (yield Call(lambda c: c.find(query, fields).to_list(), timeout)) if here else []
+        here = await Call(primary_only, timeout)
+        there = await Call(lambda c: c.find(query, fields).to_list(), timeout) if here else []
         if {d["_id"] for d in here} == {d["_id"] for d in there}:
             return there
         if time.monotonic() > deadline:
             return None
-        yield Pause(jitter(0.05))
+        await Pause(jitter(0.05))
 
 
-def known(
+async def known(
     store: Commands,
     query: dict[str, Any],
     fields: dict[str, Any] | list[str],
     batch: Batch,
     deadline: float,
-) -> Flow[list[dict[str, Any]]]:
+) -> list[dict[str, Any]]:
     """What is stored of a batch already, sent again until the deadline.
 
     Raises:
@@ -51,7 +50,7 @@ def known(
     """
     while True:
         try:
-            found = yield from settled(store, query, fields, deadline)
+            found = await settled(store, query, fields, deadline)
         except PyMongoError as error:
             pause = next_try(deadline)
             if not is_transient(error) or pause is None:
@@ -60,7 +59,7 @@ def known(
             if found is None:
                 raise unclear(store, "no majority has confirmed it", batch)
             return found
-        yield pause
+        await pause
 
 
 def unclear(store: Commands, reason: str, batch: Batch) -> HistoryWriteError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Call, Place
 from langchain_memkit.backends.mongodb.indexes import MAX_AUTO_INDEX
@@ -14,9 +13,9 @@ from langchain_memkit.errors import ConfigurationError
 _known: set[Any] = set()
 
 
-def ensure_vector_indexes(
+async def ensure_vector_indexes(
     clients: Clients, settings: Place, *, forced: bool = False, again: bool = False
-) -> Flow[None]:
+) -> None:
     """Sees to it that the collection has its indexes; asks once per process, and when a session begins.
 
     Args:
@@ -31,11 +30,11 @@ def ensure_vector_indexes(
     key = (clients.key, settings.names)
     if key in _known and not (forced or again):
         return
-    existing = yield Call(lambda c: c.index_information(), settings.timeout)
+    existing = await Call(lambda c: c.index_information(), settings.timeout)
     present = {tuple(map(tuple, index["key"])) for index in existing.values()}
     missing = [model for model in index_models() if tuple(model.document["key"].items()) not in present]
     if missing and not forced:
-        count = yield Call(lambda c: c.estimated_document_count(), settings.timeout)
+        count = await Call(lambda c: c.estimated_document_count(), settings.timeout)
         if count > MAX_AUTO_INDEX:
             names = [model.document["name"] for model in missing]
             msg = (
@@ -44,5 +43,5 @@ def ensure_vector_indexes(
             )
             raise ConfigurationError(msg)
     if missing:
-        yield Call(lambda c: c.create_indexes(missing), None)
+        await Call(lambda c: c.create_indexes(missing), None)
     _known.add(key)

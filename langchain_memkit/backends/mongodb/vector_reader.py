@@ -9,7 +9,6 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.rows import Cells, Mark, Stored
 from langchain_memkit.backends._vectors.shelf import News, Session, Since
 from langchain_memkit.backends.mongodb.clients import Clients
@@ -51,30 +50,30 @@ class VectorReader(Runner):
         super().__init__(clients, settings)
         self._now = now
 
-    def setup(self) -> Flow[None]:
+    async def setup(self) -> None:
         """Builds missing indexes, however large the collection is."""
-        yield from self.reading(ensure_vector_indexes(self.clients, self.settings, forced=True))
+        await self.reading(ensure_vector_indexes(self.clients, self.settings, forced=True))
 
-    def _call(self, function: Callable[[Any], Any]) -> Flow[Any]:
-        return (yield Call(function, self.settings.timeout))
+    async def _call(self, function: Callable[[Any], Any]) -> Any:
+        return await Call(function, self.settings.timeout)
 
-    def _found(self, query: dict[str, Any], fields: Any, **options: Any) -> Flow[list[dict[str, Any]]]:
-        found: list[dict[str, Any]] = yield from self._call(lambda c: c.find(query, fields, **options).to_list())
+    async def _found(self, query: dict[str, Any], fields: Any, **options: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await self._call(lambda c: c.find(query, fields, **options).to_list())
         for document in found:
             document["_id"] = name_of(document.get("_id"))
         return found
 
-    def _rows(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
-        cursor = yield from self._call(lambda c: c.aggregate(pipeline))
-        rows: list[dict[str, Any]] = yield from self._call(lambda c: cursor.to_list())
+    async def _rows(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        cursor = await self._call(lambda c: c.aggregate(pipeline))
+        rows: list[dict[str, Any]] = await self._call(lambda c: cursor.to_list())
         return rows
 
-    def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]:
+    async def news(self, user_id: str, session_id: str | None, since: Since | None) -> News:
         """The mark: the sum of the stamps of the user's sessions, None if there is no session; and what is new."""
         pipeline = news_pipeline(self.settings.names[1], user_id, session_id, since)
         mark: Mark | None = None
         session, cells = None, []
-        for found in (yield from self.reading(self._rows(pipeline))):
+        for found in await self.reading(self._rows(pipeline)):
             if found["_id"] is None:
                 mark = (int(found["total"]),) if found["total"] else None
             elif not is_session(found):
@@ -87,99 +86,99 @@ class VectorReader(Runner):
         """Of the mark, by these records: each write has a step of its own."""
         return (sum({int(row.step) for row in cells if isinstance(row.step, int)}),)
 
-    def stamps(self, user_id: str) -> Flow[list[int]]:
+    async def stamps(self, user_id: str) -> list[int]:
         """Stamps of the user's records."""
         listing = self._found(records_filter(user_id), {"_id": 0, "stamp": 1}, sort=[("stamp", 1)])
-        rows = yield from self.reading(listing)
+        rows = await self.reading(listing)
         return [int(row["stamp"]) for row in rows]
 
-    def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]:
+    async def cells(self, user_id: str, stamps: Sequence[int]) -> list[Cells]:
         """Records to rank."""
         query = records_filter(user_id, stamp={"$in": list(stamps)})
-        return [cells_of(d) for d in (yield from self.reading(self._alive(user_id, query, ON_CELLS)))]
+        return [cells_of(d) for d in await self.reading(self._alive(user_id, query, ON_CELLS))]
 
-    def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]:
+    async def stored(self, user_id: str, stamps: Sequence[int]) -> list[Stored]:
         """Records to show."""
         query = records_filter(user_id, stamp={"$in": list(stamps)})
-        return [stored_of(d) for d in (yield from self.reading(self._alive(user_id, query, ON_TEXTS)))]
+        return [stored_of(d) for d in await self.reading(self._alive(user_id, query, ON_TEXTS))]
 
-    def _alive(self, user_id: str, query: dict[str, Any], fields: Any) -> Flow[list[dict[str, Any]]]:
+    async def _alive(self, user_id: str, query: dict[str, Any], fields: Any) -> list[dict[str, Any]]:
         """Records of a user; those of forgotten sessions, which a writer that was killed may have left, are removed."""
-        found = yield from self._found(query, fields)
-        dead = yield from self._dead(user_id, found)
+        found = await self._found(query, fields)
+        dead = await self._dead(user_id, found)
         if not dead:
             return found
         gone = {d["stamp"] for d in dead}
         remove = records_filter(user_id, stamp={"$in": sorted(gone)}, **with_ids(user_id, [d["_id"] for d in dead]))
         with suppress(PyMongoError):  # they stay dead; whoever reads them next tries again
-            yield from self._call(lambda c: c.delete_many(remove))
+            await self._call(lambda c: c.delete_many(remove))
         return [d for d in found if d["stamp"] not in gone]
 
-    def _dead(self, user_id: str, found: Sequence[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
+    async def _dead(self, user_id: str, found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those that are of sessions that were forgotten; looked up now: a session is there before its records."""
         bound = [d for d in found if d.get("generation") and isinstance(d["session_id"], str)]
-        generations = yield from self._generations(user_id, sorted({d["session_id"] for d in bound}))
+        generations = await self._generations(user_id, sorted({d["session_id"] for d in bound}))
         return [d for d in bound if d["generation"] != generations.get(d["session_id"])]
 
-    def _generations(self, user_id: str, sessions: Sequence[str]) -> Flow[dict[str, str]]:
+    async def _generations(self, user_id: str, sessions: Sequence[str]) -> dict[str, str]:
         generations: dict[str, str] = {}
         for batch in batches(sessions):
             ids = [{"user_id": user_id, "session_id": session} for session in batch]
             query = {"user_id": {"$eq": user_id}, "_id": {"$in": ids}}
-            found = yield from self._found(query, {"session_id": 1, "generation": 1}, hint=BY_ID)
+            found = await self._found(query, {"session_id": 1, "generation": 1}, hint=BY_ID)
             generations.update((d["session_id"], d.get("generation", "")) for d in found)
         return generations
 
-    def _known(
+    async def _known(
         self, user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]
-    ) -> Flow[list[dict[str, Any]]]:
+    ) -> list[dict[str, Any]]:
         """A session's document, records with these ids, and some with these digests."""
         most = 1 + len(ids) + SAME * len(digests)
-        found = yield from self._found(begin_filter(user_id, session_id, digests, ids), ON_BEGIN, limit=most)
+        found = await self._found(begin_filter(user_id, session_id, digests, ids), ON_BEGIN, limit=most)
         if digests and len(found) == most:  # one text many times: nothing else must be left out for it
-            found += yield from self._found(begin_filter(user_id, session_id, (), ids), ON_BEGIN, hint=BY_ID)
+            found += await self._found(begin_filter(user_id, session_id, (), ids), ON_BEGIN, hint=BY_ID)
         return found
 
-    def _last(
+    async def _last(
         self, session: Mapping[str, Any], digests: Sequence[str], messages: Collection[str] | None
-    ) -> Flow[tuple[dict[str, Any] | None, int]]:
+    ) -> tuple[dict[str, Any] | None, int]:
         """The last record of a session, if it has to be read, and the position of the last one."""
         told: Any = session.get("last")
         if not matters(told, digests, messages):
             return None, int(told["position"])
         here = {"generation": {"$eq": session.get("generation")}, "position": A_NUMBER, "expires_at": live(self._now())}
         query = records_filter(session["user_id"], session["session_id"], **here)
-        found = yield from self._found(query, ON_TEXTS, sort=LAST_FIRST, limit=1)
+        found = await self._found(query, ON_TEXTS, sort=LAST_FIRST, limit=1)
         return (found[0], int(found[0]["position"])) if found else (None, 0)
 
-    def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
+    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[Stored]:
         """Records of a user to show."""
-        return (yield from self.reading(self._by_ids(user_id, ids, ON_STORED if vectors else ON_TEXTS)))
+        return await self.reading(self._by_ids(user_id, ids, ON_STORED if vectors else ON_TEXTS))
 
-    def _by_ids(self, user_id: str, ids: Sequence[str], fields: Any) -> Flow[list[Stored]]:
+    async def _by_ids(self, user_id: str, ids: Sequence[str], fields: Any) -> list[Stored]:
         found: list[Stored] = []
         for batch in batches(ids):
             query = {"user_id": {"$eq": user_id}, **with_ids(user_id, batch)}
-            documents = yield from self._found(query, fields, hint=BY_ID)
+            documents = await self._found(query, fields, hint=BY_ID)
             records = [d for d in documents if isinstance(d.get("stamp"), int)]
-            gone = {d["_id"] for d in (yield from self._dead(user_id, records))}
+            gone = {d["_id"] for d in await self._dead(user_id, records)}
             found += [stored_of(d) for d in records if d["_id"] not in gone]
         return found
 
-    def owned(self, ids: Sequence[str]) -> Flow[bool]:
+    async def owned(self, ids: Sequence[str]) -> bool:
         """Whether a user has a record with one of these ids."""
         for batch in batches(ids):
-            if (yield from self.reading(self._found(owned_filter(batch), {"_id": 1}, limit=1))):
+            if await self.reading(self._found(owned_filter(batch), {"_id": 1}, limit=1)):
                 return True
         return False
 
-    def accesses(self, user_id: str) -> Flow[dict[str, datetime]]:
+    async def accesses(self, user_id: str) -> dict[str, datetime]:
         """Last recalls by record id."""
         query = records_filter(user_id, accessed_at={"$type": "date"})
-        rows = yield from self.reading(self._found(query, {"accessed_at": 1}))
+        rows = await self.reading(self._found(query, {"accessed_at": 1}))
         return {row["_id"]: row["accessed_at"] for row in rows}
 
-    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
+    async def sessions(self, user_id: str) -> list[SessionInfo]:
         """The user's sessions, most recently used first."""
         match = {**records_filter(user_id), "session_id": {"$gt": ""}, "expires_at": live(self._now())}
         rounds = {"session": "$session_id", "round": "$round_id", "generation": "$generation"}
@@ -191,8 +190,8 @@ class VectorReader(Runner):
             {"$group": {"_id": sessions, "rounds": {"$sum": 1}, **ends}},
             {"$sort": {"last": -1, "_id": 1}},
         ]
-        rows = yield from self.reading(self.aggregate(pipeline))
-        known = yield from self.reading(self._found(not_records(user_id), {"session_id": 1, "generation": 1}))
+        rows = await self.reading(self.aggregate(pipeline))
+        known = await self.reading(self._found(not_records(user_id), {"session_id": 1, "generation": 1}))
         generations = {d["session_id"]: d.get("generation") for d in known}
         return [
             SessionInfo(row["_id"]["session"], row["rounds"], row["first"], row["last"])
@@ -201,7 +200,7 @@ class VectorReader(Runner):
             if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))
         ]
 
-    def probe(self) -> Flow[bytes | None]:
+    async def probe(self) -> bytes | None:
         """What is kept of the embedding model."""
-        found = yield from self.reading(self._found({"_id": {"$eq": PROBE_ID}}, {"probe": 1}))
+        found = await self.reading(self._found({"_id": {"$eq": PROBE_ID}}, {"probe": 1}))
         return vector_of({"vector": found[0].get("probe")}) if found else None

@@ -14,7 +14,6 @@ from uuid import uuid4
 from bson import Int64
 from pymongo import ReturnDocument
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.rows import Row, Written, check_expected
 from langchain_memkit.backends.mongodb.repeating import BATCH, Taken, batches
@@ -46,23 +45,23 @@ class VectorRecords(VectorWriter):
 
     # -- a session begins
 
-    def begin(
+    async def begin(
         self,
         user_id: str,
         session_id: str,
         digests: Sequence[str],
         ids: Sequence[str],
         messages: Collection[str] | None,
-    ) -> Flow[Beginning]:
+    ) -> Beginning:
         """Generation, last record, stored vectors, and records."""
-        found = yield from self.reading(self._known(user_id, session_id, digests, ids))
+        found = await self.reading(self._known(user_id, session_id, digests, ids))
         session = next((d for d in found if is_session(d)), None)
         last, position = None, 0
         if session is None:
-            generation = yield from self._draw(user_id, session_id)
+            generation = await self._draw(user_id, session_id)
         else:
             generation = str(session.get("generation"))
-            last, position = yield from self.reading(self._last(session, digests, messages))
+            last, position = await self.reading(self._last(session, digests, messages))
         vectors = {d["digest"]: vector_of(d) or b"" for d in found if d.get("digest") in digests}
         here, names = [user_id, session_id, generation], set(ids)
         records = [d for d in found if not is_session(d) and d["_id"] in names]
@@ -70,29 +69,29 @@ class VectorRecords(VectorWriter):
         stored = [stored_of(d) for d in records if isinstance(d.get("stamp"), int)]
         return Beginning(generation, [stored_of(last)] if last else [], vectors, stored, position)
 
-    def _draw(self, user_id: str, session_id: str) -> Flow[str]:
-        yield from self._ready(again=True)
+    async def _draw(self, user_id: str, session_id: str) -> str:
+        await self._ready(again=True)
         here = session_filter(user_id, session_id)
         drawn = {"$setOnInsert": {"generation": uuid4().hex, "stamp": Int64(0)}}
         while True:
             try:
-                document = yield from self._sent(
+                document = await self._sent(
                     lambda c: c.find_one_and_update(here, drawn, upsert=True, return_document=ReturnDocument.AFTER)
                 )
             except Taken:
                 continue  # somebody else drew one in the same moment
             return str(document["generation"])
 
-    def keep_probe(self, probe: bytes) -> Flow[bytes]:
+    async def keep_probe(self, probe: bytes) -> bytes:
         """Keeps the probe unless there is one; returns the one that is kept."""
-        yield from self._ready()
+        await self._ready()
         with suppress(Taken):
-            yield from self._sent(lambda c: c.insert_one(probe_document(probe)))
-        return (yield from self.probe()) or b""
+            await self._sent(lambda c: c.insert_one(probe_document(probe)))
+        return await self.probe() or b""
 
     # -- writing
 
-    def write(
+    async def write(
         self,
         user_id: str,
         rows: Sequence[Row],
@@ -100,37 +99,37 @@ class VectorRecords(VectorWriter):
         place: tuple[str, str] | None,
         expected: Mapping[str, str],
         state: int | None,
-    ) -> Flow[Written | None]:
+    ) -> Written | None:
         """Stores rows and deletes others; None if the session is another one."""
-        yield from self._ready()
+        await self._ready()
         if place is None:
-            yield from self._check_owners(user_id, rows, "Nothing was stored")
+            await self._check_owners(user_id, rows, "Nothing was stored")
         elif state is not None and 0 < len(rows) <= BATCH and not (expected or delete):
-            return (yield from self._added(user_id, place, rows, state))
+            return await self._added(user_id, place, rows, state)
         stamps, total = draw_stamps(len(rows)), 0
         stamped = list(zip(rows, stamps, strict=True))
         changes = [(row, stamp) for row, stamp in stamped if row.entry.id not in expected]
         begun = alive = False
         if place is not None and expected:
             total = step = draw_step()
-            begun = alive = yield from self._exchanged(user_id, stamped, place, expected, step)
+            begun = alive = await self._exchanged(user_id, stamped, place, expected, step)
         if changes or not expected:
             for batch in batches(changes) if changes else [[]]:
                 total += (step := draw_step())  # each of its own: who reads what is new adds them up
-                alive = yield from self._upserted(user_id, batch, place, step, begun=begun)
+                alive = await self._upserted(user_id, batch, place, step, begun=begun)
                 begun = True
                 if not alive:
                     break
         if place is not None and not alive:
-            yield from self._withdraw(user_id, rows, place)
+            await self._withdraw(user_id, rows, place)
             return None
         if delete:
             gone = records_filter(user_id, **with_ids(user_id, delete))
-            yield from self._sent(lambda c: c.delete_many(gone), begun=bool(rows))
-            yield from self._stir(user_id)
+            await self._sent(lambda c: c.delete_many(gone), begun=bool(rows))
+            await self._stir(user_id)
         return Written(stamps, (total,))
 
-    def _added(self, user_id: str, place: tuple[str, str], rows: Sequence[Row], state: int) -> Flow[Written | None]:
+    async def _added(self, user_id: str, place: tuple[str, str], rows: Sequence[Row], state: int) -> Written | None:
         """Stores rows that are new, if their session is as the turn found it; nothing is replaced.
 
         None if the session was forgotten since.
@@ -145,7 +144,7 @@ class VectorRecords(VectorWriter):
             operations.insert(0, first_look(user_id, place, state))
         others = len(operations) - len(rows)
         try:
-            result = yield from self._sent(lambda c: c.bulk_write(operations))
+            result = await self._sent(lambda c: c.bulk_write(operations))
         except Taken:
             added = False
         else:
@@ -153,14 +152,14 @@ class VectorRecords(VectorWriter):
         if added:
             return Written(stamps, (step,))
         # what was added is of use to whoever begins again
-        alive = yield from self._sent(lambda c: c.bulk_write([stir(user_id, step, place)]), begun=True)
+        alive = await self._sent(lambda c: c.bulk_write([stir(user_id, step, place)]), begun=True)
         if not alive.matched_count:
-            yield from self._withdraw(user_id, rows, place)
+            await self._withdraw(user_id, rows, place)
             return None
         msg = f"session {place[0]!r:.80} was changed by somebody else meanwhile. Others may be stored: begin again."
         raise HistoryConflictError(msg)
 
-    def _upserted(
+    async def _upserted(
         self,
         user_id: str,
         batch: Sequence[tuple[Row, int]],
@@ -168,7 +167,7 @@ class VectorRecords(VectorWriter):
         step: int,
         *,
         begun: bool,
-    ) -> Flow[bool]:
+    ) -> bool:
         """Stores rows; returns whether their session is still there."""
         # all in one command, in this order: the session is looked at after the records were written
         last = last_of([row for row, _ in batch])
@@ -178,28 +177,28 @@ class VectorRecords(VectorWriter):
             operations.insert(0, look(user_id, place))
         while True:
             try:
-                result = yield from self._sent(lambda c: c.bulk_write(operations), begun=begun)
+                result = await self._sent(lambda c: c.bulk_write(operations), begun=begun)
             except Taken:  # by a foreign record, by one of a forgotten session, or in the same moment
                 begun = True
-                yield from self._check_owners(user_id, [row for row, _ in batch], "Others of this call may be stored")
+                await self._check_owners(user_id, [row for row, _ in batch], "Others of this call may be stored")
                 if place is not None:
-                    alive = yield from self._sent(lambda c: c.bulk_write([look(user_id, place)]), begun=True)
+                    alive = await self._sent(lambda c: c.bulk_write([look(user_id, place)]), begun=True)
                     if not alive.matched_count:
                         return False
                     ids = with_ids(user_id, [row.entry.id for row, _ in batch])
                     dead = records_filter(user_id, place[0], generation={"$ne": place[1]}, **ids)
-                    yield from self._sent(lambda c, dead=dead: c.delete_many(dead), begun=True)  # type: ignore[misc]  # bound now
+                    await self._sent(lambda c, dead=dead: c.delete_many(dead), begun=True)  # type: ignore[misc]  # bound now
             else:
                 return bool(result.matched_count + len(result.upserted_ids) == len(operations))
 
-    def _exchanged(
+    async def _exchanged(
         self,
         user_id: str,
         stamped: Sequence[tuple[Row, int]],
         place: tuple[str, str],
         expected: Mapping[str, str],
         step: int,
-    ) -> Flow[bool]:
+    ) -> bool:
         """Replaces records that are as they were expected to be, before anything else is stored; raises if one is not.
 
         False if their session is not there any more.
@@ -207,16 +206,16 @@ class VectorRecords(VectorWriter):
         stored: Mapping[str, str] = expected
         if len(expected) > 1:  # one is looked at and replaced in one go
             mine = records_filter(user_id, place[0], **with_ids(user_id, list(expected)))
-            digests = yield from self.reading(self._found(mine, {"digest": 1}))
+            digests = await self.reading(self._found(mine, {"digest": 1}))
             stored = {d["_id"]: d.get("digest", "") for d in digests}
         new = {row.entry.id: (row, stamp, step) for row, stamp in stamped}
         operations = [exchange(user_id, place, name, old, new.get(name)) for name, old in expected.items()]
         operations.append(stir(user_id, step, place))
         if stored == expected:
-            result = yield from self._sent(lambda c: c.bulk_write(operations))
+            result = await self._sent(lambda c: c.bulk_write(operations))
             if result.matched_count == len(operations):
                 return True
-        alive = yield from self._sent(lambda c: c.bulk_write([look(user_id, place)]), begun=True)
+        alive = await self._sent(lambda c: c.bulk_write([look(user_id, place)]), begun=True)
         if not alive.matched_count:
             return False
         check_expected(expected, stored)

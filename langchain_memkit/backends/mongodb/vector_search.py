@@ -9,7 +9,6 @@ from pymongo.errors import OperationFailure
 from pymongo.operations import SearchIndexModel
 from pymongo.read_concern import ReadConcern
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.rows import Shown, Vector, shown_of
 from langchain_memkit.backends.mongodb.commands import Call, is_transient, text_of
 from langchain_memkit.backends.mongodb.vector_documents import ON_STORED, stored_of
@@ -78,11 +77,11 @@ def words_pipeline(user_id: str, words: str, k: int) -> list[dict[str, Any]]:
 class SearchedRecords(VectorRecords):
     """The flows of a store, with the searches of the server."""
 
-    def searches(self) -> Flow[frozenset[str]]:
+    async def searches(self) -> frozenset[str]:
         """The search indexes that can be used; the server is asked once per process and collection."""
         if self.place not in _ready:
             try:
-                rows = yield from self._asked([{"$listSearchIndexes": {}}])
+                rows = await self._asked([{"$listSearchIndexes": {}}])
             except OperationFailure as error:
                 if is_transient(error):
                     raise
@@ -90,20 +89,20 @@ class SearchedRecords(VectorRecords):
             _ready[self.place] = frozenset(row["name"] for row in rows if row.get("queryable") is True)
         return _ready[self.place]
 
-    def _asked(self, pipeline: list[dict[str, Any]]) -> Flow[list[dict[str, Any]]]:
+    async def _asked(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The result of a search: the server runs none with a read concern of majority."""
         timeout, plain = self.settings.timeout, ReadConcern("local")
-        cursor = yield Call(lambda c: c.with_options(read_concern=plain).aggregate(pipeline), timeout)
-        rows: list[dict[str, Any]] = yield Call(lambda c: cursor.to_list(), timeout)
+        cursor = await Call(lambda c: c.with_options(read_concern=plain).aggregate(pipeline), timeout)
+        rows: list[dict[str, Any]] = await Call(lambda c: cursor.to_list(), timeout)
         return rows
 
-    def build_searches(self, dims: int) -> Flow[None]:
+    async def build_searches(self, dims: int) -> None:
         """Has the server build its search indexes, which takes it a while."""
         models = search_index_models(dims)
         try:
-            names = {row["name"] for row in (yield from self._asked([{"$listSearchIndexes": {}}]))}
+            names = {row["name"] for row in await self._asked([{"$listSearchIndexes": {}}])}
             if missing := [model for model in models if model.document["name"] not in names]:
-                yield Call(lambda c: c.create_search_indexes(missing), self.settings.save_timeout)
+                await Call(lambda c: c.create_search_indexes(missing), self.settings.save_timeout)
         except OperationFailure as error:
             if is_transient(error):
                 raise
@@ -111,17 +110,17 @@ class SearchedRecords(VectorRecords):
             raise ConfigurationError(msg) from error
         _ready.pop(self.place, None)
 
-    def near(self, user_id: str, session_id: str | None, vector: Vector, k: int) -> Flow[list[tuple[Shown, float]]]:
+    async def near(self, user_id: str, session_id: str | None, vector: Vector, k: int) -> list[tuple[Shown, float]]:
         """Records with the nearest vectors, with their cosines, nearest first."""
-        found = yield from self._hits(user_id, near_pipeline(user_id, session_id, vector.tolist(), k))
+        found = await self._hits(user_id, near_pipeline(user_id, session_id, vector.tolist(), k))
         return [(shown, 2 * score - 1) for shown, score in found]
 
-    def saying(self, user_id: str, words: str, k: int) -> Flow[list[tuple[Shown, float]]]:
+    async def saying(self, user_id: str, words: str, k: int) -> list[tuple[Shown, float]]:
         """Records with words of a text, with the server's scores, best first."""
-        return (yield from self._hits(user_id, words_pipeline(user_id, words, k)))
+        return await self._hits(user_id, words_pipeline(user_id, words, k))
 
-    def _hits(self, user_id: str, pipeline: list[dict[str, Any]]) -> Flow[list[tuple[Shown, float]]]:
-        rows = yield from self.reading(self._asked(pipeline))
+    async def _hits(self, user_id: str, pipeline: list[dict[str, Any]]) -> list[tuple[Shown, float]]:
+        rows = await self.reading(self._asked(pipeline))
         scores = {row["_id"]: float(row[SCORE]) for row in rows}
         shown = shown_of([stored_of(row) for row in rows], self._now())
         return [(s, scores[s.document.id]) for s in shown if s.user_id == user_id]  # checked again: never trusted

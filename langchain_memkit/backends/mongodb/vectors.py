@@ -7,7 +7,7 @@ from typing import Any
 from langchain_core.embeddings import Embeddings
 from pymongo import AsyncMongoClient, MongoClient
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import adrive, drive
 from langchain_memkit.backends._vectors.embedding import question_vector
 from langchain_memkit.backends._vectors.reading import CACHE_BYTES
 from langchain_memkit.backends._vectors.rows import Shown, Vector
@@ -157,17 +157,17 @@ class MongoDBVectorStore(RecordVectorStore):
             ConfigurationError: The server has no search indexes.
             HistoryReadError: The server cannot be reached.
         """
-        drive(self._setup(search_index), run_step)
+        drive(self._setup(search_index))
 
     async def asetup(self, *, search_index: bool = False) -> None:
         """Async twin of `setup`."""
-        await adrive(self._setup(search_index), arun_step)
+        await adrive(self._setup(search_index))
 
-    def _setup(self, search_index: bool) -> Flow[None]:
-        yield self._step(self._searched.setup)
+    async def _setup(self, search_index: bool) -> None:
+        await self._step(self._searched.setup)
         if search_index:
-            dims = yield from self._embedder.known()
-            yield self._step(lambda: self._searched.reading(self._searched.build_searches(dims)))
+            dims = await self._embedder.known()
+            await self._step(lambda: self._searched.reading(self._searched.build_searches(dims)))
 
     def candidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
         """What the server's two searches find for a user, without the user's records in process.
@@ -187,27 +187,27 @@ class MongoDBVectorStore(RecordVectorStore):
             ConfigurationError: The deployment has no search indexes, or they are not ready.
             HistoryReadError: The server cannot be reached or read.
         """
-        return drive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)), run_step)
+        return drive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)))
 
     async def acandidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
         """Async twin of `candidates`."""
-        return await adrive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)), arun_step)
+        return await adrive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)))
 
-    def _candidates(self, user_id: str, vector: Any, words: str, k: int) -> Flow[Candidates]:
+    async def _candidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
         searched, near = self._searched, question_vector(vector, self._embedder.dims)
-        if not {NEAR, WORDS} <= (yield self._step(lambda: searched.reading(searched.searches()))):
+        if not {NEAR, WORDS} <= await self._step(lambda: searched.reading(searched.searches())):
             msg = f"{self._name} has no search indexes that are ready: call setup(search_index=True) on a deployment"
             raise ConfigurationError(f"{msg} with Atlas Search, and wait until they are built")
         if not k or not words.strip():
             return Candidates({}, {})
-        nearest = yield self._step(lambda: searched.near(user_id, None, near, k))
-        saying = yield self._step(lambda: searched.saying(user_id, words, k))
-        return Candidates({s.document.id: n for s, n in nearest}, {s.document.id: n for s, n in saying})
+        nearest = await self._step(lambda: searched.near(user_id, None, near, k))
+        saying = await self._step(lambda: searched.saying(user_id, words, k))
+        return Candidates({s.document.id or "": n for s, n in nearest}, {s.document.id or "": n for s, n in saying})
 
-    def _nearest(self, vector: Vector, k: int, scope: Scope) -> Flow[list[tuple[Shown, float]]]:
+    async def _nearest(self, vector: Vector, k: int, scope: Scope) -> list[tuple[Shown, float]]:
         """By the server, if it can; by its filters only."""
         searched = self._searched
-        if scope.matches or NEAR not in (yield self._step(lambda: searched.reading(searched.searches()))):
-            return (yield from super()._nearest(vector, k, scope))
-        found = yield self._step(lambda: searched.near(scope.user_id, scope.session_id, vector, k))
+        if scope.matches or NEAR not in await self._step(lambda: searched.reading(searched.searches())):
+            return await super()._nearest(vector, k, scope)
+        found = await self._step(lambda: searched.near(scope.user_id, scope.session_id, vector, k))
         return [(shown, score) for shown, score in found if scope.takes(shown)]

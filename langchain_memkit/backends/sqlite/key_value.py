@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._key_value.data import KeyRange, Stored
 from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Database, shared_database
@@ -68,25 +67,25 @@ class _Rows(Transactions):
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def get(self, keys: Sequence[str]) -> Flow[dict[str, Stored]]:
+    async def get(self, keys: Sequence[str]) -> dict[str, Stored]:
         def select(connection: sqlite3.Connection) -> list[sqlite3.Row]:
             return connection.execute(
                 "SELECT key, value, v FROM key_values WHERE key IN (SELECT value FROM json_each(?))",
                 (json.dumps(keys),),
             ).fetchall()
 
-        rows = yield from self._read(select)
+        rows = await self._read(select)
         return {row["key"]: Stored(loaded(row["value"]), row["v"]) for row in rows}
 
-    def set(self, values: dict[str, Any]) -> Flow[None]:
+    async def set(self, values: dict[str, Any]) -> None:
         rows = _rows_of(values)
 
         def upsert(connection: sqlite3.Connection) -> None:
             connection.executemany(UPSERT, rows)
 
-        yield from self._write(upsert)
+        await self._write(upsert)
 
-    def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> Flow[bool]:
+    async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool:
         rows = _rows_of(values)
 
         def write(connection: sqlite3.Connection) -> tuple[bool, int]:
@@ -95,19 +94,19 @@ class _Rows(Transactions):
             connection.executemany(UPSERT, rows)
             return True, connection.execute(DELETE, (json.dumps(gone),)).rowcount if gone else 0
 
-        exists, deleted = yield from self._write(write, deleting=bool(gone))
+        exists, deleted = await self._write(write, deleting=bool(gone))
         if deleted:
-            yield from self._erase()
+            await self._erase()
         return exists
 
-    def delete(self, keys: Sequence[str]) -> Flow[None]:
+    async def delete(self, keys: Sequence[str]) -> None:
         def delete(connection: sqlite3.Connection) -> int:
             return connection.execute(DELETE, (json.dumps(keys),)).rowcount
 
-        if (yield from self._write(delete, deleting=True)):
-            yield from self._erase()
+        if await self._write(delete, deleting=True):
+            await self._erase()
 
-    def page(self, keys: KeyRange, limit: int) -> Flow[list[str]]:
+    async def page(self, keys: KeyRange, limit: int) -> list[str]:
         def select(connection: sqlite3.Connection) -> list[str]:
             rows = connection.execute(
                 f"SELECT key FROM key_values WHERE {IN_RANGE} ORDER BY key LIMIT :limit",
@@ -115,14 +114,14 @@ class _Rows(Transactions):
             )
             return [row["key"] for row in rows]
 
-        return (yield from self._read(select))
+        return await self._read(select)
 
-    def delete_range(self, keys: KeyRange) -> Flow[int]:
+    async def delete_range(self, keys: KeyRange) -> int:
         def delete(connection: sqlite3.Connection) -> int:
             return connection.execute(f"DELETE FROM key_values WHERE {IN_RANGE}", _bounds(keys)).rowcount
 
-        count = yield from self._write(delete, deleting=True)
-        yield from self._erase(moved=True)
+        count = await self._write(delete, deleting=True)
+        await self._erase(moved=True)
         return count
 
 

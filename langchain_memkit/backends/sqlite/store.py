@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Sequence
 from functools import partial
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._history.rows import (
     Batch,
     Enough,
@@ -24,59 +23,59 @@ class SQLiteTurnStore(Operations, Transactions):
 
     layout = "turns"
 
-    def setup(self) -> Flow[None]:
+    async def setup(self) -> None:
         """Opens the file, which creates the tables."""
-        yield from self._read(lambda connection: None)
+        await self._read(lambda connection: None)
 
-    def page_back(
+    async def page_back(
         self, scope: Scope, older: tuple[int, int] | None, limit: int, enough: Enough, floor: int = 0
-    ) -> Flow[Page]:
+    ) -> Page:
         """Turns before `older` = (seq, base), newest first."""
-        return (yield from self._read(partial(self._page_back, scope, older, limit, enough, floor)))
+        return await self._read(partial(self._page_back, scope, older, limit, enough, floor))
 
-    def page_forward(
+    async def page_forward(
         self, scope: Scope, after: int | None, limit: int, *, hidden: bool = False
-    ) -> Flow[tuple[list[Turn], int | None]]:
+    ) -> tuple[list[Turn], int | None]:
         """Turns after a position, oldest first, and the position to go on from; `hidden`: soft-deleted ones as well."""
-        return (yield from self._read(partial(self._page_forward, scope, after, limit, hidden)))
+        return await self._read(partial(self._page_forward, scope, after, limit, hidden))
 
-    def unowned(self, session_id: str) -> Flow[str | None]:
+    async def unowned(self, session_id: str) -> str | None:
         """What tells a turn of this session that is stored without a user; None if there is none."""
-        return (yield from self._read(partial(self._unowned, session_id)))
+        return await self._read(partial(self._unowned, session_id))
 
-    def stored_ids(self, scope: Scope, ids: Sequence[str]) -> Flow[set[str]]:
+    async def stored_ids(self, scope: Scope, ids: Sequence[str]) -> set[str]:
         """Which of the ids belong to live messages of the session."""
-        return (yield from self._read(partial(self._stored_ids, scope, ids)))
+        return await self._read(partial(self._stored_ids, scope, ids))
 
-    def sessions(self, user_id: str, *, hidden: bool = False) -> Flow[list[SessionInfo]]:
+    async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
         """The user's sessions, most recently used first; `hidden`: counted with their soft-deleted turns."""
-        return (yield from self._read(partial(self._sessions, user_id, hidden)))
+        return await self._read(partial(self._sessions, user_id, hidden))
 
-    def owners(self) -> Flow[list[str]]:
+    async def owners(self) -> list[str]:
         """Every user with turns."""
 
         def distinct(connection: sqlite3.Connection) -> list[str]:
             rows = connection.execute("SELECT DISTINCT user_id FROM turns WHERE kind = 'turn' ORDER BY 1")
             return [row[0] for row in rows]
 
-        return (yield from self._read(distinct))
+        return await self._read(distinct)
 
-    def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> Flow[int]:
+    async def append(self, scope: Scope, batch: Batch, expected_seq: int | None, origin: Origin) -> int:
         """Stores a batch in one transaction; returns the position of its last row."""
         work = partial(self._append, scope, batch, expected_seq, origin)
-        return (yield from self._write(work, **batch.error_context))
+        return await self._write(work, **batch.error_context)
 
-    def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> Flow[bool]:
+    async def flag(self, scope: Scope, turn: int | str, *, deleted: bool) -> bool:
         """Sets or removes the soft-delete mark of a turn."""
-        return (yield from self._write(partial(self._flag, scope, turn, deleted)))
+        return await self._write(partial(self._flag, scope, turn, deleted))
 
-    def clear(self, scope: Scope) -> Flow[None]:
+    async def clear(self, scope: Scope) -> None:
         """Marker in, everything older out."""
-        yield from self._write(lambda connection: self._void(connection, scope), deleting=True)
-        yield from self._erase(moved=True)
+        await self._write(lambda connection: self._void(connection, scope), deleting=True)
+        await self._erase(moved=True)
 
-    def purge(self, user_id: str) -> Flow[dict[str, int]]:
+    async def purge(self, user_id: str) -> dict[str, int]:
         """Marker into every session of the user, everything else out."""
-        counts = yield from self._write(partial(self._purge, user_id), deleting=True)
-        yield from self._erase(moved=True)
+        counts = await self._write(partial(self._purge, user_id), deleting=True)
+        await self._erase(moved=True)
         return counts

@@ -8,9 +8,10 @@ import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from langchain_memkit._flow import Flow, drive
+from langchain_memkit._sync import Flow, Operation, drive, drive_in_thread
 from langchain_memkit.backends.sqlite.database import FAILURES, TABLES, Database, explained
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError, MessageTooLargeError
 
@@ -19,6 +20,13 @@ logger = logging.getLogger("langchain_memkit")
 WRITTEN_ANEW = 8 * 2**20  # bytes: how large a file may be to be written anew after a deletion, in some 0.05 s
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class WithConnection(Operation[T]):
+    """Do `work(connection)` on a borrowed connection."""
+
+    work: Callable[[sqlite3.Connection], T]
 
 
 class Transactions:
@@ -45,15 +53,15 @@ class Transactions:
     def run(self, flow: Flow[T]) -> T:
         """Runs a flow, each step on a borrowed connection."""
 
-        def step(operation: Callable[[sqlite3.Connection], Any]) -> Any:
+        def perform(operation: WithConnection[Any]) -> Any:
             with self._database.connection() as connection:
-                return operation(connection)
+                return operation.work(connection)
 
-        return drive(flow, step)
+        return drive(flow, perform)
 
     async def arun(self, flow: Flow[T]) -> T:
         """The same in a worker thread: SQLite has no other way to be async. Cancelling does not stop the thread."""
-        return await asyncio.to_thread(self.run, flow)
+        return await drive_in_thread(flow, self.run)
 
     def close(self) -> None:
         """Closes the idle connections."""
@@ -63,14 +71,14 @@ class Transactions:
         """Async twin of `close`."""
         await asyncio.to_thread(self._database.close)
 
-    def _read(self, work: Callable[[sqlite3.Connection], T]) -> Flow[T]:
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            return (yield work)  # type: ignore[no-any-return]  # results of operations are untyped
+            return await WithConnection(work)
         except FAILURES as error:
             msg = f"cannot read {self._database.path}: {explained(error)}"
             raise HistoryReadError(msg) from error
 
-    def _write(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False, **context: Any) -> Flow[T]:
+    async def _write(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False, **context: Any) -> T:
         """One transaction.
 
         Args:
@@ -106,7 +114,7 @@ class Transactions:
             return result
 
         try:
-            return (yield written)  # type: ignore[no-any-return]  # results of operations are untyped
+            return await WithConnection(written)
         except MessageTooLargeError as error:  # seen where the caller is not known
             raise MessageTooLargeError(str(error), **context) from None
         except (sqlite3.DataError, OverflowError) as error:
@@ -120,7 +128,7 @@ class Transactions:
             msg = f"cannot write {self._database.path}: {explained(error)}. {state}."
             raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
 
-    def _erase(self, *, moved: bool = False) -> Flow[None]:
+    async def _erase(self, *, moved: bool = False) -> None:
         """Empties the write-ahead log, which still holds deleted text; who reads may delay that to the next time.
 
         Args:
@@ -145,7 +153,7 @@ class Transactions:
         if self._database.in_memory:
             return
         try:
-            yield scrub
+            await WithConnection(scrub)
         except FAILURES as error:
             msg = "deleted, but the text may stay in %s or its -wal until the next clear or purge: %s"
             logger.warning(msg, self._database.path, explained(error))

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from langchain_memkit._flow import Flow
 from langchain_memkit.backends._vectors.backend import Beginning
 from langchain_memkit.backends._vectors.rows import Cells, Mark, Row, Stored, Written, check_expected
 from langchain_memkit.backends._vectors.shelf import News, Session, Since
@@ -50,17 +49,17 @@ class VectorRecords(Transactions):
         self._database = database
         self._now = now
 
-    def setup(self) -> Flow[None]:
+    async def setup(self) -> None:
         """Opens the file, which creates the tables."""
-        yield from self._read(lambda connection: None)
+        await self._read(lambda connection: None)
 
     # -- reading
 
-    def _select(self, statement: str, **parameters: Any) -> Flow[list[Any]]:
+    async def _select(self, statement: str, **parameters: Any) -> list[Any]:
         given = {"now": self._now().timestamp(), **parameters}
-        return (yield from self._read(lambda connection: connection.execute(statement, given).fetchall()))
+        return await self._read(lambda connection: connection.execute(statement, given).fetchall())
 
-    def news(self, user_id: str, session_id: str | None, since: Since | None) -> Flow[News]:
+    async def news(self, user_id: str, session_id: str | None, since: Since | None) -> News:
         """Number of the user's records and the sum of their stamps, a session's generation, and what was added."""
 
         def look(connection: sqlite3.Connection) -> News:
@@ -73,51 +72,51 @@ class VectorRecords(Transactions):
             more = {"user": user_id, "stamp": since.stamp, "these": json.dumps(since.own)}
             return News(session, (count, total), cells_of(connection.execute(added, more).fetchall()))
 
-        return (yield from self._read(look))
+        return await self._read(look)
 
     def change(self, cells: Sequence[Cells], replaced: Sequence[int]) -> Mark:
         """Of the mark, by these records in place of some with these stamps."""
         return len(cells) - len(replaced), sum(row.stamp for row in cells) - sum(replaced)
 
-    def stamps(self, user_id: str) -> Flow[list[int]]:
+    async def stamps(self, user_id: str) -> list[int]:
         """Stamps of the user's records."""
-        rows = yield from self._select("SELECT seq FROM vectors WHERE user_id = :user ORDER BY seq", user=user_id)
+        rows = await self._select("SELECT seq FROM vectors WHERE user_id = :user ORDER BY seq", user=user_id)
         return [row[0] for row in rows]
 
-    def cells(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Cells]]:
+    async def cells(self, user_id: str, stamps: Sequence[int]) -> list[Cells]:
         """Records to rank."""
-        rows = yield from self._rows(CELLS, user_id, stamps)
+        rows = await self._rows(CELLS, user_id, stamps)
         return cells_of(rows)
 
-    def stored(self, user_id: str, stamps: Sequence[int]) -> Flow[list[Stored]]:
+    async def stored(self, user_id: str, stamps: Sequence[int]) -> list[Stored]:
         """Records to show."""
-        rows = yield from self._rows(STORED, user_id, stamps)
+        rows = await self._rows(STORED, user_id, stamps)
         return [stored_of(row) for row in rows]
 
-    def _rows(self, columns: str, user_id: str, stamps: Sequence[int]) -> Flow[list[Any]]:
+    async def _rows(self, columns: str, user_id: str, stamps: Sequence[int]) -> list[Any]:
         # the plus sign: the rows are looked up by their number, not by the index on users
         statement = f"SELECT {columns} FROM vectors WHERE seq {THESE} AND +user_id = :user"
-        return (yield from self._select(statement, user=user_id, these=json.dumps(stamps)))
+        return await self._select(statement, user=user_id, these=json.dumps(stamps))
 
-    def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> Flow[list[Stored]]:
+    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[Stored]:
         """Records of a user to show."""
         statement = f"SELECT {STORED if vectors else TEXTS} FROM vectors WHERE id {THESE} AND user_id = :user"
-        rows = yield from self._select(statement, user=user_id, these=json.dumps(ids))
+        rows = await self._select(statement, user=user_id, these=json.dumps(ids))
         return [stored_of(row) for row in rows]
 
-    def owned(self, ids: Sequence[str]) -> Flow[bool]:
+    async def owned(self, ids: Sequence[str]) -> bool:
         """Whether a user has a record with one of these ids."""
         statement = f"SELECT 1 FROM vectors WHERE id {THESE} AND user_id <> '' LIMIT 1"
-        return bool((yield from self._select(statement, these=json.dumps(ids))))
+        return bool(await self._select(statement, these=json.dumps(ids)))
 
-    def accesses(self, user_id: str) -> Flow[dict[str, datetime]]:
+    async def accesses(self, user_id: str) -> dict[str, datetime]:
         """Last recalls by record id."""
-        rows = yield from self._select("SELECT id, at FROM vector_accesses WHERE user_id = :user", user=user_id)
+        rows = await self._select("SELECT id, at FROM vector_accesses WHERE user_id = :user", user=user_id)
         return {name: datetime.fromtimestamp(at, UTC) for name, at in rows}
 
-    def sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
+    async def sessions(self, user_id: str) -> list[SessionInfo]:
         """The user's sessions, most recently used first."""
-        rows = yield from self._select(
+        rows = await self._select(
             "SELECT session_id, count(DISTINCT round_id), min(created_at), max(created_at) FROM vectors"
             f" WHERE user_id = :user AND session_id <> '' AND {LIVE} GROUP BY session_id"
             " ORDER BY max(created_at) DESC, max(seq) DESC",
@@ -125,19 +124,19 @@ class VectorRecords(Transactions):
         )
         return [SessionInfo(name, rounds, date_of(first), date_of(last)) for name, rounds, first, last in rows]
 
-    def probe(self) -> Flow[bytes | None]:
+    async def probe(self) -> bytes | None:
         """What is kept of the embedding model."""
-        rows = yield from self._select("SELECT value FROM vector_meta WHERE name = :name", name=PROBE)
+        rows = await self._select("SELECT value FROM vector_meta WHERE name = :name", name=PROBE)
         return bytes(rows[0][0]) if rows else None
 
-    def begin(
+    async def begin(
         self,
         user_id: str,
         session_id: str,
         digests: Sequence[str],
         ids: Sequence[str],
         messages: Collection[str] | None,
-    ) -> Flow[Beginning]:
+    ) -> Beginning:
         """Generation, last record, which costs nothing here, stored vectors, and records."""
         given = {"user": user_id, "session": session_id, "now": self._now().timestamp()}
 
@@ -159,24 +158,24 @@ class VectorRecords(Transactions):
             connection.execute(statement, (user_id, session_id, uuid4().hex))
             return _generation(connection, user_id, session_id) or ""
 
-        generation, last, vectors, records = yield from self._read(look)
+        generation, last, vectors, records = await self._read(look)
         if generation is None:
-            generation = yield from self._write(draw)
+            generation = await self._write(draw)
         shown = [[stored_of(row) for row in rows] for rows in ([row[:-1] for row in last], records)]
         return Beginning(generation, shown[0], dict(map(tuple, vectors)), shown[1], last[0][-1] if last else 0)
 
     # -- writing
 
-    def keep_probe(self, probe: bytes) -> Flow[bytes]:
+    async def keep_probe(self, probe: bytes) -> bytes:
         """Keeps the probe unless there is one; returns the one that is kept."""
 
         def keep(connection: sqlite3.Connection) -> bytes:
             connection.execute("INSERT OR IGNORE INTO vector_meta VALUES (?, ?)", (PROBE, probe))
             return bytes(connection.execute("SELECT value FROM vector_meta WHERE name = ?", (PROBE,)).fetchone()[0])
 
-        return (yield from self._write(keep))
+        return await self._write(keep)
 
-    def write(
+    async def write(
         self,
         user_id: str,
         rows: Sequence[Row],
@@ -184,10 +183,10 @@ class VectorRecords(Transactions):
         place: tuple[str, str] | None,
         expected: Mapping[str, str],
         state: int | None,
-    ) -> Flow[Written | None]:
+    ) -> Written | None:
         """Stores rows and deletes others in one transaction; None if the session is another one."""
         ready = [values_of(row) for row in rows]
-        return (yield from self._write(partial(self._store, user_id, ready, delete, place, expected, state)))
+        return await self._write(partial(self._store, user_id, ready, delete, place, expected, state))
 
     def _store(
         self,
@@ -241,30 +240,30 @@ class VectorRecords(Transactions):
         lost = [*known.values(), *(seq for owner, seq in expired if owner == user_id)]
         return Written([row[0] for row in rows], (len(rows) - len(lost), sum(row[0] for row in rows) - sum(lost)))
 
-    def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> Flow[None]:
+    async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
         """Keeps recalls."""
         statement = (
             f"INSERT INTO vector_accesses SELECT user_id, id, :at FROM vectors WHERE id {THESE} AND user_id = :user"
             " ON CONFLICT (user_id, id) DO UPDATE SET at = max(at, excluded.at)"
         )
-        yield from self._changed(statement, user=user_id, these=json.dumps(ids), at=at.timestamp())
+        await self._changed(statement, user=user_id, these=json.dumps(ids), at=at.timestamp())
 
-    def _changed(self, statement: str, *, deleting: bool = False, **parameters: Any) -> Flow[int]:
+    async def _changed(self, statement: str, *, deleting: bool = False, **parameters: Any) -> int:
         def change(connection: sqlite3.Connection) -> int:
             return connection.execute(statement, parameters).rowcount
 
-        count: int = yield from self._write(change, deleting=deleting)
+        count: int = await self._write(change, deleting=deleting)
         return count
 
     # -- deleting
 
-    def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
+    async def delete(self, user_id: str, ids: Sequence[str]) -> None:
         """Deletes records of a user."""
         remove = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
-        if (yield from self._changed(remove, deleting=True, user=user_id, these=json.dumps(ids))):
-            yield from self._erase()
+        if await self._changed(remove, deleting=True, user=user_id, these=json.dumps(ids)):
+            await self._erase()
 
-    def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
+    async def forget(self, user_id: str, session_id: str | None) -> int:
         """Deletes a session or a user; returns how many records."""
         here = "user_id = :user" if session_id is None else "user_id = :user AND session_id = :session"
 
@@ -273,11 +272,11 @@ class VectorRecords(Transactions):
             connection.execute(f"DELETE FROM vector_generations WHERE {here}", given)
             return connection.execute(f"DELETE FROM vectors WHERE {here}", given).rowcount
 
-        count = yield from self._write(delete, deleting=True)
-        yield from self._erase(moved=True)
+        count = await self._write(delete, deleting=True)
+        await self._erase(moved=True)
         return count
 
-    def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> Flow[int]:
+    async def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> int:
         """Deletes what is too much; returns how many."""
         never = (
             "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors v WHERE user_id = :user AND NOT EXISTS"
@@ -298,7 +297,7 @@ class VectorRecords(Transactions):
                     left -= connection.execute(statement, given).rowcount
             return surplus - left
 
-        return (yield from self._write(delete))
+        return await self._write(delete)
 
 
 def _last_stamp(connection: sqlite3.Connection) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from langchain_core.runnables import Runnable, RunnablePassthrough
 
-from langchain_memkit._flow import Closing, Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import ClosingMixin, adrive, drive
 from langchain_memkit.base import Memory, SessionInfo, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.composed.sources import Source
@@ -26,7 +26,7 @@ __all__ = ["ComposedMemoryFactory"]
 UNKNOWN = datetime.min.replace(tzinfo=UTC)
 
 
-class ComposedMemoryFactory(Closing):
+class ComposedMemoryFactory(ClosingMixin):
     """What `ComposedMemory.factory` makes; give it to `create_runnable_with_message_history(memories=[...])`.
 
     Its verbs ask the factories that it is made of, the primary's first.
@@ -89,15 +89,15 @@ class ComposedMemoryFactory(Closing):
 
     def setup(self) -> None:
         """Sets up the stores that have to be."""
-        drive(self._setup(), run_step)
+        drive(self._setup())
 
     async def asetup(self) -> None:
         """Async twin of `setup`."""
-        await adrive(self._setup(), arun_step)
+        await adrive(self._setup())
 
-    def _setup(self) -> Flow[None]:
+    async def _setup(self) -> None:
         able = [maker for maker in self._makers if hasattr(maker, "setup")]
-        yield from on_all(able, "setup")
+        await on_all(able, "setup")
 
     def list_sessions(self, user_id: str) -> list[SessionInfo]:
         """The user's sessions in any of the memories, the last used first.
@@ -105,18 +105,18 @@ class ComposedMemoryFactory(Closing):
         Raises:
             ConfigurationError: None of the factories can list sessions.
         """
-        return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
+        return drive(self._list_sessions(check_id(user_id, "user_id")))
 
     async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
         """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
-        return await adrive(self._list_sessions(check_id(user_id, "user_id")), arun_step)
+        return await adrive(self._list_sessions(check_id(user_id, "user_id")))
 
-    def _list_sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
+    async def _list_sessions(self, user_id: str) -> list[SessionInfo]:
         able = [maker for maker in self._makers if hasattr(maker, "list_sessions")]
         if not able:
             msg = "none of the factories has list_sessions; that of the histories has"
             raise ConfigurationError(msg)
-        lists = yield from on_all(able, "list_sessions", user_id)
+        lists = await on_all(able, "list_sessions", user_id)
         found = {info.session_id: info for infos in reversed(lists) for info in infos}
         return sorted(found.values(), key=lambda info: info.updated_at or UNKNOWN, reverse=True)
 
@@ -130,18 +130,18 @@ class ComposedMemoryFactory(Closing):
             ConfigurationError: A function that makes memories has no `purge`; nothing was deleted.
             HistoryWriteError: A store failed; the others were tried, and calling again finishes the work.
         """
-        return drive(self._purge(check_id(user_id, "user_id")), run_step)
+        return drive(self._purge(check_id(user_id, "user_id")))
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
         """Async twin of `purge`."""
-        return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
+        return await adrive(self._purge(check_id(user_id, "user_id")))
 
-    def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
         unable = [name_of(maker) for maker in self._makers if not hasattr(maker, "purge")]
         if unable:
             msg = f"{unable[0]} has no purge(user_id), so the user would not be forgotten; nothing was deleted"
             raise ConfigurationError(msg)
-        counts = yield from on_all(self._makers, "purge", user_id)
+        counts = await on_all(self._makers, "purge", user_id)
         total: Counter[str] = Counter()
         for count in counts:
             total.update(count)
@@ -149,12 +149,12 @@ class ComposedMemoryFactory(Closing):
 
     def close(self) -> None:
         """Closes each of the factories, which end what they began."""
-        drive(self._close(), run_step)
+        drive(self._close())
 
     async def aclose(self) -> None:
         """Async twin of `close`."""
-        await adrive(self._close(), arun_step)
+        await adrive(self._close())
 
-    def _close(self) -> Flow[None]:
+    async def _close(self) -> None:
         able = [maker for maker in self._makers if hasattr(maker, "close")]
-        yield from on_all(able, "close")
+        await on_all(able, "close")

@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step, user_code
+from langchain_memkit._sync import Step, adrive, call_user_function, drive
 from langchain_memkit.base import Memory, MemoryFactory, Query, SavedTurn, TokenCounterLike, check_arguments
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.composed.composing import Composer, Found, Place
@@ -143,11 +143,11 @@ class ComposedMemory(Memory):
             MemoryReadError: A secondary failed, with `on_load_error="raise"`.
             ConfigurationError: A secondary cannot work as it is configured.
         """
-        return drive(self._load(query), run_step)
+        return drive(self._load(query))
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
         """Async twin of `load`."""
-        return await adrive(self._load(query), arun_step)
+        return await adrive(self._load(query))
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
         """Tells the primary of a finished turn, then every secondary; what was recalled is not saved.
@@ -162,19 +162,19 @@ class ComposedMemory(Memory):
             MemoryWriteError: The primary has the turn, all secondaries were tried, and this is the first that failed.
                 Saving it again is safe.
         """
-        drive(self._save(messages), run_step)
+        drive(self._save(messages))
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
         """Async twin of `save`."""
-        await adrive(self._save(messages), arun_step)
+        await adrive(self._save(messages))
 
     def clear(self) -> None:
         """Forgets this session in every memory; all are tried, then the first failure is raised."""
-        drive(on_all(self._parts, "clear"), run_step)
+        drive(on_all(self._parts, "clear"))
 
     async def aclear(self) -> None:
         """Async twin of `clear`."""
-        await adrive(on_all(self._parts, "clear"), arun_step)
+        await adrive(on_all(self._parts, "clear"))
 
     def forget_messages(self, ids: Collection[str]) -> int:
         """Deletes what the memories took from these messages of this session; the dialogue itself stays.
@@ -185,11 +185,11 @@ class ComposedMemory(Memory):
         Returns:
             How many records were deleted.
         """
-        return sum(drive(on_all(self._forgetting, "forget_messages", ids), run_step))
+        return sum(drive(on_all(self._forgetting, "forget_messages", ids)))
 
     async def aforget_messages(self, ids: Collection[str]) -> int:
         """Async twin of `forget_messages`."""
-        return sum(await adrive(on_all(self._forgetting, "forget_messages", ids), arun_step))
+        return sum(await adrive(on_all(self._forgetting, "forget_messages", ids)))
 
     @property
     def save_was_checked(self) -> bool:
@@ -204,35 +204,35 @@ class ComposedMemory(Memory):
         """Read what the memories need whatever they are asked, all at once."""
         await asyncio.gather(*(part.aprefetch() for part in self._parts if hasattr(part, "aprefetch")))
 
-    def _load(self, query: str) -> Flow[list[BaseMessage]]:
+    async def _load(self, query: str) -> list[BaseMessage]:
         composer, past, seen = self._composer, getattr(query, "past", ()), getattr(query, "seen", ())
-        loaded = yield Step(partial(self.primary.load, query), partial(self.primary.aload, query))
+        loaded = await Step(partial(self.primary.load, query), partial(self.primary.aload, query))
         theirs = {message.id for message in past if message.id}  # the chain shows these, or has cut them
         dialogue, records = apart(message for message in loaded if message.id not in theirs)
         sure = [*composer.kept(dialogue), *seen]
         trial: bool = getattr(query, "trial", False)
         remarks: list[str] | None = getattr(query, "remarks", None)
         asked = Query(str(query), [*dialogue, *past], getattr(query, "epoch", 0), sure, trial=trial, remarks=remarks)
-        results = yield from load_all(self._sources, asked, self._on_load_error)
+        results = await load_all(self._sources, asked, self._on_load_error)
         found = [Found(records)]
         for source, messages in zip(self._sources, results, strict=True):
             found.append(Found(recalled(messages, name_of(source.memory)), source.max_tokens))
         compose = partial(composer.compose, dialogue, found)
         if composer.counter is approximate_tokens and composer.template is framed:
             return compose()
-        return (yield user_code(compose, name="template or token_counter"))  # type: ignore[no-any-return]  # results of steps are untyped
+        return await call_user_function(compose, name="template or token_counter")  # type: ignore[no-any-return]  # results of steps are untyped
 
-    def _save(self, messages: Sequence[BaseMessage]) -> Flow[None]:
+    async def _save(self, messages: Sequence[BaseMessage]) -> None:
         said, _ = apart(messages)
         if not said:
             return
         known = [getattr(messages, name, None) for name in ("turn_id", "epoch", "expires_at")]
         turn = SavedTurn(said, known[0], known[1] or 0, known[2])
         if not self.primary.read_only:
-            yield Step(partial(self.primary.save, turn), partial(self.primary.asave, turn))
-        yield from save_all(self.secondary, turn)
+            await Step(partial(self.primary.save, turn), partial(self.primary.asave, turn))
+        await save_all(self.secondary, turn)
         if not self.primary.read_only:
-            yield from take_back(self.secondary, turn, getattr(self.primary, "history", None))
+            await take_back(self.secondary, turn, getattr(self.primary, "history", None))
 
 
 def _bound(parts: Sequence[Memory], name: str) -> str | None:

@@ -17,7 +17,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
 
-from langchain_memkit._flow import Flow, Step, together, user_code
+from langchain_memkit._sync import Step, call_user_function, gather
 from langchain_memkit.base import Memory, seconds_given
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
 from langchain_memkit.memories.retriever import RetrieverMemory
@@ -79,20 +79,20 @@ def checked_policy(on_load_error: Any) -> OnLoadError:
     raise ConfigurationError(msg)
 
 
-def load_all(sources: Sequence[Source], query: str, on_load_error: OnLoadError) -> Flow[list[list[BaseMessage]]]:
+async def load_all(sources: Sequence[Source], query: str, on_load_error: OnLoadError) -> list[list[BaseMessage]]:
     """What each source says to a query; one that fails says nothing, and is reported."""
-    results = yield together([_loading(source, query) for source in sources])
+    results = await gather([_loading(source, query) for source in sources])
     loaded: list[list[BaseMessage]] = []
     for source, result in zip(sources, results, strict=True):
         if isinstance(result, ConfigurationError):  # it would fail every time
             raise result
         if isinstance(result, Exception):
-            yield from _left_out(source.memory, result, on_load_error)
+            await _left_out(source.memory, result, on_load_error)
         loaded.append([] if isinstance(result, Exception) else result)
     return loaded
 
 
-def _loading(source: Source, query: str) -> Step:
+def _loading(source: Source, query: str) -> Step[list[BaseMessage]]:
     memory, seconds = source.memory, source.timeout
     if seconds is None:
         return Step(partial(memory.load, query), partial(memory.aload, query))
@@ -141,18 +141,18 @@ def _in_thread(call: Callable[[], Any]) -> Future[Any]:
     return answer
 
 
-def _left_out(memory: Memory, error: Exception, on_load_error: OnLoadError) -> Flow[None]:
+async def _left_out(memory: Memory, error: Exception, on_load_error: OnLoadError) -> None:
     failure, heard = load_failure(memory, error)
     if on_load_error == "raise":
         raise failure
-    yield _event(heard)
+    await _event(heard)
     if callable(on_load_error):
-        yield user_code(on_load_error, failure, name="on_load_error")
+        await call_user_function(on_load_error, failure, name="on_load_error")
     else:
         logger.warning("left out: %s", failure)
 
 
-def _event(data: dict[str, Any]) -> Step:
+def _event(data: dict[str, Any]) -> Step[None]:
     """Tells the callback handlers of the run that this is a part of, if it is of one."""
 
     def within_a_run() -> bool:

@@ -11,7 +11,7 @@ from langchain_core.runnables import run_in_executor
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, Step, in_thread, is_async
+from langchain_memkit._sync import Step, cpu_bound, is_async
 from langchain_memkit.base import EntityExtractor, GetSessionHistory, Now, TokenCounter, TokenCounterLike, kind_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.names import kind_of, name_key
@@ -92,7 +92,7 @@ class Core:
         return self.shelf.store
 
     @property
-    def style(self) -> Step:
+    def style(self) -> Step[None]:
         """Refuses an async extractor under the sync verbs."""
 
         async def anything() -> None:
@@ -102,27 +102,25 @@ class Core:
             return Step(_refuse_async, anything)
         return Step(lambda: None, anything)
 
-    def extract(self, texts: Sequence[str]) -> Flow[list[list[Spot]]]:
+    async def extract(self, texts: Sequence[str]) -> list[list[Spot]]:
         """The names in each text; many are read at once where the extractor can."""
         batch = getattr(self.extractor, "batch", None)
         if callable(batch) and len(texts) > 1:
-            found = list((yield _call(lambda: _whole(batch(list(texts))))))
+            found = list(await _call(lambda: _whole(batch(list(texts)))))
         else:
             found = []
             for text in texts:
-                found.append((yield _call(lambda text=text: self.extractor(text))))  # type: ignore[misc]  # bound now
+                found.append(await _call(lambda text=text: self.extractor(text)))  # type: ignore[misc]  # bound now
         long = sum(map(len, texts)) > SHORT
-        return (  # type: ignore[no-any-return]  # results of steps are untyped
-            yield in_thread(lambda: [read_mentions(*pair) for pair in zip(found, texts, strict=True)], long=long)
-        )
+        return await cpu_bound(lambda: [read_mentions(*pair) for pair in zip(found, texts, strict=True)], long=long)
 
-    def gone(self, user_id: str, rows: Iterable[FactRow]) -> Flow[set[tuple[str, str]]]:
+    async def gone(self, user_id: str, rows: Iterable[FactRow]) -> set[tuple[str, str]]:
         """Session and message of facts whose message does not stand in its history any more: one query a session."""
         wanted: dict[str, set[str]] = {}
         for row in rows:
             if row.given:
                 wanted.setdefault(row.session, set()).add(row.message)
-        return (yield from erased_messages(self.get_session_history, user_id, wanted))
+        return await erased_messages(self.get_session_history, user_id, wanted)
 
 
 def _whole(found: Any) -> Any:
@@ -135,7 +133,7 @@ def _refuse_async() -> None:
     raise ConfigurationError(msg)
 
 
-def _call(function: Callable[[], Any]) -> Step:
+def _call(function: Callable[[], Any]) -> Step[Any]:
     """The extractor, plain or async; on an event loop a plain one runs in a thread."""
 
     def sync() -> Any:

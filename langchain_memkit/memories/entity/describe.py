@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
-from langchain_memkit._flow import Flow, internal_call, model_call
+from langchain_memkit._sync import internal_call, model_call
 from langchain_memkit.memories.entity.book import Book
 from langchain_memkit.memories.entity.portraits import called
 from langchain_memkit.memories.entity.rows import DescriptionRow, FactRow, fact_id
@@ -46,14 +46,14 @@ class Describer:
         self._llm = llm
         self._shelf = shelf
 
-    def describe(self, book: Book, names: Sequence[str]) -> Flow[None]:
+    async def describe(self, book: Book, names: Sequence[str]) -> None:
         """Describes the entities of a turn anew. What fails is logged: the turn is stored already."""
-        topics = yield self._shelf.held(lambda: self._topics(book, names))
+        topics = await self._shelf.held(lambda: self._topics(book, names))
         if not topics:
             return
         prompt = TASK + "\n".join(_lines(i, name, rows) for i, (_, name, rows) in enumerate(topics, 1))
         try:
-            answer = yield model_call(self._llm, prompt, internal_call("describe_entities", "entities"), None)
+            answer = await model_call(self._llm, prompt, internal_call("describe_entities", "entities"), None)
             said = read_answer(str(answer.text if isinstance(answer, BaseMessage) else answer), len(topics))
             if not said:
                 logger.warning("no entity was described: the model's answer has no numbered lines")
@@ -63,7 +63,7 @@ class Describer:
                 key, _, rows = topics[number - 1]
                 row = DescriptionRow(key, text, self._shelf.now(), tuple(fact_id(fact) for fact in rows))
                 pairs.append((book.keys.description(key), row.to_dict()))
-            yield from self._shelf.change(book, pairs)
+            await self._shelf.change(book, pairs)
         except Exception as error:  # noqa: BLE001  # whatever a model or a store raises must not cost the turn
             logger.warning("no entity was described, the next turn tries again: %s", type(error).__name__)
 

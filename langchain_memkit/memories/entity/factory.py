@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from langchain_memkit._flow import Flow, drive, run_step
+from langchain_memkit._sync import drive
 from langchain_memkit.base import GetSessionHistory, SessionInfo, check_id
 from langchain_memkit.memories.derived import DerivedMemoryFactory
 from langchain_memkit.memories.entity.core import Core
@@ -34,7 +34,7 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
 
     def list_sessions(self, user_id: str) -> list[SessionInfo]:
         """The user's sessions of which something is remembered, the last used first; `turns` counts sentences."""
-        return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
+        return drive(self._list_sessions(check_id(user_id, "user_id")))
 
     def rebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
         """Makes all facts of a user anew from the transcripts.
@@ -48,7 +48,7 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
             `{"messages": n, "added": n, "removed": n}`; a second time nothing is added or removed. Facts of sessions
             that are not there any more are removed.
         """
-        return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress), run_step)
+        return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress))
 
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Deletes all that is remembered of a user for good: a part of `purge_user`.
@@ -56,7 +56,7 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
         Returns:
             `{"facts": n}`: how many sentences were deleted; what else was stored of the user is gone as well.
         """
-        return drive(self._purge(check_id(user_id, "user_id")), run_step)
+        return drive(self._purge(check_id(user_id, "user_id")))
 
     def close(self) -> None:
         """Forgets what was read; a store that you passed in stays open."""
@@ -68,11 +68,11 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
 
     # -- flows
 
-    def _list_sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
-        return list_sessions(self._core, user_id)
+    async def _list_sessions(self, user_id: str) -> list[SessionInfo]:
+        return await list_sessions(self._core, user_id)
 
-    def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Flow[Mapping[str, int]]:
-        return rebuild(self._core, user_id, sessions, progress=progress)
+    async def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Mapping[str, int]:
+        return await rebuild(self._core, user_id, sessions, progress=progress)
 
-    def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
-        return purge(self._core, user_id)
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
+        return await purge(self._core, user_id)

@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
-from langchain_memkit._flow import Flow, in_thread
+from langchain_memkit._sync import cpu_bound
 from langchain_memkit.base import SessionInfo
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.names import display_form, name_key
@@ -40,47 +40,47 @@ class EntityFlows(DerivedMemory):
         super()._bind(session_id, user_id)
         self._seen, self._book = frozenset(), None
 
-    def _read(self) -> Flow[Book]:
-        return (yield from self._core.shelf.read(self._user))
+    async def _read(self) -> Book:
+        return await self._core.shelf.read(self._user)
 
     # -- a turn
 
-    def _prefetch(self) -> Flow[Book]:
-        return self._read()
+    async def _prefetch(self) -> Book:
+        return await self._read()
 
-    def _load(self, query: str) -> Flow[list[BaseMessage]]:
+    async def _load(self, query: str) -> list[BaseMessage]:
         core = self._core
-        yield core.style  # now, and not when a turn is answered and to be saved
-        book: Book = self._take_fetched() or (yield from self._read())
-        seen, expired = yield core.shelf.held(
+        await core.style  # now, and not when a turn is answered and to be saved
+        book: Book = self._take_fetched() or await self._read()
+        seen, expired = await core.shelf.held(
             lambda: (book.generations.get(self._session, ()), book.expired(core.now()))
         )
         self._seen = frozenset(seen)
         if expired and not core.read_only:
-            yield from self._remove(book, expired, [])
-            book = yield from self._read()
+            await self._remove(book, expired, [])
+            book = await self._read()
         self._book = book
         if not query.strip() or not book.facts:
             return []
         asked = few_words(beginning(str(query), QUESTION, ASKED), ASKED)
-        mentions = (yield from core.extract([asked]))[0]
+        mentions = (await core.extract([asked]))[0]
 
         def look() -> Any:
             with core.shelf.lock:
                 return candidates(book, query, asked, mentions, self._session, core.now())
 
-        topics = yield in_thread(look)
+        topics = await cpu_bound(look)
         budget = core.max_tokens, core.counter
-        chosen = yield in_thread(lambda: choose(topics, *budget))
-        gone = yield from core.gone(self._user, [row for topic, rows in chosen for row in (*rows, *topic.behind)])
+        chosen = await cpu_bound(lambda: choose(topics, *budget))
+        gone = await core.gone(self._user, [row for topic, rows in chosen for row in (*rows, *topic.behind)])
         if gone:  # what is chosen in their place has to be looked up as well
-            gone |= yield from core.gone(self._user, [row for topic in topics for row in (*topic.rows, *topic.behind)])
+            gone |= await core.gone(self._user, [row for topic in topics for row in (*topic.rows, *topic.behind)])
             for topic in topics:
                 topic.leave_out(gone)
-            chosen = yield in_thread(lambda: choose(topics, *budget))
-        return (yield in_thread(lambda: compose(chosen, *budget)))  # type: ignore[no-any-return]  # results of steps are untyped
+            chosen = await cpu_bound(lambda: choose(topics, *budget))
+        return await cpu_bound(lambda: compose(chosen, *budget))
 
-    def _save(self, messages: Sequence[BaseMessage]) -> Flow[None]:
+    async def _save(self, messages: Sequence[BaseMessage]) -> None:
         core, shelf = self._core, self._core.shelf
         epoch: int = getattr(messages, "epoch", 0)
         sources = sources_of(messages, core.now(), epoch, getattr(messages, "expires_at", None))
@@ -91,22 +91,22 @@ class EntityFlows(DerivedMemory):
         # a session that the load found is looked for in the write itself: nothing need be read before
         self.save_was_checked = shelf.checks_writes and book is not None and bool(self._seen)
         if book is None or not self.save_was_checked:
-            book = yield from self._read()
+            book = await self._read()
         known = book
-        alive = yield shelf.held(lambda: self._seen & known.generations.get(self._session, set()))
+        alive = await shelf.held(lambda: self._seen & known.generations.get(self._session, set()))
         if self._seen and not alive:
             self._seen = frozenset()
             logger.warning("a turn was left out of the entity memory: its session was cleared after it began")
             return
-        generation = min(alive) if alive else (yield from shelf.generation(book, self._session))
-        found = yield from core.extract([source.text for source in sources])
-        rows, dead = yield in_thread(lambda: self._facts(book, sources, found, epoch))
-        alive = yield from shelf.write(self._user, book, (self._session, generation), rows, dead)
-        if not alive:
+        generation = min(alive) if alive else await shelf.generation(book, self._session)
+        found = await core.extract([source.text for source in sources])
+        rows, dead = await cpu_bound(lambda: self._facts(book, sources, found, epoch))
+        stored = await shelf.write(self._user, book, (self._session, generation), rows, dead)
+        if not stored:
             self._seen = frozenset()
             logger.warning("a turn was left out of the entity memory: its session was cleared meanwhile")
         elif core.describer is not None and rows:
-            yield from core.describer.describe(book, [row.key for row in rows])
+            await core.describer.describe(book, [row.key for row in rows])
 
     def _facts(
         self, book: Book, sources: Sequence[Source], found: Sequence[Sequence[Spot]], epoch: int
@@ -124,35 +124,35 @@ class EntityFlows(DerivedMemory):
             dead = book.of_session(self._session) if epoch else []
             return list(rows.values()), [key for key in dead if book.facts[key].epoch not in (0, epoch)]
 
-    def _clear(self) -> Flow[None]:
+    async def _clear(self) -> None:
         if self._core.read_only:
             return
         shelf, keys = self._core.shelf, Keys(self._user)
         self._seen = frozenset()
-        generations = yield shelf.stored(keys.sessions(self._session))
-        yield from shelf.delete(generations)  # first: what is stored from now on is dead
-        facts = yield shelf.stored(keys.facts(self._session))
-        yield from shelf.delete(facts)
+        generations = await shelf.stored(keys.sessions(self._session))
+        await shelf.delete(generations)  # first: what is stored from now on is dead
+        facts = await shelf.stored(keys.facts(self._session))
+        await shelf.delete(facts)
         if generations or facts:
-            yield from shelf.change(Book(keys, {}), [])
-            yield from self._read()  # descriptions that rest on these facts go
+            await shelf.change(Book(keys, {}), [])
+            await self._read()  # descriptions that rest on these facts go
 
     # -- people look, and decide
 
-    def _entities(self) -> Flow[EntityList]:
+    async def _entities(self) -> EntityList:
         core = self._core
-        book = yield from self._read()
+        book = await self._read()
         with core.shelf.lock:
             rows = list(book.facts.values())
-        gone = yield from core.gone(self._user, rows)
+        gone = await core.gone(self._user, rows)
 
         def look() -> EntityList:
             with core.shelf.lock:
                 return list_entities(book, core.shelf.limits, core.now(), gone)
 
-        return (yield in_thread(look))  # type: ignore[no-any-return]  # results of steps are untyped
+        return await cpu_bound(look)
 
-    def _decide(self, kind: str, name: str, other: str) -> Flow[None]:
+    async def _decide(self, kind: str, name: str, other: str) -> None:
         check_writable(self._core)
         shelf = self._core.shelf
         for text in (name, other):
@@ -162,7 +162,7 @@ class EntityFlows(DerivedMemory):
             if name_key(text, given=True) is None:
                 msg = f"{text!r:.100} is no name"
                 raise ConfigurationError(msg)
-        book = yield from self._read()
+        book = await self._read()
         with shelf.lock:
             keys = [book.key_of(text) or str(name_key(text, given=True)) for text in (name, other)]
             known = [any(root in book.groups.parts for root in book.roots(key)) for key in keys]
@@ -173,50 +173,50 @@ class EntityFlows(DerivedMemory):
             msg = f"{name!r:.100} and {other!r:.100} are one name, which cannot be split"
             raise ConfigurationError(msg)
         rule = Rule(kind, clean(display_form(name)), clean(display_form(other)), *keys)
-        yield from shelf.change(book, [(book.keys.rule(self._core.now(), last), rule.to_dict())])
-        book = yield from self._read()
-        yield from shelf.write(self._user, book, ("", ""), [])  # two that became one may be too much
+        await shelf.change(book, [(book.keys.rule(self._core.now(), last), rule.to_dict())])
+        book = await self._read()
+        await shelf.write(self._user, book, ("", ""), [])  # two that became one may be too much
 
-    def _forget(self, name: str) -> Flow[int]:
+    async def _forget(self, name: str) -> int:
         check_writable(self._core)
         shelf = self._core.shelf
-        book = yield from self._read()
+        book = await self._read()
         with shelf.lock:
             roots = book.roots(book.key_of(name) or "")
             roots = [root for root in roots[:1] if root in book.groups.parts] or roots
             facts = [key for root in roots for part in book.groups.parts.get(root, ()) for key in book.part(*part)]
             root_of = book.groups.root
             rules = [k for k, rule in book.rules.items() if {root_of[rule.key], root_of[rule.other_key]} & set(roots)]
-        return (yield from self._remove(book, facts, rules))
+        return await self._remove(book, facts, rules)
 
-    def _delete_messages(self, ids: Collection[str]) -> Flow[int]:
+    async def _delete_messages(self, ids: Collection[str]) -> int:
         names = {clean(name) for name in ids}
-        book = yield from self._read()
+        book = await self._read()
         with self._core.shelf.lock:
             facts = [key for key in book.of_session(self._session) if book.facts[key].message in names]
-        return (yield from self._remove(book, facts, []))
+        return await self._remove(book, facts, [])
 
-    def _remove(self, book: Book, facts: Sequence[str], others: Sequence[str]) -> Flow[int]:
+    async def _remove(self, book: Book, facts: Sequence[str], others: Sequence[str]) -> int:
         if facts or others:
-            yield from self._core.shelf.delete([*facts, *others])
-            yield from self._core.shelf.change(book, [])
-            yield from self._read()  # descriptions that rest on these facts go
+            await self._core.shelf.delete([*facts, *others])
+            await self._core.shelf.change(book, [])
+            await self._read()  # descriptions that rest on these facts go
         return len(facts)
 
 
-def purge(core: Core, user_id: str) -> Flow[Mapping[str, int]]:
+async def purge(core: Core, user_id: str) -> Mapping[str, int]:
     """Deletes all that is stored of a user; what saves under way still write is dead, and goes."""
     shelf, keys = core.shelf, Keys(user_id)
-    yield from shelf.delete((yield shelf.stored(f"{keys.prefix}session/")))
-    stored = yield shelf.stored(keys.prefix)
-    yield from shelf.delete(stored)
+    await shelf.delete(await shelf.stored(f"{keys.prefix}session/"))
+    stored = await shelf.stored(keys.prefix)
+    await shelf.delete(stored)
     shelf.forget(user_id)
     return {"facts": sum(keys.parts(key)[0] == "fact" for key in stored)}
 
 
-def list_sessions(core: Core, user_id: str) -> Flow[list[SessionInfo]]:
+async def list_sessions(core: Core, user_id: str) -> list[SessionInfo]:
     """Sessions with facts, the last used first."""
-    book = yield from core.shelf.read(user_id)
+    book = await core.shelf.read(user_id)
     times: dict[str, list[Any]] = {}
     with core.shelf.lock:
         for row in book.facts.values():

@@ -8,7 +8,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import drive, run_step
+from langchain_memkit._sync import drive
 from langchain_memkit.base import (
     EntityExtractor,
     GetSessionHistory,
@@ -164,7 +164,7 @@ class EntityMemory(EntityVerbs):
             ConfigurationError: The extractor is async.
             HistoryReadError: The store, or a history, cannot be reached or read.
         """
-        return drive(self._load(query), run_step)
+        return drive(self._load(query))
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
         """Takes the sentences that name someone from what was said; the same turn again adds nothing.
@@ -176,8 +176,8 @@ class EntityMemory(EntityVerbs):
             ConfigurationError: The extractor is async.
             HistoryWriteError: The store failed; calling again is safe.
         """
-        drive(self._save(messages), run_step)
+        drive(self._save(messages))
 
     def clear(self) -> None:
         """Forgets what was said in this session; a save that is under way meanwhile adds nothing."""
-        drive(self._clear(), run_step)
+        drive(self._clear())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from langchain_memkit._flow import Flow, in_thread
 from langchain_memkit._progress import progress_bar
+from langchain_memkit._sync import cpu_bound
 from langchain_memkit.memories.derived import check_writable
 from langchain_memkit.memories.entity.book import Book
 from langchain_memkit.memories.entity.core import Core
@@ -22,7 +22,7 @@ ROWS = 1000
 Read = list[tuple[Source, list[Spot]]]
 
 
-def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: bool) -> Flow[Mapping[str, int]]:
+async def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: bool) -> Mapping[str, int]:
     """Makes the facts of these sessions anew.
 
     The text of all of them is held in memory until it is done.
@@ -34,12 +34,12 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
         progress: Whether a bar is shown.
     """
     check_writable(core)
-    book = yield from core.shelf.read(user_id)
+    book = await core.shelf.read(user_id)
     with core.shelf.lock:  # what is stored from now on may be of a turn that is not read below
         before = {session: book.of_session(session) for session in sessions}
     sources: dict[str, list[Source]] = {}
     for session, history in sessions.items():
-        stretches = yield from read_transcript(history, core.get_session_history, session, user_id)
+        stretches = await read_transcript(history, core.get_session_history, session, user_id)
         sources[session] = [source for stretch in stretches for source in _sources(stretch)]
     counts = {"messages": sum(map(len, sources.values())), "added": 0, "removed": 0}
     with progress_bar(progress, "reading names", counts["messages"]) as advance:
@@ -48,13 +48,13 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
             read[session] = []
             for i in range(0, len(said), BATCH):
                 batch = said[i : i + BATCH]
-                found = yield from core.extract([source.text for source in batch])
+                found = await core.extract([source.text for source in batch])
                 read[session] += zip(batch, found, strict=True)
                 advance(len(batch))
-    names = yield in_thread(lambda: _known_names(core, book, read))
+    names = await cpu_bound(lambda: _known_names(core, book, read))
     for session, pairs in read.items():
-        rows = yield in_thread(lambda: _rows(session, pairs, names))  # noqa: B023  # used at once
-        added, removed = yield from _replace(core, user_id, session, rows, before[session])
+        rows = await cpu_bound(lambda: _rows(session, pairs, names))  # noqa: B023  # used at once
+        added, removed = await _replace(core, user_id, session, rows, before[session])
         counts["added"] += added
         counts["removed"] += removed
     return counts
@@ -90,24 +90,24 @@ def _rows(session: str, pairs: Iterable[tuple[Source, Sequence[Spot]]], names: B
     return list(rows.values())
 
 
-def _replace(
+async def _replace(
     core: Core, user_id: str, session: str, rows: Sequence[FactRow], before: Sequence[str]
-) -> Flow[tuple[int, int]]:
+) -> tuple[int, int]:
     """Stores the facts that are missing, and removes those that were there before and are not in the transcript."""
-    book = yield from core.shelf.read(user_id)
+    book = await core.shelf.read(user_id)
     wanted = {fact_id(row) for row in rows}
     removed = [key for key in before if id_in(key) not in wanted and key in book.facts]
     with core.shelf.lock:
         missing = [row for row in rows if not book.holds(row)]
     if not missing and not removed:
         return 0, 0
-    generation = yield from core.shelf.generation(book, session)
+    generation = await core.shelf.generation(book, session)
     for i in range(0, max(len(missing), 1), ROWS):
-        alive = yield from core.shelf.write(
+        alive = await core.shelf.write(
             user_id, book, (session, generation), missing[i : i + ROWS], removed if i == 0 else ()
         )
         if not alive:
             break
-        book = yield from core.shelf.read(user_id)
+        book = await core.shelf.read(user_id)
     with core.shelf.lock:
         return sum(map(book.holds, missing)), len(removed)

@@ -18,8 +18,8 @@ from uuid import uuid4
 
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import Now
 from langchain_memkit.memories.entity.book import Book, Limits
 from langchain_memkit.memories.entity.rows import FactRow, Keys, Rule, read_row
@@ -66,7 +66,7 @@ class Shelf:
 
     # -- the store, in both call styles
 
-    def stored(self, prefix: str) -> Step:
+    def stored(self, prefix: str) -> Step[list[str]]:
         """Keys under a prefix, sorted."""
 
         async def collect() -> list[str]:
@@ -74,31 +74,31 @@ class Shelf:
 
         return Step(lambda: sorted(self.store.yield_keys(prefix=prefix)), collect)
 
-    def fetch(self, keys: Sequence[str]) -> Step:
+    def fetch(self, keys: Sequence[str]) -> Step[list[dict[str, Any] | None]]:
         """Values of keys."""
         return Step(lambda: self.store.mget(keys), lambda: self.store.amget(keys))
 
-    def put(self, pairs: Sequence[tuple[str, dict[str, Any]]]) -> Step:
+    def put(self, pairs: Sequence[tuple[str, dict[str, Any]]]) -> Step[None]:
         """Stores pairs, in this order."""
         return Step(lambda: self.store.mset(pairs), lambda: self.store.amset(pairs))
 
-    def put_if_exists(self, key: str, pairs: Sequence[tuple[str, dict[str, Any]]], gone: Sequence[str]) -> Flow[bool]:
+    async def put_if_exists(self, key: str, pairs: Sequence[tuple[str, dict[str, Any]]], gone: Sequence[str]) -> bool:
         """Stores pairs and removes keys, if there is something under `key` from begin to end: whether there was."""
         store: Any = self.store
         if self.checks_writes:
             write = store.mset_if_exists, store.amset_if_exists
-            return bool((yield Step(*(partial(verb, key, pairs, gone) for verb in write))))
-        yield self.put(pairs)
-        exists = (yield self.fetch([key]))[0] is not None
-        yield from self.delete(gone if exists else [name for name, _ in pairs])
+            return bool(await Step(*(partial(verb, key, pairs, gone) for verb in write)))
+        await self.put(pairs)
+        exists = (await self.fetch([key]))[0] is not None
+        await self.delete(gone if exists else [name for name, _ in pairs])
         return exists
 
-    def delete(self, keys: Iterable[str]) -> Flow[None]:
+    async def delete(self, keys: Iterable[str]) -> None:
         """Removes keys."""
         if names := list(dict.fromkeys(keys)):
-            yield Step(lambda: self.store.mdelete(names), lambda: self.store.amdelete(names))
+            await Step(lambda: self.store.mdelete(names), lambda: self.store.amdelete(names))
 
-    def held(self, work: Callable[[], T]) -> Step:
+    def held(self, work: Callable[[], T]) -> Step[T]:
         """Work on books, under the lock. Who holds it may be reading a long text: an event loop waits in a thread."""
 
         def sync() -> T:
@@ -117,33 +117,33 @@ class Shelf:
 
     # -- reading
 
-    def read(self, user_id: str) -> Flow[Book]:
+    async def read(self, user_id: str) -> Book:
         """The book of a user as it is now."""
         keys = Keys(user_id)
-        versions = frozenset((yield self.stored(keys.versions)))
+        versions = frozenset(await self.stored(keys.versions))
         book: Book | None
-        book, current = yield self.held(lambda: self._book(user_id, versions))
+        book, current = await self.held(lambda: self._book(user_id, versions))
         if book is not None and current:
             return book
-        listed = yield self.stored(keys.prefix)
+        listed = await self.stored(keys.prefix)
         # once more: a generation is stored before its facts, so a fact that was listed before them has one or is dead
-        sessions = yield self.stored(f"{keys.prefix}session/")
+        sessions = await self.stored(f"{keys.prefix}session/")
         parts = {key: keys.parts(key) for key in [*listed, *sessions]}
         stored = [key for key in listed if parts[key][0] in ("description", "fact", "rule")]
-        known: dict[str, Any] = {} if book is None else (yield self.held(lambda: _known(book)))
+        known: dict[str, Any] = {} if book is None else await self.held(lambda: _known(book))
         missing = [key for key in stored if key not in known]
         rows = {key: known[key] for key in stored if key in known}
         unreadable: set[str] = set(book.unreadable) if book is not None else set()
         for i in range(0, len(missing), BATCH):
-            values = yield self.fetch(missing[i : i + BATCH])
+            values = await self.fetch(missing[i : i + BATCH])
             for key, value in zip(missing[i : i + BATCH], values, strict=True):
                 rows[key] = read_row(parts[key][0], value) if value is not None else None
                 if value is not None and rows[key] is None and key not in unreadable:
                     unreadable.add(key)
                     logger.warning("an entity row of a user is unreadable and left as it is: key ...%.80r", key[-64:])
-        found: tuple[Book, list[str]] = yield in_thread(lambda: self._put(user_id, versions, parts, rows, unreadable))
+        found: tuple[Book, list[str]] = await cpu_bound(lambda: self._put(user_id, versions, parts, rows, unreadable))
         if not self.read_only:
-            yield from self.delete(found[1])
+            await self.delete(found[1])
         return found[0]
 
     def _book(self, user_id: str, versions: frozenset[str]) -> tuple[Book | None, bool]:
@@ -194,23 +194,23 @@ class Shelf:
 
     # -- writing
 
-    def generation(self, book: Book, session_id: str) -> Flow[str]:
+    async def generation(self, book: Book, session_id: str) -> str:
         """The generation that facts of a session are stored under; the first save draws one.
 
         It is stored by itself before anything is read from the messages, so that a clear which happens meanwhile finds
         it, and what is stored afterwards is dead.
         """
-        known = yield self.held(lambda: min(book.generations.get(session_id, ()), default=None))
+        known = await self.held(lambda: min(book.generations.get(session_id, ()), default=None))
         if known is not None:
             return str(known)
         drawn = uuid4().hex
-        yield self.put([(book.keys.generation(session_id, drawn), {})])
-        yield self.held(lambda: book.generations.setdefault(session_id, set()).add(drawn))
+        await self.put([(book.keys.generation(session_id, drawn), {})])
+        await self.held(lambda: book.generations.setdefault(session_id, set()).add(drawn))
         return drawn
 
-    def write(
+    async def write(
         self, user_id: str, book: Book, place: tuple[str, str], added: Iterable[FactRow], removed: Iterable[str] = ()
-    ) -> Flow[bool]:
+    ) -> bool:
         """Adds facts of a session and removes others, with the oldest of what is too many.
 
         Args:
@@ -238,7 +238,7 @@ class Shelf:
                 book.remove(surplus)
                 return gone + out + book.drop_descriptions(), mine, _old_versions(book)
 
-        out, rows, old = yield in_thread(plan)
+        out, rows, old = await cpu_bound(plan)
         if not out and not rows:
             return True
         version = book.keys.version()
@@ -246,42 +246,42 @@ class Shelf:
         try:
             if rows:
                 owner = book.keys.generation(*place)
-                alive = yield from self.put_if_exists(owner, [*pairs_of_rows, (version, {})], [*out, *old])
+                alive = await self.put_if_exists(owner, [*pairs_of_rows, (version, {})], [*out, *old])
                 if alive:
-                    yield self.held(lambda: _bring_in_line(book, version, old, rows, out))
+                    await self.held(lambda: _bring_in_line(book, version, old, rows, out))
             else:
-                yield from self.delete(out)
-                yield from self.change(book, [], {}, out)
+                await self.delete(out)
+                await self.change(book, [], {}, out)
                 alive = True
         except BaseException:  # the book holds what may not be stored
             self.forget(user_id)
             raise
         if not alive:
             self.forget(user_id)
-            yield from self._unversion(user_id)
+            await self._unversion(user_id)
         return alive
 
-    def change(
+    async def change(
         self,
         book: Book,
         pairs: Sequence[tuple[str, dict[str, Any]]],
         rows: Mapping[str, FactRow] | None = None,
         removed: Iterable[str] = (),
-    ) -> Flow[None]:
+    ) -> None:
         """Stores pairs, and that something changed; with `rows`, the book is brought in line, else read anew later."""
         version = book.keys.version()
-        yield self.put([*pairs, (version, {})])
-        old = yield self.held(lambda: _old_versions(book))
+        await self.put([*pairs, (version, {})])
+        old = await self.held(lambda: _old_versions(book))
         if rows is not None:
-            yield self.held(lambda: _bring_in_line(book, version, old, rows, removed))
-        yield from self.delete(old)
+            await self.held(lambda: _bring_in_line(book, version, old, rows, removed))
+        await self.delete(old)
 
-    def _unversion(self, user_id: str) -> Flow[None]:
+    async def _unversion(self, user_id: str) -> None:
         """After a purge that came in between not even the sign of a change stays."""
         keys = Keys(user_id)
-        left = yield self.stored(keys.prefix)
+        left = await self.stored(keys.prefix)
         if all(keys.parts(key)[0] == "version" for key in left):
-            yield from self.delete(left)
+            await self.delete(left)
 
 
 def _old_versions(book: Book) -> frozenset[str]:

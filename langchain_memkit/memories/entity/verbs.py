@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import adrive, drive
 from langchain_memkit.memories.entity.flows import EntityFlows
 from langchain_memkit.memories.entity.listing import EntityList
 from langchain_memkit.memories.entity.rebuild import rebuild
@@ -33,11 +33,11 @@ class EntityVerbs(EntityFlows):
             >>> [(entity.name, len(entity.facts)) for entity in memory.entities()]
             [('Bob', 1), ('Robert', 1)]
         """
-        return drive(self._entities(), run_step)
+        return drive(self._entities())
 
     async def aentities(self) -> EntityList:
         """Async twin of `entities`."""
-        return await adrive(self._entities(), arun_step)
+        return await adrive(self._entities())
 
     def merge(self, name: str, into: str) -> None:
         """Says that two names are one entity, also in what is said later. Of decisions that differ the later one wins.
@@ -59,11 +59,11 @@ class EntityVerbs(EntityFlows):
             >>> [(entity.name, entity.aliases, len(entity.facts)) for entity in memory.entities()]
             [('Robert', ('Bob',), 2)]
         """
-        drive(self._decide("merge", name, into), run_step)
+        drive(self._decide("merge", name, into))
 
     async def amerge(self, name: str, into: str) -> None:
         """Async twin of `merge`."""
-        await adrive(self._decide("merge", name, into), arun_step)
+        await adrive(self._decide("merge", name, into))
 
     def split(self, name: str, other: str) -> None:
         """Says that two names are not the same, whatever they look like; every fact knows which name stood in it.
@@ -87,11 +87,11 @@ class EntityVerbs(EntityFlows):
             >>> len(memory.entities())
             2
         """
-        drive(self._decide("split", name, other), run_step)
+        drive(self._decide("split", name, other))
 
     async def asplit(self, name: str, other: str) -> None:
         """Async twin of `split`."""
-        await adrive(self._decide("split", name, other), arun_step)
+        await adrive(self._decide("split", name, other))
 
     def rename(self, name: str, new: str) -> None:
         """Shows an entity under another name, by which it is found as well.
@@ -113,11 +113,11 @@ class EntityVerbs(EntityFlows):
             >>> [entity.name for entity in memory.entities()]
             ['Robert', 'Robert Smith']
         """
-        drive(self._decide("rename", name, new), run_step)
+        drive(self._decide("rename", name, new))
 
     async def arename(self, name: str, new: str) -> None:
         """Async twin of `rename`."""
-        await adrive(self._decide("rename", name, new), arun_step)
+        await adrive(self._decide("rename", name, new))
 
     def forget(self, name: str) -> int:
         """Deletes all that is known of an entity, in all sessions of the user, with the decisions about its names.
@@ -142,11 +142,11 @@ class EntityVerbs(EntityFlows):
             >>> memory.forget("Bob"), [entity.name for entity in memory.entities()]
             (1, ['Robert'])
         """
-        return drive(self._forget(name), run_step)
+        return drive(self._forget(name))
 
     async def aforget(self, name: str) -> int:
         """Async twin of `forget`."""
-        return await adrive(self._forget(name), arun_step)
+        return await adrive(self._forget(name))
 
     def forget_messages(self, ids: Collection[str]) -> int:
         """Deletes what was taken from messages of this session. `rebuild` finds it again if they are still there.
@@ -171,7 +171,7 @@ class EntityVerbs(EntityFlows):
             >>> memory.forget_messages(["m2"])
             1
         """
-        return drive(self._forget_messages(ids), run_step)
+        return drive(self._forget_messages(ids))
 
     def rebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
         """Makes this session's facts anew from its transcript, so that names are found that became known only later.
@@ -199,7 +199,7 @@ class EntityVerbs(EntityFlows):
             >>> memory.rebuild(history, progress=False)
             {'messages': 1, 'added': 1, 'removed': 0}
         """
-        return drive(self._rebuild(history, progress), run_step)
+        return drive(self._rebuild(history, progress))
 
-    def _rebuild(self, history: Any, progress: bool) -> Flow[Mapping[str, int]]:
-        return rebuild(self._core, self._user, {self._session: history}, progress=progress)
+    async def _rebuild(self, history: Any, progress: bool) -> Mapping[str, int]:
+        return await rebuild(self._core, self._user, {self._session: history}, progress=progress)

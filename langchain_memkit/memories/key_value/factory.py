@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Closing, Flow, adrive, arun_step, drive, run_step
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._sync import ClosingMixin, adrive, drive
 from langchain_memkit.base import check_id, shown
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["KeyValueMemoryFactory"]
 USERS = 64  # whose entries are kept in memory
 
 
-class KeyValueMemoryFactory(Closing):
+class KeyValueMemoryFactory(ClosingMixin):
     """What `KeyValueMemory.factory` makes; give it to `create_runnable_with_message_history(memories=[...])`.
 
     A context manager, sync and async. The store is the caller's: it stays open.
@@ -68,11 +68,11 @@ class KeyValueMemoryFactory(Closing):
 
     def setup(self) -> None:
         """Reads the entries of the app now, so that the first turn need not."""
-        drive(self._shelf(None).current(), run_step)
+        drive(self._shelf(None).current())
 
     async def asetup(self) -> None:
         """Async twin of `setup`."""
-        await adrive(self._shelf(None).current(), arun_step)
+        await adrive(self._shelf(None).current())
 
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Removes a user's entries; those of the app stay. A part of `purge_user`.
@@ -83,14 +83,14 @@ class KeyValueMemoryFactory(Closing):
         Returns:
             `{"entries": n}`: how many there were.
         """
-        return drive(self._purge(check_id(user_id, "user_id")), run_step)
+        return drive(self._purge(check_id(user_id, "user_id")))
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
         """Async twin of `purge`."""
-        return await adrive(self._purge(check_id(user_id, "user_id")), arun_step)
+        return await adrive(self._purge(check_id(user_id, "user_id")))
 
-    def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
-        count = yield from self._shelf(user_id).purge()
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
+        count = await self._shelf(user_id).purge()
         with self._lock:
             self._shelves.pop(user_id, None)
         return {"entries": count}

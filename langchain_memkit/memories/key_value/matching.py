@@ -11,17 +11,14 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._flow import (
-    Flow,
+from langchain_memkit._sync import (
     Step,
     adrive,
-    arun_step,
+    call_user_function,
+    cpu_bound,
     drive,
-    in_thread,
     internal_call,
     model_call,
-    run_step,
-    user_code,
 )
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.nearest import nearest
@@ -47,9 +44,9 @@ AROUND = "[]().# \n"  # what models put around a list of numbers
 BETWEEN = re.compile(r"[\s,;]+")
 
 
-def ask_matcher(matcher: Any, text: str, titles: Sequence[str]) -> Step:
+def ask_matcher(matcher: Any, text: str, titles: Sequence[str]) -> Step[Any]:
     """A matcher, plain or async; `acall` is its async twin, if it has one."""
-    step = user_code(matcher, text, list(titles), name="the matcher")
+    step = call_user_function(matcher, text, list(titles), name="the matcher")
     if hasattr(matcher, "acall"):
         return Step(step.sync, lambda: matcher.acall(text, list(titles)))
     return step
@@ -76,14 +73,14 @@ class ModelMatcher:
 
     def __call__(self, text: str, titles: Sequence[str]) -> list[str]:
         """The titles that the model says a text means; `[]` if it fails."""
-        return drive(self._match(text, titles), run_step)
+        return drive(self._match(text, titles))
 
     async def acall(self, text: str, titles: Sequence[str]) -> list[str]:
         """Async twin of calling it."""
-        return await adrive(self._match(text, titles), arun_step)
+        return await adrive(self._match(text, titles))
 
-    def _match(self, text: str, titles: Sequence[str]) -> Flow[list[str]]:
-        offered: list[str] = yield in_thread(
+    async def _match(self, text: str, titles: Sequence[str]) -> list[str]:
+        offered: list[str] = await cpu_bound(
             lambda: nearest(text, titles, self._max_titles), long=len(titles) > self._max_titles
         )
         if not offered or not text.strip():
@@ -91,7 +88,7 @@ class ModelMatcher:
         lines = "\n".join(f"{i}. {one_line(title)}" for i, title in enumerate(offered, 1))
         prompt = [HumanMessage(PROMPT.format(titles=lines, message=one_line(text, MOST_MESSAGE)))]
         try:
-            answer = yield model_call(self._llm, prompt, internal_call("match_titles", "matcher"), None)
+            answer = await model_call(self._llm, prompt, internal_call("match_titles", "matcher"), None)
         except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
             logger.warning("the model that matches titles failed: %s", type(error).__name__)
             return []

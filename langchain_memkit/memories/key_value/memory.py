@@ -9,7 +9,7 @@ from typing import Any, Self
 from langchain_core.messages import BaseMessage
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, adrive, arun_step, drive, in_thread, run_step
+from langchain_memkit._sync import adrive, cpu_bound, drive
 from langchain_memkit.base import Memory, TokenCounterLike, check_arguments, check_id, kind_given
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.key_value.catalog import Catalog, Hit
@@ -167,27 +167,27 @@ class KeyValueMemory(Memory):
             ConfigurationError: An entry is malformed; nothing was added.
             HistoryWriteError: The store failed; calling again is safe.
         """
-        drive(self._shelf.add(entries_of(entries)), run_step)
+        drive(self._shelf.add(entries_of(entries)))
 
     async def aadd(self, entries: Entries) -> None:
         """Async twin of `add`."""
-        await adrive(self._shelf.add(entries_of(entries)), arun_step)
+        await adrive(self._shelf.add(entries_of(entries)))
 
     def remove(self, titles: Iterable[str]) -> None:
         """Removes entries by title; those that are not there are no error."""
-        drive(self._shelf.remove(_listed(titles)), run_step)
+        drive(self._shelf.remove(_listed(titles)))
 
     async def aremove(self, titles: Iterable[str]) -> None:
         """Async twin of `remove`."""
-        await adrive(self._shelf.remove(_listed(titles)), arun_step)
+        await adrive(self._shelf.remove(_listed(titles)))
 
     def titles(self) -> list[str]:
         """The titles, sorted."""
-        return list(drive(self._shelf.current(), run_step).titles)
+        return list(drive(self._shelf.current()).titles)
 
     async def atitles(self) -> list[str]:
         """Async twin of `titles`."""
-        return list((await adrive(self._shelf.current(), arun_step)).titles)
+        return list((await adrive(self._shelf.current())).titles)
 
     def match(self, text: str) -> list[Hit]:
         """The entries that a text mentions, with how they were found.
@@ -198,11 +198,11 @@ class KeyValueMemory(Memory):
         Returns:
             A `Hit` for each title, in order of mention; what only the matcher found comes last.
         """
-        return drive(self._match(text), run_step)
+        return drive(self._match(text))
 
     async def amatch(self, text: str) -> list[Hit]:
         """Async twin of `match`."""
-        return await adrive(self._match(text), arun_step)
+        return await adrive(self._match(text))
 
     # -- as a memory
 
@@ -211,11 +211,11 @@ class KeyValueMemory(Memory):
 
         Those that the query mentions come first, in order of mention, then those of the newest message, and so on.
         """
-        return drive(self._load(query), run_step)
+        return drive(self._load(query))
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
         """Async twin of `load`."""
-        return await adrive(self._load(query), arun_step)
+        return await adrive(self._load(query))
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
         """Does nothing: entries are the app's."""
@@ -229,33 +229,33 @@ class KeyValueMemory(Memory):
     async def aclear(self) -> None:
         """Async twin of `clear`."""
 
-    def _match(self, text: str) -> Flow[list[Hit]]:
-        catalog = yield from self._shelf.current()
-        return (yield from self._hits(catalog, text))
+    async def _match(self, text: str) -> list[Hit]:
+        catalog = await self._shelf.current()
+        return await self._hits(catalog, text)
 
-    def _hits(self, catalog: Catalog, text: str) -> Flow[list[Hit]]:
-        hits: list[Hit] = yield in_thread(
+    async def _hits(self, catalog: Catalog, text: str) -> list[Hit]:
+        hits: list[Hit] = await cpu_bound(
             lambda: catalog.hits(text), long=len(catalog.titles) > MANY or len(text) > LONG
         )
         if self._matcher is None or not catalog.titles or not text.strip():
             return hits
-        answer = yield ask_matcher(self._matcher, text, catalog.titles)
+        answer = await ask_matcher(self._matcher, text, catalog.titles)
         found = {hit.title for hit in hits}
         more = [hit for hit in hits_of(answer, catalog.entries) if hit.title not in found]
         catalog.keep_matched(text, more)
         return [*hits, *more]
 
-    def _load(self, query: str) -> Flow[list[BaseMessage]]:
-        catalog = yield from self._shelf.current()
+    async def _load(self, query: str) -> list[BaseMessage]:
+        catalog = await self._shelf.current()
         if not catalog.titles:
             return []
-        hits = yield from self._hits(catalog, str(query))
+        hits = await self._hits(catalog, str(query))
         past: Sequence[BaseMessage] = getattr(query, "past", ())
         seen: Sequence[BaseMessage] = getattr(query, "seen", ())
         newest = past[-self._lookback :] if self._lookback else ()
         long = len(catalog.titles) > MANY or self._counter is not approximate_tokens
         long = long or any(len(m.content) > LONG or not isinstance(m.content, str) for m in (*newest, *seen))
-        return (yield in_thread(lambda: self._note(catalog, hits, past, seen), long=long))  # type: ignore[no-any-return]  # a step's result
+        return await cpu_bound(lambda: self._note(catalog, hits, past, seen), long=long)
 
     def _note(
         self, catalog: Catalog, hits: Sequence[Hit], past: Sequence[BaseMessage], seen: Sequence[BaseMessage]

@@ -14,8 +14,8 @@ from typing import Any
 
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import user_prefix
 from langchain_memkit.memories.key_value.catalog import Catalog
 from langchain_memkit.memories.key_value.entries import Entry
@@ -54,20 +54,20 @@ class Shelf:
         self._catalog = Catalog(token=UNREAD)
         self._lock = ForkSafeLock()
 
-    def current(self) -> Flow[Catalog]:
+    async def current(self) -> Catalog:
         """The entries as they are now: one read, unless they were changed."""
-        (row,) = yield self._get([self._version])
+        (row,) = await self._get([self._version])
         token = row.get("token") if isinstance(row, Mapping) else None
         if self._catalog.token == token:
             return self._catalog
         entries: list[Entry] = []
-        keys = yield from self._keys(self._entries)
+        keys = await self._keys(self._entries)
         for i in range(0, len(keys), BATCH):
-            values = yield self._get(keys[i : i + BATCH])
+            values = await self._get(keys[i : i + BATCH])
             entries += filter(None, map(Entry.from_row, values))
         if len(entries) < len(keys):
             logger.warning("%d of %d key-value entries are damaged and left out", len(keys) - len(entries), len(keys))
-        return (yield in_thread(lambda: self._build(token, entries)))  # type: ignore[no-any-return]  # results of steps are untyped
+        return await cpu_bound(lambda: self._build(token, entries))
 
     def _build(self, token: Any, entries: list[Entry]) -> Catalog:
         with self._lock:  # of many threads that saw the change, one builds
@@ -78,41 +78,41 @@ class Shelf:
                 self._catalog = catalog
             return self._catalog
 
-    def add(self, entries: Sequence[Entry]) -> Flow[None]:
+    async def add(self, entries: Sequence[Entry]) -> None:
         """Stores entries, in place of those with the same titles."""
         if entries:
-            yield from self._set(sorted(((self._entries + e.key, e.to_row()) for e in entries), key=itemgetter(0)))
+            await self._set(sorted(((self._entries + e.key, e.to_row()) for e in entries), key=itemgetter(0)))
 
-    def remove(self, titles: Iterable[str]) -> Flow[None]:
+    async def remove(self, titles: Iterable[str]) -> None:
         """Removes entries; those that are not there are no error."""
         keys = [self._entries + Entry(title, "").key for title in titles]
         if keys:
-            yield from self._set([])  # before as well: who dies in between leaves nobody with what is gone
-            yield from self._delete(keys)
-            yield from self._set([])
+            await self._set([])  # before as well: who dies in between leaves nobody with what is gone
+            await self._delete(keys)
+            await self._set([])
 
-    def purge(self) -> Flow[int]:
+    async def purge(self) -> int:
         """Removes every row; returns how many entries there were."""
-        keys = yield from self._keys(self._prefix)
+        keys = await self._keys(self._prefix)
         if keys:
-            yield from self._set([])
-            yield from self._delete([*keys, self._version])
+            await self._set([])
+            await self._delete([*keys, self._version])
         return sum(key.startswith(self._entries) for key in keys)
 
-    def _get(self, keys: Sequence[str]) -> Step:
+    def _get(self, keys: Sequence[str]) -> Step[list[dict[str, Any] | None]]:
         return Step(lambda: self.store.mget(keys), lambda: self.store.amget(keys))
 
-    def _set(self, rows: list[tuple[str, dict[str, Any]]]) -> Flow[None]:
+    async def _set(self, rows: list[tuple[str, dict[str, Any]]]) -> None:
         pairs = [*rows, (self._version, {"token": secrets.token_hex(16)})]
-        yield Step(lambda: self.store.mset(pairs), lambda: self.store.amset(pairs))
+        await Step(lambda: self.store.mset(pairs), lambda: self.store.amset(pairs))
 
-    def _delete(self, keys: Sequence[str]) -> Flow[None]:
+    async def _delete(self, keys: Sequence[str]) -> None:
         for i in range(0, len(keys), BATCH):
             some = keys[i : i + BATCH]
-            yield Step(lambda some=some: self.store.mdelete(some), lambda some=some: self.store.amdelete(some))  # type: ignore[misc]  # bound now
+            await Step(lambda some=some: self.store.mdelete(some), lambda some=some: self.store.amdelete(some))  # type: ignore[misc]  # bound now
 
-    def _keys(self, prefix: str) -> Flow[list[str]]:
+    async def _keys(self, prefix: str) -> list[str]:
         async def collect() -> list[str]:
             return [key async for key in self.store.ayield_keys(prefix=prefix)]
 
-        return (yield Step(lambda: list(self.store.yield_keys(prefix=prefix)), collect))  # type: ignore[no-any-return]  # results of steps are untyped
+        return await Step(lambda: list(self.store.yield_keys(prefix=prefix)), collect)

@@ -14,7 +14,7 @@ from langchain_core.documents import Document
 from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.vectorstores import VectorStore
 
-from langchain_memkit._flow import Flow, Step
+from langchain_memkit._sync import Step
 from langchain_memkit.base import (
     GetSessionHistory,
     Now,
@@ -138,13 +138,13 @@ class Core:
         """Whether the store is one of ours, whose index brings the texts and the session along."""
         return hasattr(self.store, "_look")
 
-    def fetch(self, user_id: str, session_id: str) -> Flow[Any]:
+    async def fetch(self, user_id: str, session_id: str) -> Any:
         """Read the user's records, and what the session is like; None if records are found by the question only."""
         if not self.holds_texts:
             return None
-        return (yield from self.store._look(user_id, session_id))
+        return await self.store._look(user_id, session_id)
 
-    def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> Flow[tuple[Index, Question]]:
+    async def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> tuple[Index, Question]:
         """The user's records, and the question as it is asked of them.
 
         Args:
@@ -155,24 +155,24 @@ class Core:
         store, now = self.store, self.now()
         accessed: Mapping[str, datetime] = {}
         if self.ranking.recency:
-            accessed = yield Step(lambda: store.accesses(user_id), lambda: store.aaccesses(user_id))
+            accessed = await Step(lambda: store.accesses(user_id), lambda: store.aaccesses(user_id))
         if isinstance(store, ForeignStore):
             most = self.ranking.candidates
-            similar = yield Step(
+            similar = await Step(
                 lambda: store.similar(user_id, text, most), lambda: store.asimilar(user_id, text, most)
             )
-            index = yield Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
+            index = await Step(lambda: store.index(user_id, similar), lambda: store.aindex(user_id, similar))
             return index, Question(text, None, now, similar, accessed)
         if place is not None and place.fetched is not None:
             index, looked = place.fetched
         elif not self.holds_texts:  # somebody's own, that keeps the contract of `langchain_memkit.testing.vectors`
-            index, looked = (yield Step(lambda: store.index(user_id), lambda: store.aindex(user_id))), None
+            index, looked = await Step(lambda: store.index(user_id), lambda: store.aindex(user_id)), None
         else:
-            index, looked = yield from store._look(user_id, place.session_id if place is not None else None)
+            index, looked = await store._look(user_id, place.session_id if place is not None else None)
         if place is not None:
             place.looked = looked
         try:
-            vector = yield Step(lambda: store.embed_query(text), lambda: store.aembed_query(text))
+            vector = await Step(lambda: store.embed_query(text), lambda: store.aembed_query(text))
         except ConfigurationError:
             raise
         except Exception as error:  # noqa: BLE001  # any embedder, any error: the words are still there
@@ -180,22 +180,22 @@ class Core:
             vector = None
         return index, Question(text, vector, now, None, accessed)
 
-    def documents(self, user_id: str, ids: Sequence[str]) -> Flow[dict[str, Document]]:
+    async def documents(self, user_id: str, ids: Sequence[str]) -> dict[str, Document]:
         """The user's records with these ids, as far as they are still there."""
         get = (self.store.get_by_ids, self.store.aget_by_ids)
-        found = yield Step(*(partial(call, ids, **self._owner(user_id)) for call in get))
+        found = await Step(*(partial(call, ids, **self._owner(user_id)) for call in get))
         return {document.id: document for document in found if document.id}
 
-    def texts(self, user_id: str, ids: Sequence[str]) -> Flow[Callable[[str], Document | None]]:
+    async def texts(self, user_id: str, ids: Sequence[str]) -> Callable[[str], Document | None]:
         """What gives the user's records with these ids; those of a store of ours come with the index."""
         if not self.holds_texts:
-            return (yield from self.documents(user_id, ids)).get
-        return (yield from self.store._texts(user_id, ids))  # type: ignore[no-any-return]  # a store is untyped
+            return (await self.documents(user_id, ids)).get
+        return await self.store._texts(user_id, ids)  # type: ignore[no-any-return]  # a store is untyped
 
-    def delete(self, user_id: str, ids: Sequence[str]) -> Flow[None]:
+    async def delete(self, user_id: str, ids: Sequence[str]) -> None:
         """Deletes records of the user."""
         delete = (self.store.delete, self.store.adelete)
-        yield Step(*(partial(call, list(ids), **self._owner(user_id)) for call in delete))
+        await Step(*(partial(call, list(ids), **self._owner(user_id)) for call in delete))
 
     def _owner(self, user_id: str) -> dict[str, str]:
         """A store of others knows no users; the ids that we give there are unique."""

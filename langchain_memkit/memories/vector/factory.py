@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from langchain_memkit._flow import Flow, Step, drive, run_step
+from langchain_memkit._sync import Step, drive
 from langchain_memkit.base import GetSessionHistory, SessionInfo, check_id
 from langchain_memkit.memories.derived import DerivedMemoryFactory
 from langchain_memkit.memories.vector.core import Core
@@ -33,7 +33,7 @@ class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
 
     def list_sessions(self, user_id: str) -> list[SessionInfo]:
         """The user's sessions of which something is remembered, the last used first; `turns` counts records."""
-        return drive(self._list_sessions(check_id(user_id, "user_id")), run_step)
+        return drive(self._list_sessions(check_id(user_id, "user_id")))
 
     def rebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
         """Brings all records of a user in line with the transcripts: so everything of a user is imported.
@@ -47,7 +47,7 @@ class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
             `{"messages": n, "added": n, "removed": n}`; a second time nothing is added or removed. Records of sessions
             that are not there any more are removed.
         """
-        return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress), run_step)
+        return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress))
 
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Deletes all that is remembered of a user for good: a part of `purge_user`.
@@ -55,7 +55,7 @@ class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
         Returns:
             `{"records": n}`: how many were deleted.
         """
-        return drive(self._purge(check_id(user_id, "user_id")), run_step)
+        return drive(self._purge(check_id(user_id, "user_id")))
 
     def close(self) -> None:
         """Does nothing: the store is yours."""
@@ -65,15 +65,15 @@ class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
 
     # -- flows
 
-    def _list_sessions(self, user_id: str) -> Flow[list[SessionInfo]]:
+    async def _list_sessions(self, user_id: str) -> list[SessionInfo]:
         store = self._core.store
-        found: list[SessionInfo] = yield Step(lambda: store.sessions(user_id), lambda: store.asessions(user_id))
+        found: list[SessionInfo] = await Step(lambda: store.sessions(user_id), lambda: store.asessions(user_id))
         return found
 
-    def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Flow[Mapping[str, int]]:
-        return rebuild(self._core, user_id, sessions, progress=progress)
+    async def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Mapping[str, int]:
+        return await rebuild(self._core, user_id, sessions, progress=progress)
 
-    def _purge(self, user_id: str) -> Flow[Mapping[str, int]]:
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
         store = self._core.store
-        count = yield Step(lambda: store.forget(user_id), lambda: store.aforget(user_id))
+        count = await Step(lambda: store.forget(user_id), lambda: store.aforget(user_id))
         return {"records": count}

@@ -11,7 +11,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, internal_call, run_step
+from langchain_memkit._sync import Step, adrive, drive, internal_call
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import quoted
 from langchain_memkit.scoring.words import stems
@@ -97,20 +97,20 @@ class ModelImportance:
         if isinstance(self._llm, RunnableLambda) and not hasattr(self._llm, "func"):
             msg = "the function that rates importance is async, so use the async verbs"
             raise ConfigurationError(msg)
-        return drive(self._rate(texts), run_step)
+        return drive(self._rate(texts))
 
     async def abatch(self, texts: Sequence[str]) -> list[float]:
         """Async twin of `batch`."""
-        return await adrive(self._rate(texts), arun_step)
+        return await adrive(self._rate(texts))
 
-    def _rate(self, texts: Sequence[str]) -> Flow[list[float]]:
+    async def _rate(self, texts: Sequence[str]) -> list[float]:
         llm, config = self._llm, internal_call("rate_importance", "importance")
         config["max_concurrency"] = self._batch_size
         asked = [[HumanMessage(self._prompt.replace("{memory}", quoted(text[:READ])))] for text in texts]
         answers: list[Any] = []
         for i in range(0, len(asked), self._batch_size):
             some = asked[i : i + self._batch_size]
-            answers += yield Step(
+            answers += await Step(
                 lambda some=some: llm.batch(some, config, return_exceptions=True),  # type: ignore[misc]  # bound now
                 lambda some=some: llm.abatch(some, config, return_exceptions=True),  # type: ignore[misc]  # bound now
             )

@@ -9,7 +9,7 @@ from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.messages import BaseMessage
 from langchain_core.vectorstores import VectorStore
 
-from langchain_memkit._flow import Flow, Step, drive, run_step
+from langchain_memkit._sync import Step, drive
 from langchain_memkit.base import GetSessionHistory, Now, TokenCounterLike, check_arguments, utc_now
 from langchain_memkit.memories.transcripts import Stretch
 from langchain_memkit.memories.vector.core import Core, TurnPlace
@@ -154,7 +154,7 @@ class VectorMemory(VectorVerbs):
             ConfigurationError: The store was filled with another embedder.
             HistoryReadError: The store, or a history, cannot be reached or read.
         """
-        return drive(self._load(query), run_step)
+        return drive(self._load(query))
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
         """Stores the rounds of a finished turn; the same turn again stores nothing.
@@ -169,18 +169,18 @@ class VectorMemory(VectorVerbs):
             ConfigurationError: The store was filled with another embedder.
             HistoryWriteError: The store failed; calling again is safe.
         """
-        drive(self._save(messages), run_step)
+        drive(self._save(messages))
 
     def clear(self) -> None:
         """Forgets this session for good, unfinished rounds included; a save that is under way adds nothing."""
-        drive(self._clear(), run_step)
+        drive(self._clear())
 
     # -- flows
 
-    def _prefetch(self) -> Flow[Any]:
-        return self._core.fetch(self._user, self._session)
+    async def _prefetch(self) -> Any:
+        return await self._core.fetch(self._user, self._session)
 
-    def _load(self, query: str) -> Flow[list[BaseMessage]]:
+    async def _load(self, query: str) -> list[BaseMessage]:
         shown = frozenset(message.id for message in getattr(query, "seen", ()) if message.id)
         epoch: int = getattr(query, "epoch", 0)
 
@@ -193,20 +193,20 @@ class VectorMemory(VectorVerbs):
         remarks: list[str] | None = getattr(query, "remarks", None)
         fetched = self._take_fetched()
         place = TurnPlace(self._session, fetched, looked=fetched and fetched[1])
-        note = yield from recall(self._core, self._user, str(query), keep, trial=trial, place=place, remarks=remarks)
+        note = await recall(self._core, self._user, str(query), keep, trial=trial, place=place, remarks=remarks)
         if not trial:
             self._looked = place.looked
         return note
 
-    def _save(self, messages: Sequence[BaseMessage]) -> Flow[None]:
+    async def _save(self, messages: Sequence[BaseMessage]) -> None:
         epoch, expires_at = getattr(messages, "epoch", 0), getattr(messages, "expires_at", None)
         stretch = Stretch(messages, self._core.now(), epoch, expires_at, native=True)
         looked, self._looked = self._looked, None  # of this turn: the next one looks again
         self.save_was_checked = looked is not None
-        yield from save(self._core, self._user, self._session, stretch, looked)
+        await save(self._core, self._user, self._session, stretch, looked)
 
-    def _clear(self) -> Flow[None]:
+    async def _clear(self) -> None:
         self._looked = None
         if not self.read_only:
             store, ids = self._core.store, (self._user, self._session)
-            yield Step(lambda: store.forget(*ids), lambda: store.aforget(*ids))
+            await Step(lambda: store.forget(*ids), lambda: store.aforget(*ids))

@@ -9,8 +9,8 @@ from typing import Any
 
 from langchain_core.documents import Document
 
-from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._progress import progress_bar
+from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.memories.derived import check_writable
 from langchain_memkit.memories.transcripts import UNDATED, Stretch, read_transcript
 from langchain_memkit.memories.vector.core import Core
@@ -24,7 +24,7 @@ logger = logging.getLogger("langchain_memkit")
 BATCH = 256  # records that are embedded and written together
 
 
-def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: bool) -> Flow[Mapping[str, int]]:
+async def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: bool) -> Mapping[str, int]:
     """Brings the records of these sessions in line with their transcripts.
 
     Args:
@@ -34,7 +34,7 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
         progress: Whether a bar is shown.
     """
     check_writable(core)
-    index = yield Step(lambda: core.store.index(user_id), lambda: core.store.aindex(user_id))
+    index = await Step(lambda: core.store.index(user_id), lambda: core.store.aindex(user_id))
     with index.lock:  # what is stored from now on may be of a turn that is not read below
         before = [(entry.session, entry.id) for entry in index.entries if entry.session in sessions]
     counts = {"messages": 0, "added": 0, "removed": 0}
@@ -42,14 +42,14 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
     generations: dict[str, str] = {}
     for session, history in sessions.items():
         # before the transcript is read: what is cleared from now on must not come back
-        generations[session] = (yield from begin(core, user_id, session, ())).generation
-        stretches = yield from read_transcript(history, core.get_session_history, session, user_id)
-        wanted[session] = yield in_thread(partial(_records, core, user_id, session, stretches))
+        generations[session] = (await begin(core, user_id, session, ())).generation
+        stretches = await read_transcript(history, core.get_session_history, session, user_id)
+        wanted[session] = await cpu_bound(partial(_records, core, user_id, session, stretches))
         counts["messages"] += sum(len(d.metadata["said"]) for d in wanted[session] if not d.metadata.get("chunk"))
     with progress_bar(progress, "remembering", sum(map(len, wanted.values()))) as advance:
         for session, documents in wanted.items():
             for i in range(0, len(documents), BATCH):
-                added = yield from _add(core, user_id, session, generations[session], documents[i : i + BATCH])
+                added = await _add(core, user_id, session, generations[session], documents[i : i + BATCH])
                 if added is None:
                     logger.warning("a session was cleared while it was rebuilt: what was read of it is not kept")
                     break
@@ -58,7 +58,7 @@ def rebuild(core: Core, user_id: str, sessions: Mapping[str, Any], *, progress: 
     ids = {document.id for documents in wanted.values() for document in documents}
     gone = [record for _, record in before if record not in ids]
     if gone:
-        yield from core.delete(user_id, gone)
+        await core.delete(user_id, gone)
     counts["removed"] = len(gone)
     return counts
 
@@ -75,9 +75,9 @@ def _records(core: Core, user_id: str, session_id: str, stretches: Sequence[Stre
     return documents
 
 
-def _add(core: Core, user_id: str, session_id: str, generation: str, documents: Sequence[Document]) -> Flow[int | None]:
+async def _add(core: Core, user_id: str, session_id: str, generation: str, documents: Sequence[Document]) -> int | None:
     """Stores records that are missing or say something else; how many, or None if the session was cleared meanwhile."""
-    begun = (yield from begin(core, user_id, session_id, documents))._replace(generation=generation)
+    begun = (await begin(core, user_id, session_id, documents))._replace(generation=generation)
     missing = [d for d in documents if not same(begun.records.get(d.id or ""), d)]
-    alive = yield from write(core, user_id, session_id, missing, begun, {})
+    alive = await write(core, user_id, session_id, missing, begun, {})
     return len(missing) if alive else None

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, HumanMessage
 
-from langchain_memkit._flow import Flow, Step, in_thread
+from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.errors import HistoryWriteError
 from langchain_memkit.memories.transcripts import erased_messages
 from langchain_memkit.memories.vector.core import Core, TurnPlace
@@ -40,20 +40,20 @@ Keep: TypeAlias = Callable[[Entry], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
 
 
-def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> Flow[HitList]:
+async def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> HitList:
     """The best `k` records."""
     text = beginning(text, QUESTION, "a question to the vector memory")
     hits = HitList()
     seen: set[str] = set()
-    ranked, _, _ = yield from _ranked(core, user_id, text, keep)
+    ranked, _, _ = await _ranked(core, user_id, text, keep)
     while some := list(islice(ranked, BATCH)):
-        hits += [hit_of(*found) for found in (yield from _fetched(core, user_id, some, seen))]
+        hits += [hit_of(*found) for found in await _fetched(core, user_id, some, seen)]
         if len(hits) >= k:
             break
     return HitList(hits[:k])
 
 
-def recall(
+async def recall(
     core: Core,
     user_id: str,
     text: str,
@@ -62,7 +62,7 @@ def recall(
     trial: bool = False,
     place: TurnPlace | None = None,
     remarks: list[str] | None = None,
-) -> Flow[list[BaseMessage]]:
+) -> list[BaseMessage]:
     """As many of the best records as fit, in the order in which they were said, as one note.
 
     Args:
@@ -78,13 +78,13 @@ def recall(
         One note, or nothing.
     """
     text = beginning(text, QUESTION, "a question to the vector memory")
-    if (yield in_thread(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT)):
+    if await cpu_bound(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT):
         return []  # a greeting, a thank-you: nothing to look for
     chosen: list[tuple[Entry, Record, str]] = []
     seen: set[str] = set()
     room = core.max_tokens - _tokens(core, note_message([Record("")]))
     misses = 0
-    ranked, count, best = yield from _ranked(core, user_id, text, keep, place, core.floor)
+    ranked, count, best = await _ranked(core, user_id, text, keep, place, core.floor)
     share = _share(core.floor, best)
     if remarks is not None and count and share < 1:
         remarks.append(_remark(core.floor, best, count, share))
@@ -93,7 +93,7 @@ def recall(
     spare = core.max_tokens - int(share * core.max_tokens)  # which the first record may take all the same
     size = BATCH if core.reads_texts else FEW
     while some := list(islice(ranked, size)):
-        for found, rerank, document in (yield from _fetched(core, user_id, some, seen)):
+        for found, rerank, document in await _fetched(core, user_id, some, seen):
             record = record_of(found, rerank, document, len(chosen))
             lines = lines_of(record)
             cost = _tokens(core, HumanMessage(lines))
@@ -115,7 +115,7 @@ def recall(
             logger.warning("max_tokens=%d is too little for any of the %d best rounds", core.max_tokens, misses)
         return []
     if not trial:
-        yield from _touch(core, user_id, [entry.id for entry, *_ in chosen])
+        await _touch(core, user_id, [entry.id for entry, *_ in chosen])
     return [note]
 
 
@@ -133,17 +133,17 @@ def _remark(floor: float | None, best: float, records: int, share: float) -> str
     )
 
 
-def _ranked(
+async def _ranked(
     core: Core, user_id: str, text: str, keep: Keep, place: TurnPlace | None = None, floor: float | None = None
-) -> Flow[tuple[Iterator[Found], int, float]]:
+) -> tuple[Iterator[Found], int, float]:
     """Records, best first, with the reranker's score if there is one; how many; and what the best has to do with it.
 
     A reranker is not asked where all records are below the floor.
     """
-    index, question = yield from core.look(user_id, text, place)
+    index, question = await core.look(user_id, text, place)
     found: Iterator[Ranked]
     long = len(index) > MANY or len(text) > SHORT
-    found, count, best = yield in_thread(lambda: best_first(index, question, core.ranking, keep), long=long)
+    found, count, best = await cpu_bound(lambda: best_first(index, question, core.ranking, keep), long=long)
     if question.vector is None and question.similar is None:  # then everything is ranked, matches first
         found = (ranked for ranked in found if ranked.score > 0)
     if core.reranker is None or (floor is not None and best < floor):
@@ -151,27 +151,27 @@ def _ranked(
     by_id = {ranked.entry.id: ranked for ranked in islice(found, RERANKED)}
     if not by_id:
         return iter(()), 0, 0.0
-    documents = yield from core.documents(user_id, list(by_id))
+    documents = await core.documents(user_id, list(by_id))
     given = [
         Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
         for d in (documents[name] for name in by_id if name in documents)
     ]
     reranker = core.reranker
-    anew = yield Step(
+    anew = await Step(
         lambda: reranker.compress_documents(given, text), lambda: reranker.acompress_documents(given, text)
     )
     chosen = [(d.metadata.get("memkit_id") or d.id, d.metadata.get("relevance_score")) for d in anew]
     return ((by_id[name], score) for name, score in chosen if name in by_id), count, best
 
 
-def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Flow[Iterator[Any]]:
+async def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Iterator[Any]:
     """Texts of records, without what was said before, and without what stands in no transcript any more."""
-    document_of = yield from core.texts(user_id, [found.entry.id for found, _ in ranked])
+    document_of = await core.texts(user_id, [found.entry.id for found, _ in ranked])
     wanted: dict[str, set[str]] = {}
     for found, _ in ranked:
         if found.entry.session and any(found.entry.messages):
             wanted.setdefault(found.entry.session, set()).update(filter(None, found.entry.messages))
-    erased = yield from erased_messages(core.get_session_history, user_id, wanted)
+    erased = await erased_messages(core.get_session_history, user_id, wanted)
 
     def kept() -> Iterator[tuple[Ranked, float | None, Document]]:
         for found, score in ranked:
@@ -189,12 +189,12 @@ def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) 
     return kept()  # one by one: most notes are full long before the last of them
 
 
-def _touch(core: Core, user_id: str, ids: Sequence[str]) -> Flow[None]:
+async def _touch(core: Core, user_id: str, ids: Sequence[str]) -> None:
     """Remembers that these were recalled; that it cannot be stored costs no turn."""
     store, now = core.store, core.now()
     if core.keeps_access and not core.read_only:
         try:
-            yield Step(lambda: store.touch(user_id, ids, now), lambda: store.atouch(user_id, ids, now))
+            await Step(lambda: store.touch(user_id, ids, now), lambda: store.atouch(user_id, ids, now))
         except HistoryWriteError as error:
             logger.warning("when memories were recalled is not stored: %s", error)
 

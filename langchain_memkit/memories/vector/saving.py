@@ -10,7 +10,7 @@ from typing import Any
 
 from langchain_core.documents import Document
 
-from langchain_memkit._flow import Flow, Step, in_thread, user_code
+from langchain_memkit._sync import Step, call_user_function, cpu_bound
 from langchain_memkit.base import value_or_kind
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError, HistoryWriteError
 from langchain_memkit.memories.transcripts import Stretch
@@ -35,7 +35,7 @@ SHORT = 2000  # characters that are not worth a thread
 TRIES = 10  # of a turn that goes on with a round which others go on with at the same time
 
 
-def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: Any = None) -> Flow[None]:
+async def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: Any = None) -> None:
     """Stores what is new of a turn; what goes on with a stored round is added to it.
 
     Args:
@@ -54,7 +54,7 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
 
     contents = [message.content for message in stretch.messages]
     long = not all(isinstance(content, str) for content in contents) or sum(map(len, contents)) > SHORT
-    rounds, drafts = yield in_thread(drafted, long=long)
+    rounds, drafts = await cpu_bound(drafted, long=long)
     if not rounds:
         return
     # what the first look was told: a forget after that concerns all that follow
@@ -65,14 +65,14 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
             begun: Begun | None = _known(core, looked, texts)
             looked = None
             if begun is None:
-                begun = yield from begin(core, user_id, session_id, texts, messages, since)
+                begun = await begin(core, user_id, session_id, texts, messages, since)
             since = since or begun.generation
-            documents, expected = yield from _new(core, (user_id, session_id), rounds, drafts, begun)
+            documents, expected = await _new(core, (user_id, session_id), rounds, drafts, begun)
         except HistoryReadError as error:
             msg = f"nothing of the turn was stored, since what is stored cannot be read: {error}"
             raise HistoryWriteError(msg) from error
         try:
-            alive = yield from write(core, user_id, session_id, documents, begun, expected)
+            alive = await write(core, user_id, session_id, documents, begun, expected)
         except HistoryConflictError:  # somebody else went on with the same round
             if not left:
                 raise
@@ -82,16 +82,16 @@ def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: An
         return
 
 
-def _new(
+async def _new(
     core: Core, place: tuple[str, str], rounds: Sequence[Round], drafts: Sequence[Sequence[Document]], begun: Begun
-) -> Flow[tuple[list[Document], dict[str, str]]]:
+) -> tuple[list[Document], dict[str, str]]:
     """Records to store, and the digests of stored ones that are changed."""
     last, lines = begun.last, [line for round_ in rounds for line in round_.lines]
     known = Known()
     known.read(begun.records.values())
     known.read([last] if last is not None else [])
     if needs_index(lines, begun, known):
-        index = yield Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
+        index = await Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
         with index.lock:
             known.look(index.entries, place[1])
     ids = [draft[0].metadata["round_id"] for draft in drafts]
@@ -106,7 +106,7 @@ def _new(
     waiting = last if last is not None and last.metadata.get("open") else None
     for i, part in enumerate(parts):
         round_ = rounds[0]._replace(lines=tuple(part.lines), closed=i + 1 < len(parts))
-        end = None if part.round_id is None else (yield from _end_of(core, place, part, last))
+        end = None if part.round_id is None else await _end_of(core, place, part, last)
         if end is not None:
             documents += documents_of(round_, *place, position, core.splitter, last=end)
             expected[end.id or ""] = digest_of(end.page_content)
@@ -122,17 +122,17 @@ def _new(
     return documents, expected
 
 
-def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | None) -> Flow[Document | None]:
+async def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | None) -> Document | None:
     """The last record of the round that a part goes on with; None if somebody has deleted it meanwhile."""
     if last is not None and part.round_id == (last.metadata.get("round_id") or last.id):
         return last
-    index = yield Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
+    index = await Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
     with index.lock:
         mine = [entry for entry in index.entries if entry.round_id == part.round_id]
     if not mine:
         return None
     end = max(mine, key=lambda entry: entry.position).id
-    return (yield from core.documents(place[0], [end])).get(end)
+    return (await core.documents(place[0], [end])).get(end)
 
 
 def _known(core: Core, looked: Any, documents: Sequence[Document]) -> Begun | None:
@@ -150,30 +150,30 @@ def _messages(rounds: Sequence[Round]) -> list[str] | None:
     return [line.message for round_ in rounds for line in round_.lines if line.message]
 
 
-def begin(
+async def begin(
     core: Core,
     user_id: str,
     session_id: str,
     documents: Sequence[Document],
     messages: Sequence[str] | None = None,
     since: str | None = None,
-) -> Flow[Begun]:
+) -> Begun:
     """What is stored of a session, and of what is to be stored; see `begin` of the stores."""
     store = core.store
     digests = list({digest_of(document.page_content) for document in documents})
     ids = [document.id for document in documents if document.id]
     arguments = (user_id, session_id, digests, ids, messages, since)
-    return (yield Step(lambda: store.begin(*arguments), lambda: store.abegin(*arguments)))  # type: ignore[no-any-return]  # results of steps are untyped
+    return await Step(lambda: store.begin(*arguments), lambda: store.abegin(*arguments))
 
 
-def write(
+async def write(
     core: Core,
     user_id: str,
     session_id: str,
     documents: Sequence[Document],
     begun: Begun,
     expected: Mapping[str, str],
-) -> Flow[bool]:
+) -> bool:
     """Embeds and stores records; returns whether the session is still the one that was begun.
 
     None at all: they are stored, but whoever stored them may have been killed before he told others. So these are told.
@@ -187,22 +187,22 @@ def write(
     new = [i for i, needed in enumerate(worth) if needed and vectors[i] is None]
     if new:
         texts = [documents[i].page_content for i in new]
-        embedded = yield Step(lambda: store.embed(texts), lambda: store.aembed(texts))
+        embedded = await Step(lambda: store.embed(texts), lambda: store.aembed(texts))
         for i, vector in zip(new, embedded, strict=True):
             vectors[i] = vector
-    yield from _rate(core, documents)
+    await _rate(core, documents)
     arguments = (user_id, session_id, begun.generation, documents, vectors)
     given: dict[str, Any] = {"expected": expected}
     if begun.state is not None:  # only stores of ours tell one
         given["state"] = begun.state
-    alive: bool = yield Step(lambda: store.write(*arguments, **given), lambda: store.awrite(*arguments, **given))
+    alive: bool = await Step(lambda: store.write(*arguments, **given), lambda: store.awrite(*arguments, **given))
     if alive and (most := core.max_records) is not None:
         kept = [document.id for document in documents]
-        yield Step(lambda: store.evict(user_id, most, kept), lambda: store.aevict(user_id, most, kept))
+        await Step(lambda: store.evict(user_id, most, kept), lambda: store.aevict(user_id, most, kept))
     return alive
 
 
-def _rate(core: Core, documents: Sequence[Document]) -> Flow[None]:
+async def _rate(core: Core, documents: Sequence[Document]) -> None:
     """Asks for the importance of finished rounds: all at once where the function has a `batch`."""
     finished = [document for document in documents if not document.metadata.get("open")]
     if core.importance is None or not finished:
@@ -210,11 +210,11 @@ def _rate(core: Core, documents: Sequence[Document]) -> Flow[None]:
     texts = [document.page_content for document in finished]
     batch: Any = getattr(core.importance, "batch", None)
     if batch is not None:
-        values = yield Step(lambda: batch(texts), lambda: core.importance.abatch(texts))
+        values = await Step(lambda: batch(texts), lambda: core.importance.abatch(texts))
     else:
         values = []
         for text in texts:
-            values.append((yield user_code(core.importance, text, name="importance")))
+            values.append(await call_user_function(core.importance, text, name="importance"))
     for document, value in zip(finished, values, strict=True):
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             msg = f"importance must return a number from 1 to 10; got {value_or_kind(value)}. Nothing was stored."

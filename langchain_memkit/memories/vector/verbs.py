@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import Step, adrive, drive
 from langchain_memkit.base import check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.derived import DerivedMemory
@@ -63,7 +63,7 @@ class VectorVerbs(DerivedMemory):
             >>> [hit.speakers for hit in memory.search("Where do I work?", k=1)]
             [('human', 'ai')]
         """
-        return drive(self._search(query, k, session_id, since, until), run_step)
+        return drive(self._search(query, k, session_id, since, until))
 
     async def asearch(
         self,
@@ -75,7 +75,7 @@ class VectorVerbs(DerivedMemory):
         until: datetime | None = None,
     ) -> HitList:
         """Async twin of `search`."""
-        return await adrive(self._search(query, k, session_id, since, until), arun_step)
+        return await adrive(self._search(query, k, session_id, since, until))
 
     def forget_messages(self, ids: Collection[str]) -> int:
         """Deletes the rounds of this session in which these messages stand. `rebuild` finds what is still there.
@@ -91,7 +91,7 @@ class VectorVerbs(DerivedMemory):
             ConfigurationError: The memory is read-only.
             HistoryWriteError: The store failed; calling again finishes the work.
         """
-        return drive(self._forget_messages(ids), run_step)
+        return drive(self._forget_messages(ids))
 
     def rebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
         """Brings this session's records in line with its transcript: so a whole conversation is imported.
@@ -122,13 +122,13 @@ class VectorVerbs(DerivedMemory):
             >>> memory.rebuild(history, progress=False)
             {'messages': 2, 'added': 1, 'removed': 0}
         """
-        return drive(self._rebuild(history, progress), run_step)
+        return drive(self._rebuild(history, progress))
 
     # -- flows
 
-    def _search(
+    async def _search(
         self, query: str, k: int, session_id: str | None, since: datetime | None, until: datetime | None
-    ) -> Flow[HitList]:
+    ) -> HitList:
         if session_id is not None:
             check_id(session_id, "session_id")
         for name, moment in (("since", since), ("until", until)):
@@ -151,18 +151,18 @@ class VectorVerbs(DerivedMemory):
 
         if not query.strip():
             return HitList()
-        return (yield from search(self._core, self._user, str(query), k, keep))
+        return await search(self._core, self._user, str(query), k, keep)
 
-    def _delete_messages(self, ids: Collection[str]) -> Flow[int]:
+    async def _delete_messages(self, ids: Collection[str]) -> int:
         store, wanted = self._core.store, set(ids)
-        index = yield Step(lambda: store.index(self._user), lambda: store.aindex(self._user))
+        index = await Step(lambda: store.index(self._user), lambda: store.aindex(self._user))
         with index.lock:
             mine = [entry for entry in index.entries if entry.session == self._session]
         rounds = {entry.round_id for entry in mine if not wanted.isdisjoint(entry.messages)}
         gone = [entry.id for entry in mine if entry.round_id in rounds]
         if gone:
-            yield from self._core.delete(self._user, gone)
+            await self._core.delete(self._user, gone)
         return len(gone)
 
-    def _rebuild(self, history: Any, progress: bool) -> Flow[Mapping[str, int]]:
-        return rebuild(self._core, self._user, {self._session: history}, progress=progress)
+    async def _rebuild(self, history: Any, progress: bool) -> Mapping[str, int]:
+        return await rebuild(self._core, self._user, {self._session: history}, progress=progress)

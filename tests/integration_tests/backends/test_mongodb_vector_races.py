@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from pymongo import MongoClient, monitoring
 
 from langchain_memkit import MongoDBVectorStore, VectorMemory
-from langchain_memkit._flow import drive, run_step
+from langchain_memkit._sync import drive
 from langchain_memkit.errors import HistoryConflictError
 from langchain_memkit.testing.vectors import AT, EMBEDDING, expected, facts, record
 
@@ -115,7 +115,7 @@ def begin_warm(store: Any, n: int = 2) -> dict[str, Any]:
     """What a write says of a session that its turn looked at when it was loaded."""
     begun = store.begin("u1", "s1")
     assert store.write("u1", "s1", begun.generation, [record(n)], store.embed([record(n).page_content]))
-    _, looked = drive(store._look("u1", "s1"), run_step)
+    _, looked = drive(store._look("u1", "s1"))
     warm = store._begun(looked, ["d"], [str(record(n + 1).id)])
     assert warm.generation == begun.generation
     assert warm.last is not None

@@ -21,7 +21,7 @@ from langchain_tests.integration_tests import VectorStoreIntegrationTests
 from pymongo import AsyncMongoClient, MongoClient, monitoring
 
 from langchain_memkit import MongoDBVectorStore, VectorMemory, purge_user
-from langchain_memkit._flow import drive, run_step
+from langchain_memkit._sync import drive
 from langchain_memkit.backends.mongodb import vector_indexes, vector_search
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -327,7 +327,7 @@ def test_the_last_record_is_read_where_it_matters(watched: Any, listener: Comman
 def begin_warm(store: Any) -> Any:
     """What a store knows of a session that a turn looked at when it was loaded."""
     save(store, record(2))
-    _, looked = drive(store._look("u1", "s1"), run_step)
+    _, looked = drive(store._look("u1", "s1"))
     return store._begun(looked, ["d"], [str(record(3).id)])
 
 

@@ -30,7 +30,7 @@ from langchain_memkit import (
     SQLiteChatMessageHistory,
     create_runnable_with_message_history,
 )
-from langchain_memkit._flow import arun_step
+from langchain_memkit._sync import arun_step
 from langchain_memkit.base import Window
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError
 from langchain_memkit.memories.transcripts import stretches_of

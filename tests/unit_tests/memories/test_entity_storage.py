@@ -21,7 +21,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.stores import InMemoryStore
 
 from langchain_memkit import SQLiteKeyValueStore, purge_user
-from langchain_memkit._flow import drive, run_step
+from langchain_memkit._sync import drive
 from langchain_memkit.base import Mention, user_prefix
 from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.memories.entity.shelf import VERSIONS, _bring_in_line
@@ -219,7 +219,7 @@ def test_a_change_that_was_read_over_is_read_again() -> None:
     for n in range(VERSIONS):
         memory.save([HumanMessage(f"Nemo counted {n}")])
     shelf = entities._core.shelf
-    book = drive(shelf.read("u1"), run_step)
+    book = drive(shelf.read("u1"))
     old, newest = book.versions, max(book.facts, key=lambda key: book.facts[key].at)
     assert len(old) >= VERSIONS
     with shelf.lock:  # as a read leaves it that began before the newest fact was written

@@ -6,15 +6,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from math import isfinite
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from langchain_core.documents import Document
 from langchain_core.runnables import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
-from langchain_memkit._flow import Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._sync import Flow, Step, adrive, drive, drive_in_thread
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MemkitError
 from langchain_memkit.memories.vector.foreign.dialects import (
     FilterBuilder,
@@ -62,17 +62,17 @@ class Access:
     def run(self, flow: Flow[T]) -> T:
         """Runs a flow that uses the store and nothing else."""
         if self._lock is None:
-            return drive(flow, run_step)
+            return drive(flow)
         with self._lock:
-            return drive(flow, run_step)
+            return drive(flow)
 
     async def arun(self, flow: Flow[T]) -> T:
         """Async twin of `run`; a store whose threads must take turns does its work in one."""
         if self._lock is not None:
-            return await run_in_executor(None, self.run, flow)
-        return await adrive(flow, arun_step)
+            return await drive_in_thread(flow, self.run)
+        return await adrive(flow)
 
-    def get(self, ids: Sequence[str]) -> Flow[list[Document]]:
+    async def get(self, ids: Sequence[str]) -> list[Document]:
         """The documents with these ids that are there, in this order."""
         if not ids:
             return []
@@ -80,48 +80,48 @@ class Access:
         if self._lately is not None:
             return [self._lately[name] for name in ids if name in self._lately]
         step = Step(partial(store.get_by_ids, list(ids)), partial(store.aget_by_ids, list(ids)))
-        by_id = {document.id: document for document in map(restored, (yield from self._read(step)))}
+        by_id = {document.id: document for document in map(restored, await self._read(step))}
         return [by_id[name] for name in dict.fromkeys(ids) if name in by_id]
 
-    def put(self, documents: Iterable[Document]) -> Flow[list[str]]:
+    async def put(self, documents: Iterable[Document]) -> list[str]:
         """Adds documents, which the store embeds, in place of those with the same ids; returns what was not there yet.
 
         What is there already is never added: FAISS takes the vector before it finds that it knows the id, and gives
         wrong documents from then on.
         """
         wanted = {document.id: document for document in documents if document.id}
-        known = {document.id: document for document in (yield from self.get(list(wanted)))}
+        known = {document.id: document for document in await self.get(list(wanted))}
         new = [d for name, d in wanted.items() if name not in known or not _same(known[name], d)]
-        yield from self._delete([d.id for d in new if d.id in known])
+        await self._delete([d.id for d in new if d.id in known])
         store = self.store
         for i in range(0, len(new), BATCH):
             some = [packed(document) for document in new[i : i + BATCH]]
             ids = [document.id for document in some]
             step = Step(partial(store.add_documents, some, ids=ids), partial(store.aadd_documents, some, ids=ids))
-            yield from self._write(step, "stored")
+            await self._write(step, "stored")
         self._keep(new)
         return [document.id for document in new if document.id]
 
-    def remove(self, ids: Iterable[str]) -> Flow[int]:
+    async def remove(self, ids: Iterable[str]) -> int:
         """Deletes documents; those that are not there are no error. Returns how many were."""
         names = list(dict.fromkeys(ids))
         if self._lately is None:
-            names = [document.id or "" for document in (yield from self.get(names))]
-        yield from self._delete(names)
-        left = yield from self.get(names)
+            names = [document.id or "" for document in await self.get(names)]
+        await self._delete(names)
+        left = await self.get(names)
         if left:
             raise self._still_there()
         return len(names)
 
-    def page(self, wanted: Wanted, k: int) -> Flow[tuple[list[Document], bool]]:
+    async def page(self, wanted: Wanted, k: int) -> tuple[list[Document], bool]:
         """Documents with this metadata, as many as come, and whether these are all."""
         listing, store = self._dialect.listing, self.store
         if listing is not None:
             work = partial(listing, store, wanted)
-            found = yield from self._read(Step(work, partial(run_in_executor, None, work)))
+            found = await self._read(Step(work, partial(run_in_executor, None, work)))
             return self._own(found, wanted), True
         filters = self._dialect.filters(store, wanted)
-        found = yield from self._read(
+        found = await self._read(
             Step(
                 partial(store.similarity_search, ANYTHING, k=k, **filters),
                 partial(store.asimilarity_search, ANYTHING, k=k, **filters),
@@ -129,39 +129,39 @@ class Access:
         )
         return self._own(found, wanted), len(found) < k
 
-    def everything(self, wanted: Wanted) -> Flow[list[Document]]:
+    async def everything(self, wanted: Wanted) -> list[Document]:
         """All documents with this metadata."""
         k, whole = PAGE, False
         found: list[Document] = []
         while not whole:
-            found, whole = yield from self.page(wanted, k)
+            found, whole = await self.page(wanted, k)
             if not whole and k >= MOST:
                 raise self._too_many()
             k *= 4
         return found
 
-    def remove_all(self, wanted: Wanted) -> Flow[int]:
+    async def remove_all(self, wanted: Wanted) -> int:
         """Deletes all documents with this metadata, and looks again until nothing comes back."""
         gone: set[str] = set()
         k, whole = PAGE, False
         while True:
-            found, whole = yield from self.page(wanted, k)
+            found, whole = await self.page(wanted, k)
             ids = {document.id for document in found if document.id}
             if ids & gone:
                 raise self._still_there()
             gone |= ids
-            yield from self._delete(sorted(ids))
+            await self._delete(sorted(ids))
             if not ids and whole:
                 break
             if not ids:  # what comes is of others: the store does not filter
                 if k >= MOST:
                     raise self._too_many()
                 k *= 4
-        if (yield from self.get(sorted(gone))):
+        if await self.get(sorted(gone)):
             raise self._still_there()
         return len(gone)
 
-    def search(self, query: str, k: int, wanted: Wanted) -> Flow[list[tuple[Document, float]]]:
+    async def search(self, query: str, k: int, wanted: Wanted) -> list[tuple[Document, float]]:
         """The most similar documents with this metadata, best first, from 1 for the best to 0 for the last.
 
         Cosine, its distance and the squared distance of normal vectors are one line to another: so scaled they agree,
@@ -178,9 +178,9 @@ class Access:
             partial(store.asimilarity_search, text, k=k, **filters),
         )
         try:
-            pairs = yield from self._read(scored)
+            pairs = await self._read(scored)
         except NotImplementedError:
-            found = yield from self._read(plain)
+            found = await self._read(plain)
             pairs = [(document, float(len(found) - i)) for i, document in enumerate(found)]
         documents = [restored(document) for document, _ in pairs]
         scores = _scaled([float(score) for _, score in pairs])
@@ -199,13 +199,13 @@ class Access:
             while len(self._lately) > LATELY:
                 self._lately.popitem(last=False)
 
-    def _delete(self, ids: Sequence[str | None]) -> Flow[None]:
+    async def _delete(self, ids: Sequence[str | None]) -> None:
         store = self.store
         for i in range(0, len(ids), BATCH):  # never with an empty list: to some stores that means everything
             some = [name for name in ids[i : i + BATCH] if name]
             step = Step(partial(store.delete, ids=some), partial(store.adelete, ids=some))
             try:
-                done = yield from self._write(step, "deleted")
+                done = await self._write(step, "deleted")
             except NotImplementedError as error:
                 raise self._cannot_delete() from error
             if done is False:
@@ -214,18 +214,18 @@ class Access:
                 for name in some:
                     self._lately.pop(name, None)
 
-    def _read(self, step: Step) -> Flow[Any]:
+    async def _read(self, step: Step[T]) -> T:
         try:
-            return (yield step)
+            return await step
         except (MemkitError, NotImplementedError):
             raise
         except Exception as error:
             msg = f"{self.name} cannot be read: {type(error).__name__}"
             raise HistoryReadError(msg) from error
 
-    def _write(self, step: Step, what: str) -> Flow[Any]:
+    async def _write(self, step: Step[T], what: str) -> T:
         try:
-            return (yield step)
+            return await step
         except (MemkitError, NotImplementedError):
             raise
         except Exception as error:

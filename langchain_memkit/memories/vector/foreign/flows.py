@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from langchain_core.documents import Document
 
-from langchain_memkit._flow import Flow
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import SessionInfo
 from langchain_memkit.memories.vector.foreign.access import Access
@@ -63,26 +62,26 @@ class Flows:
             _kept(self._sessions, user_id, set()).add(session_id)
         return str(next(_moments))
 
-    def write(
+    async def write(
         self, user_id: str, session_id: str, moment: str, documents: Sequence[Document], delete: Sequence[str]
-    ) -> Flow[bool]:
+    ) -> bool:
         """Adds records; takes them back if their session was forgotten since that moment."""
-        yield from self._access.remove(delete)
-        added = yield from self._access.put(documents)
+        await self._access.remove(delete)
+        added = await self._access.put(documents)
         if moment and self._forgotten_since(user_id, session_id) > int(moment):
-            yield from self._access.remove(added)
+            await self._access.remove(added)
             return False
         return True
 
-    def search(self, user_id: str, query: str, k: int) -> Flow[Similar]:
+    async def search(self, user_id: str, query: str, k: int) -> Similar:
         """What is most similar."""
-        return Similar((yield from self._access.search(query, k, {"user_id": user_id})))
+        return Similar(await self._access.search(query, k, {"user_id": user_id}))
 
-    def everything(self, user_id: str) -> Flow[list[Document]]:
+    async def everything(self, user_id: str) -> list[Document]:
         """All records of a user."""
-        return (yield from self._access.everything({"user_id": user_id}))
+        return await self._access.everything({"user_id": user_id})
 
-    def words(self, user_id: str, similar: Similar) -> Flow[Index]:
+    async def words(self, user_id: str, similar: Similar) -> Index:
         """The index of the transcripts; without transcripts, of what was found."""
         if self._transcripts is None:
             return index_of(similar.documents)
@@ -91,17 +90,17 @@ class Flows:
             known = _kept(self._sessions, user_id, set())
             known |= named
             also = sorted(known)
-        index = yield from self._transcripts.index(user_id, also)
+        index = await self._transcripts.index(user_id, also)
         self._transcripts.rate(user_id, _importance(similar.documents))
         return index
 
-    def forget(self, user_id: str, session_id: str | None) -> Flow[int]:
+    async def forget(self, user_id: str, session_id: str | None) -> int:
         """Deletes the records of a session, or of a user, and what this process knows of them."""
         with self._guard:  # first: a save that is under way sees it when it has written
             _kept(self._forgotten, (user_id, session_id), 0)
             self._forgotten[user_id, session_id] = next(_moments)
         wanted = {"user_id": user_id} | ({"session_id": session_id} if session_id is not None else {})
-        count = yield from self._access.remove_all(wanted)
+        count = await self._access.remove_all(wanted)
         if self._transcripts is not None:
             self._transcripts.forget(user_id, session_id)
         with self._guard:
@@ -112,9 +111,9 @@ class Flows:
                 self._sessions[user_id].discard(session_id)
         return count
 
-    def evict(self, user_id: str, max_records: int, keep: Collection[str]) -> Flow[int]:
+    async def evict(self, user_id: str, max_records: int, keep: Collection[str]) -> int:
         """Deletes what is too much."""
-        documents = yield from self.everything(user_id)
+        documents = await self.everything(user_id)
         accessed = self.accesses(user_id)
 
         def order(document: Document) -> tuple[bool, datetime, datetime]:
@@ -123,7 +122,7 @@ class Flows:
 
         others = sorted((document for document in documents if document.id not in keep), key=order)
         surplus = others[: max(0, len(documents) - max_records)]
-        return (yield from self._access.remove(document.id or "" for document in surplus))
+        return await self._access.remove(document.id or "" for document in surplus)
 
     def touch(self, user_id: str, ids: Iterable[str], at: datetime) -> None:
         """Remembers when records were recalled."""

@@ -11,7 +11,7 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
-from langchain_memkit._flow import adrive, arun_step, drive, run_step
+from langchain_memkit._sync import adrive, drive
 from langchain_memkit.base import GetSessionHistory, SessionInfo
 from langchain_memkit.memories.vector.foreign.access import Access
 from langchain_memkit.memories.vector.foreign.dialects import FilterBuilder
@@ -196,13 +196,13 @@ class ForeignStore:
         """
         if similar is None:
             return index_of(self._access.run(self._flows.everything(user_id)))
-        return drive(self._flows.words(user_id, similar), run_step)
+        return drive(self._flows.words(user_id, similar))
 
     async def aindex(self, user_id: str, similar: Similar | None = None) -> Index:
         """Async twin of `index`."""
         if similar is None:
             return await asyncio.to_thread(index_of, await self._access.arun(self._flows.everything(user_id)))
-        return await adrive(self._flows.words(user_id, similar), arun_step)
+        return await adrive(self._flows.words(user_id, similar))
 
     def touch(self, user_id: str, ids: Iterable[str], at: datetime) -> None:
         """Remembers in this process that records were recalled."""

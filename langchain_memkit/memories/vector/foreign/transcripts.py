@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
 
-from langchain_memkit._flow import Flow, Step, in_thread
 from langchain_memkit._histories import has_native
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import GetSessionHistory
 from langchain_memkit.memories.transcripts import UNDATED, Stretch, history_of, stretch_of, stretches_of
 from langchain_memkit.memories.vector.rounds import Splitter, begins, documents_of, lines_of_messages, rounds_of
@@ -76,7 +76,7 @@ class Transcripts:
         self._users: OrderedDict[str, _User] = OrderedDict()
         self._guard = ForkSafeLock(self._users.clear)  # a lock of an index may have been held
 
-    def index(self, user_id: str, also: Iterable[str] = ()) -> Flow[Index]:
+    async def index(self, user_id: str, also: Iterable[str] = ()) -> Index:
         """The user's index, brought in line with the transcripts.
 
         Args:
@@ -86,14 +86,14 @@ class Transcripts:
         with self._guard:
             user = self._users.setdefault(user_id, _User())
             self._users.move_to_end(user_id)
-        listed: Mapping[str, Mark | None] = yield from self._listed(user_id, [*user.sessions, *also])
+        listed: Mapping[str, Mark | None] = await self._listed(user_id, [*user.sessions, *also])
         with user.index.lock:
             for session in user.sessions.keys() - listed.keys():
                 _put(user, session, None)
         changed = False
         for session, mark in listed.items():
             while (base := user.sessions.get(session, _Session())).mark is None or base.mark != mark:
-                read = yield from self._read(user_id, session, base, mark)
+                read = await self._read(user_id, session, base, mark)
                 with user.index.lock:
                     if user.sessions.get(session, base) is base:  # else another thread was first: look again
                         _put(user, session, read)
@@ -133,32 +133,32 @@ class Transcripts:
             while len(self._users) > 1 and sum(u.size for u in self._users.values()) > self._cache_bytes:
                 self._users.popitem(last=False)
 
-    def _listed(self, user_id: str, known: Sequence[str]) -> Flow[Mapping[str, Mark | None]]:
+    async def _listed(self, user_id: str, known: Sequence[str]) -> Mapping[str, Mark | None]:
         """The user's sessions with what tells whether they changed."""
         histories = self._histories
         if not hasattr(histories, "list_sessions"):
             return dict.fromkeys(known)
         alist = getattr(histories, "alist_sessions", None)
-        found = yield Step(
+        found = await Step(
             lambda: histories.list_sessions(user_id),
             lambda: alist(user_id) if alist else asyncio.to_thread(histories.list_sessions, user_id),
         )
         return {info.session_id: (info.turns, info.updated_at) for info in found}
 
-    def _read(self, user_id: str, session_id: str, base: _Session, mark: Mark | None) -> Flow[_Session]:
+    async def _read(self, user_id: str, session_id: str, base: _Session, mark: Mark | None) -> _Session:
         """The session as it is now; of a history of ours only from the last cut on, if all before is as it was."""
-        history = yield history_of(self._histories, session_id, user_id)
+        history = await history_of(self._histories, session_id, user_id)
         if not has_native(history, "iter_turns"):
-            stretches = yield stretches_of(history)
+            stretches = await stretches_of(history)
             work = lambda: _Session(mark, open=self._known(base.open, user_id, session_id, stretches, 0))  # noqa: E731  # both styles
         else:
-            turns = yield _turns(history, base.cut - 1 if base.cut else None)
+            turns = await _turns(history, base.cut - 1 if base.cut else None)
             first = [(turn.seq, turn.epoch) for turn in turns[:1]]
             whole = not base.cut or first != [(base.cut, base.epoch)]
             if base.cut and (whole or mark is None or mark[0] - len(turns) != base.before):
-                whole, turns = True, (yield _turns(history, None))
+                whole, turns = True, await _turns(history, None)
             work = lambda: self._session(base, user_id, session_id, turns, mark, whole=whole)  # noqa: E731  # both styles
-        return (yield in_thread(work))  # type: ignore[no-any-return]  # results of steps are untyped
+        return await cpu_bound(work)
 
     def _session(
         self, base: _Session, user_id: str, session_id: str, turns: Sequence[Any], mark: Mark | None, *, whole: bool
@@ -189,7 +189,7 @@ class Transcripts:
         return known
 
 
-def _turns(history: Any, after: int | None) -> Step:
+def _turns(history: Any, after: int | None) -> Step[list[Any]]:
     async def aturns() -> list[Any]:
         return [turn async for turn in history.aiter_turns(after_seq=after)]
 

@@ -1,0 +1,389 @@
+"""One body of logic for both call styles.
+
+Every public method comes twice (`load` and `aload`), and what it does is written once, as a *flow*: an `async def` that
+does no I/O of its own. Where I/O is due, a flow awaits an *operation*: an object that says how the work is done in each
+style. A driver runs the flow and performs its operations: `drive` by calling, without any event loop, `adrive` by
+awaiting. So a flow reads like ordinary async code, and there is neither a twin of it nor `asyncio.run` in sync code.
+
+How it works: awaiting an `Operation` hands the operation itself to the driver (`__await__` yields it). The driver
+performs it and sends the result back as the value of the `await`; if it failed, the error is raised at the `await`. A
+flow may await other flows and operations, nothing else: a coroutine of asyncio's is wrapped in a `Step`.
+
+The plainest operation is `Step`, a pair of functions; `gather`, `cpu_bound`, `call_user_function` and `model_call` make
+steps. A backend has operations of its own and performs them with its connection: see `Call` of `backends.mongodb`,
+`WithConnection` of `backends.sqlite`, `StoreBatch` of `backends.langgraph_store`.
+
+What is not performed ends a flow: if the driver's task is cancelled or Ctrl-C arrives, the flow is closed where it
+stands, as Python closes a generator (its `finally` blocks run, `except` blocks do not), and the error goes on.
+
+Example:
+    >>> class Greeter:
+    ...     def __init__(self, read: Callable[[], str], aread: Callable[[], Awaitable[str]]) -> None:
+    ...         self._read = Step(read, aread)
+    ...
+    ...     def greet(self) -> str:
+    ...         return drive(self._greet())
+    ...
+    ...     async def agreet(self) -> str:
+    ...         return await adrive(self._greet())
+    ...
+    ...     async def _greet(self) -> str:  # the flow: written once
+    ...         return f"Hello, {await self._read}!"
+    >>> async def aread() -> str:
+    ...     return "Dory"
+    >>> greeter = Greeter(lambda: "Nemo", aread)
+    >>> greeter.greet(), asyncio.run(greeter.agreet())
+    ('Hello, Nemo!', 'Hello, Dory!')
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
+
+from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
+
+from langchain_memkit.errors import ConfigurationError, MemkitError
+
+logger = logging.getLogger("langchain_memkit")
+
+T = TypeVar("T")
+U = TypeVar("U")
+T_co = TypeVar("T_co", covariant=True)
+
+Flow: TypeAlias = Coroutine[Any, Any, T]
+"""What calling a flow's `async def` gives; it must be driven or awaited."""
+
+
+# -- operations
+
+
+class Operation(Generic[T_co]):
+    """Base of what a flow awaits; `await operation` gives the result of the type in brackets."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, T_co]:
+        """Hand the operation to the driver; return what it sends back."""
+        return (yield self)  # type: ignore[no-any-return]  # the driver's result
+
+
+@dataclass(slots=True)
+class Step(Operation[T_co]):
+    """An operation as two functions: what is called in sync code, and what is awaited on an event loop."""
+
+    sync: Callable[[], T_co]
+    asynchronous: Callable[[], Awaitable[T_co]]
+
+
+def run_step(step: Step[T]) -> T:
+    """Perform a step by calling."""
+    try:
+        function = step.sync
+    except AttributeError:
+        raise _not_an_operation(step) from None
+    return function()
+
+
+async def arun_step(step: Step[T]) -> T:
+    """Perform a step by awaiting."""
+    try:
+        function = step.asynchronous
+    except AttributeError:
+        raise _not_an_operation(step) from None
+    return await function()
+
+
+def _not_an_operation(awaited: object) -> TypeError:
+    name = type(awaited).__name__
+    return TypeError(f"a flow can await flows and steps only, not {name}: wrap the call in Step(sync, asynchronous)")
+
+
+# -- drivers
+
+
+def drive(flow: Flow[T], perform: Callable[[Any], Any] = run_step) -> T:
+    """Run a flow in sync code.
+
+    Args:
+        flow: The flow, not begun.
+        perform: Performs an operation of the flow and returns its result; `run_step` for flows of steps.
+
+    Returns:
+        What the flow returns.
+
+    Raises:
+        BaseException: What the flow raises. An error of an operation is raised in the flow first, at its `await`.
+    """
+    result: Any = None
+    failure: Exception | None = None
+    try:
+        while True:
+            operation = flow.send(result) if failure is None else flow.throw(failure)
+            result = failure = None
+            try:
+                result = perform(operation)
+            except Exception as error:  # noqa: BLE001  # the flow decides what to do with it
+                # thrown below, not here: else it would be the `__context__` of whatever the flow raises in its place
+                failure = error
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # the coroutine's return value
+    finally:
+        del failure  # its traceback holds this frame
+        flow.close()  # does nothing unless Ctrl-C or the like broke off the operation
+
+
+async def adrive(flow: Flow[T], perform: Callable[[Any], Awaitable[Any]] = arun_step) -> T:
+    """Run a flow on an event loop; the async twin of `drive`."""
+    result: Any = None
+    failure: Exception | None = None
+    try:
+        while True:
+            operation = flow.send(result) if failure is None else flow.throw(failure)
+            result = failure = None
+            try:
+                result = await perform(operation)
+            except Exception as error:  # noqa: BLE001  # the flow decides what to do with it
+                failure = error
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # the coroutine's return value
+    finally:
+        del failure  # its traceback holds this frame
+        flow.close()  # does nothing unless the task was cancelled in the operation
+
+
+async def drive_in_thread(flow: Flow[T], run: Callable[[Flow[T]], T]) -> T:
+    """Run a flow in a worker thread, for what has no async way of its own.
+
+    Cancelling does not stop a thread that has begun; one that has not will not begin.
+
+    Args:
+        flow: The flow, not begun.
+        run: Drives it, in the thread.
+    """
+    # who pops it has it: the thread, or a caller who was cancelled before, since a coroutine that never runs warns
+    waiting = [flow]
+    try:
+        return await asyncio.to_thread(lambda: run(waiting.pop()))
+    finally:
+        with suppress(IndexError):
+            waiting.pop().close()
+
+
+async def shielded(make_flow: Callable[[], Flow[T]]) -> T:
+    """Run a flow to its end even if the caller is cancelled meanwhile: a save that has begun is whole or nothing.
+
+    Args:
+        make_flow: Makes the flow, at once and again if the loop that shuts down has cancelled the first one.
+    """
+
+    async def work() -> T:
+        return await adrive(make_flow())
+
+    task = asyncio.ensure_future(work())
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except BaseException:  # noqa: BLE001  # the task's own error: raised or logged below
+            break
+    if task.cancelled():
+        # the loop is shutting down and has cancelled every task, this one among them. Once: so it can be done now
+        await work()
+        raise cancelled or asyncio.CancelledError
+    if cancelled is None:
+        return task.result()
+    if (failure := task.exception()) is not None:
+        # the text of another's error may hold what was said
+        told = failure if isinstance(failure, MemkitError) else type(failure).__name__
+        logger.error("a save failed while its caller was cancelled: %s", told)
+    raise cancelled
+
+
+# -- steps
+
+
+def as_step(make_flow: Callable[[], Flow[T]]) -> Step[T]:
+    """Return a flow as one step, for `gather`; the flow is made when the step is performed."""
+
+    async def asynchronous() -> T:
+        return await adrive(make_flow())
+
+    return Step(lambda: drive(make_flow()), asynchronous)
+
+
+class AsStep(Protocol):
+    """Makes a step of a flow that somebody else runs, as `as_step` does of a flow of steps."""
+
+    def __call__(self, make_flow: Callable[[], Flow[T]], /) -> Step[T]:
+        """Return the flow as one step."""
+
+
+def is_async(function: Any) -> bool:
+    """Return whether calling it gives a coroutine: an async function, or an object with an async `__call__`."""
+    called = getattr(function, "__call__", None)  # noqa: B004  # the method itself is asked
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
+def call_user_function(function: Callable[..., Any], *args: Any, name: str) -> Step[Any]:
+    """Call a user's function, plain or async. On an event loop a plain one runs in a thread: it may do I/O."""
+
+    def sync() -> Any:
+        result = function(*args)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            msg = f"{name} is async, so use the async verbs: ainvoke, astream, abatch, aload"
+            raise ConfigurationError(msg)
+        return result
+
+    async def asynchronous() -> Any:
+        if is_async(function):
+            return await function(*args)
+        result = await run_in_executor(None, function, *args)
+        return await result if inspect.isawaitable(result) else result
+
+    return Step(sync, asynchronous)
+
+
+def cpu_bound(function: Callable[[], T], *, long: bool = True) -> Step[T]:
+    """Do work without I/O. If it takes long, an event loop is not held up: there it runs in a thread."""
+
+    async def asynchronous() -> T:
+        return await asyncio.to_thread(function) if long else function()
+
+    return Step(function, asynchronous)
+
+
+def gather(steps: Sequence[Step[T]]) -> Step[list[T | Exception]]:
+    """Perform all steps, one after the other or, on an event loop, at once; a failed one's result is its error."""
+
+    def sync() -> list[T | Exception]:
+        results: list[T | Exception] = []
+        for step in steps:
+            try:
+                results.append(step.sync())
+            except Exception as error:  # noqa: BLE001  # the flow decides what to do with it
+                results.append(error)
+        return results
+
+    async def asynchronous() -> list[T | Exception]:
+        results: list[T | Exception] = []
+        for result in await asyncio.gather(*(step.asynchronous() for step in steps), return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, Exception):
+                raise result
+            results.append(result)
+        return results
+
+    return Step(sync, asynchronous)
+
+
+def both(first: Step[T], second: Step[U]) -> Step[tuple[T, U]]:
+    """Perform two steps, one after the other or, on an event loop, at once; raise the first error."""
+
+    async def asynchronous() -> tuple[T, U]:
+        reading = first.asynchronous(), second.asynchronous()
+        one, other = await asyncio.gather(*reading, return_exceptions=True)
+        if isinstance(one, BaseException):
+            raise one
+        if isinstance(other, BaseException):
+            raise other
+        return one, other
+
+    return Step(lambda: (first.sync(), second.sync()), asynchronous)
+
+
+def internal_call(run_name: str, purpose: str) -> RunnableConfig:
+    """Return the config of a call that is ours and no part of an answer: a summary, a rewritten question, a rating.
+
+    From 1.5 on langchain knows such calls by a value that it draws for each process. It is asked for that where it is
+    loaded; elsewhere no agent runs that would look for it.
+    """
+    langchain = sys.modules.get("langchain.agents.middleware.internal_call_transformer")
+    mark: dict[str, Any] = getattr(langchain, "internal_call_metadata", dict)()
+    return {"run_name": run_name, "tags": ["nostream"], "metadata": {"memkit": purpose, **mark}}
+
+
+def model_call(llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig, seconds: float | None) -> Step[Any]:
+    """Call a model, given up after a time: on an event loop it is cancelled, else its thread is left behind.
+
+    Raises:
+        TimeoutError: The model took longer, or says so itself.
+    """
+    late = None if seconds is None else f"the model took longer than {seconds:g} s"
+
+    async def asynchronous() -> Any:
+        try:
+            return await asyncio.wait_for(llm.ainvoke(prompt, config), seconds)
+        except TimeoutError as error:
+            if str(error) or late is None:  # the model's own
+                raise
+            raise TimeoutError(late) from None
+
+    return Step(lambda: _within(seconds, late, lambda: llm.invoke(prompt, config)), asynchronous)
+
+
+def _within(seconds: float | None, late: str | None, function: Callable[[], T]) -> T:
+    if seconds is None:
+        return function()
+    box: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            box.put((function(), None))
+        except BaseException as error:  # noqa: BLE001  # handed to the caller
+            box.put((None, error))
+
+    threading.Thread(target=copy_context().run, args=(run,), daemon=True, name="memkit-model").start()
+    try:
+        result, error = box.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError(late) from None
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]  # what the function returned
+
+
+class ClosingMixin(ABC):
+    """`with` and `async with` for what has `close` and `aclose`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what this object began."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Async twin of `close`."""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.aclose()
