@@ -8,9 +8,9 @@ messages have none.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 from langchain.agents.middleware.types import (
@@ -178,7 +178,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 except ContextOverflowError as error:
                     response = await handler(await adrive(self._smaller(run, request, config, error)))
         except BaseException as error:
-            await shielded(partial(self._broken, request, config, error, run))
+            await shielded(functools.partial(self._broken, request, config, error, run))
             raise
         return _answered(run, request.state, response)
 
@@ -207,7 +207,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         try:
             result = await handler(request)
         except BaseException as error:
-            await shielded(partial(self._broken, request, config, error))
+            await shielded(functools.partial(self._broken, request, config, error))
             raise
         finally:
             calls.leave()
