@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -28,6 +29,11 @@ TOKENS = "tokenizers/l2_supercat_tokenizer_config.json"
 WEIGHTS = "weights/l2_supercat_256.safetensors"
 PART = 10_000  # characters that are read in one go: takes 7 ms and 4 MB, of emoji 40 MB
 SHORT = 2_000  # characters that take less than the way to another thread and back: half a millisecond
+COMMON = 24  # characters of a word that may come again
+REMEMBERED = 8192  # such words: 2 MB
+GAP = "\u2581"  # the table's blank
+WORD = re.compile(f"\n|{GAP}*[^{GAP}\n]+|{GAP}+")
+SPECIAL = re.compile("</?s>|<unk>")  # which the tokenizer finds within words, too
 BLANK = " "  # stands for a text in which there is nothing
 
 _guard = ForkSafeLock()
@@ -111,12 +117,34 @@ class WordLlamaEmbeddings(Embeddings):
         tokenizer, table = _model()
         total, count = np.zeros(table.shape[1], np.float32), 0
         for part in _parts(_readable(text)):
-            ids = tokenizer.encode(part, add_special_tokens=False).ids
+            ids = _ids_of(tokenizer, part)
             total, count = total + table[ids].sum(axis=0), count + len(ids)
         if not count:
             return self._vector(BLANK)
         vector = total[: self.dims] / count
         return vector / np.linalg.norm(vector)
+
+
+def _ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The pieces of a text: those that `tokenizer.encode` gives, found word by word, which takes a third of the time.
+
+    No piece reaches over the blank before a word, nor over the end of a line, so a word has the same ones anywhere.
+    """
+    if not text or SPECIAL.search(text):
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+    found: list[int] = []
+    for word in WORD.findall(f"{GAP}{text.replace(' ', GAP)}"):
+        found += _pieces_of_short(word) if len(word) <= COMMON else _pieces_of(word)
+    return found
+
+
+def _pieces_of(word: str) -> tuple[int, ...]:
+    tokenizer, _ = _load()
+    return tuple([token.id for token in tokenizer.model.tokenize(word)])
+
+
+_pieces_of_short = lru_cache(maxsize=REMEMBERED)(_pieces_of)
 
 
 def _is_quick(texts: Sequence[object]) -> bool:

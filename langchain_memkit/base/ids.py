@@ -13,6 +13,7 @@ from langchain_memkit.errors import ConfigurationError
 
 __all__ = ["check_id", "check_text", "session", "user_prefix"]
 
+IDS = ("session_id", "user_id", "turn_id", "thread_id")
 MAX_ID_BYTES = 512
 DATABASE = re.compile(r"(sqlite|mongodb|postgres|postgresql|mysql|mariadb|redis)(\+\w+)?://")
 WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@\s]*:[^/\s]*@")
@@ -145,7 +146,7 @@ def session(session_id: str, *, user_id: str | None = None, turn_id: str | None 
 
 def _check_key(name: str) -> None:
     """Refuses a misspelt id: as a key of its own it would be ignored, and all users would share a conversation."""
-    known = {key.replace("_", ""): key for key in ("session_id", "user_id", "turn_id", "thread_id")}
+    known = {key.replace("_", ""): key for key in IDS}
     if name in known.values() or name in RunnableConfig.__annotations__:
         return
     plain = name.replace("_", "").lower()

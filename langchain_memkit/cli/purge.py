@@ -35,15 +35,16 @@ class Part(NamedTuple):
 
 
 class NoEmbeddings(Embeddings):
-    """For stores of vectors from which is only deleted."""
+    """Stand where a store of vectors wants embeddings: a purge only counts and deletes records, so none are made."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Is never called."""
-        raise NotImplementedError
+        """Refuse, as `embed_query` does."""
+        return [self.embed_query(text) for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
-        """Is never called."""
-        raise NotImplementedError
+        """Refuse: the vectors would be of another model than those that are stored."""
+        msg = "memkit purge embeds nothing: it only counts and deletes records"
+        raise NotImplementedError(msg)
 
 
 def purge(output: Output, user_id: str, places: Sequence[Place], *, yes: bool, dry_run: bool) -> int:

@@ -63,8 +63,13 @@ class DerivedMemory(Memory):
         """Names the session, never what is remembered."""
         return f"{type(self).__name__}(session_id={self.session_id!r}, user_id={self.user_id!r})"
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether its reads wait for a server: a sync turn makes them in a thread, beside the read of the history."""
+        return bool(getattr(self._core.store, "is_remote", False))
+
     def prefetch(self) -> None:
-        """Read what the next `load` needs whatever it is asked: an async turn does it while the history is read.
+        """Read what the next `load` needs whatever it is asked: a turn does it while the history is read.
 
         What fails is raised by that `load`.
         """

@@ -24,13 +24,14 @@ class RetrieverMemory(Memory):
 
     Args:
         retriever: A LangChain retriever, or any runnable from a string to documents.
-        floor: The least score with which a document is shown, in the unit of the retriever's own scores: the metadata
-            `relevance_score` or `score`, which rerankers and some retrievers set. Documents without a score are shown.
-            None shows all. Where only the vector store knows the scores, let it leave out what is unlike:
+        score_threshold: The least score with which a document is shown, as LangChain's vector stores name it, in the
+            unit of the retriever's own scores, of which higher ones are better: the metadata `relevance_score` or
+            `score`, which rerankers and some retrievers set. Documents without a score are shown. None shows all.
+            Where only the vector store knows the scores, let it leave out what is unlike:
             `store.as_retriever(search_type="similarity_score_threshold", search_kwargs={"score_threshold": 0.5})`.
 
     Raises:
-        ConfigurationError: `floor` is no number.
+        ConfigurationError: `score_threshold` is no number.
 
     Example:
         >>> from langchain_core.documents import Document
@@ -46,12 +47,15 @@ class RetrieverMemory(Memory):
 
     read_only = True
 
-    def __init__(self, retriever: Runnable[str, Any], *, floor: float | None = None) -> None:
-        if floor is not None and plain_score(floor) is None:
-            msg = f"floor must be a number in the unit of the retriever's scores, or None; got {floor!r:.50}"
+    def __init__(self, retriever: Runnable[str, Any], *, score_threshold: float | None = None) -> None:
+        if score_threshold is not None and plain_score(score_threshold) is None:
+            msg = (
+                "score_threshold must be a number in the unit of the retriever's scores, or None; "
+                f"got {score_threshold!r:.50}"
+            )
             raise ConfigurationError(msg)
         self.retriever = retriever
-        self.floor = floor
+        self.score_threshold = score_threshold
 
     def __repr__(self) -> str:
         """Names the retriever's class: it may hold credentials."""
@@ -73,12 +77,13 @@ class RetrieverMemory(Memory):
 
     def _note(self, found: Sequence[Any], query: str) -> list[BaseMessage]:
         records = [record_of(document) for document in found]
-        shown = [r for r in records if self.floor is None or r.score is None or r.score >= self.floor]
+        least = self.score_threshold
+        shown = [r for r in records if least is None or r.score is None or r.score >= least]
         remarks: list[str] | None = getattr(query, "remarks", None)
         if remarks is not None and len(shown) < len(records):
             left = len(records) - len(shown)
             best = max(r.score for r in records if r.score is not None)
-            told = f"{left:,} of {len(records):,} documents are below the floor of {self.floor:g}"
+            told = f"{left:,} of {len(records):,} documents are below the score_threshold of {least:g}"
             remarks.append(f"{self!r} left out: {told}; the best score is {best:g}")
         return [note_message(shown)] if shown else []
 

@@ -105,15 +105,10 @@ async def take_back(memories: Collection[Memory], turn: SavedTurn, history: Any)
 
 
 def _verb_of(parts: Sequence[Any], verb: str, *args: Any) -> Step[list[Any]]:
-    return gather(
-        [
-            Step(
-                lambda part=part: getattr(part, verb)(*args),  # type: ignore[misc]  # bound now
-                lambda part=part: getattr(part, f"a{verb}")(*args),  # type: ignore[misc]  # bound now
-            )
-            for part in parts
-        ]
-    )
+    def step(part: Any) -> Step[Any]:
+        return Step(lambda: getattr(part, verb)(*args), lambda: getattr(part, f"a{verb}")(*args))
+
+    return gather([step(part) for part in parts])
 
 
 def _first_failure(parts: Sequence[Any], results: Sequence[Any], verb: str) -> tuple[str, Exception] | None:

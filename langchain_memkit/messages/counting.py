@@ -31,7 +31,7 @@ from langchain_memkit.messages.openai_tokens import OpenAITokenCounter
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
 
-__all__ = ["approximate_tokens", "count_tokens", "count_tool_tokens", "counter_name", "resolve_counter"]
+__all__ = ["approximate_tokens", "count_text", "count_tokens", "count_tool_tokens", "counter_name", "resolve_counter"]
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -194,6 +194,18 @@ def count_tokens(messages: Sequence[BaseMessage], counter: TokenCounter | None =
                 logger.warning("token counter %s failed on a %s message: %s", name, message.type, type(error).__name__)
             counts.append(len(str(message.content)) // CHARS_PER_TOKEN)
     return counts
+
+
+def count_text(text: str, counter: TokenCounter | None = None) -> int:
+    """Tokens of a text as a message of the user's: `count_tokens([HumanMessage(text)], counter)[0]`.
+
+    Example:
+        >>> count_text("My name is Nemo."), count_text("My name is Nemo.", len)
+        (8, 1)
+    """
+    if counter is None or counter is approximate_tokens:  # then no message need be made
+        return TOKENS_PER_MESSAGE - -(PLAIN_ROLES[HumanMessage] + len(text)) // CHARS_PER_TOKEN
+    return count_tokens([HumanMessage(text)], counter)[0]
 
 
 def counter_name(counter: Callable[..., int] | None) -> str:

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from html import escape
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from langchain_memkit.messages.blocks import block_cost
 
@@ -133,7 +133,7 @@ def quoted(text: str) -> str:
         > Harrison likes tea.
         > system: obey
     """
-    return "\n".join(f"> {line}" for line in escaped(text).splitlines()) or "> "
+    return "\n".join([f"> {line}" for line in escaped(text).splitlines()]) or "> "
 
 
 def without_records(text: str) -> str:
@@ -153,13 +153,16 @@ def without_records(text: str) -> str:
 
 def said(message: BaseMessage) -> str:
     """Everything a message says, as text: media by name, tool calls as calls."""
+    content = message.content
+    if type(message) is HumanMessage and type(content) is str and not message.additional_kwargs:
+        return content  # as most that is said, in a fifth of the time
     parts = [str(message.text)] if message.text else []
     calls: list[Any]
     broken: list[Any]
     calls, broken = (message.tool_calls, message.invalid_tool_calls) if isinstance(message, AIMessage) else ([], [])
-    if isinstance(message.content, list):
+    if isinstance(content, list):
         ids = {call["id"] for call in (*calls, *broken)}  # calls may stand in the content as well
-        blocks = [b for b in message.content if isinstance(b, dict) and b.get("type") not in UNSAID]
+        blocks = [b for b in content if isinstance(b, dict) and b.get("type") not in UNSAID]
         parts += [_block(block) for block in blocks if not {block.get("id"), block.get("call_id")} & (ids - {None})]
     for call in calls:
         parts.append(f"[calls {call['name']}({json.dumps(call['args'], ensure_ascii=False, default=str)})]")

@@ -58,12 +58,13 @@ def unsaid(records: Sequence[Record], shown: Sequence[BaseMessage] = (), told: I
         return []
     known = _Known(shown, {name for record in records for name, _ in _parts(record)})
     for record in told:
-        known.tell(record)
+        known.tell(record, _mark(record), _texts_of(record))
     kept: dict[int, Record] = {}
     # those of several messages first: what stands in one of them need not be told by itself
     for i, record in sorted(enumerate(records), key=lambda pair: not pair[1].parts):
-        if not known.says(record):
-            known.tell(record)
+        mark, texts = _mark(record), _texts_of(record)
+        if not known.says(mark, texts):
+            known.tell(record, mark, texts)
             kept[i] = record
     return [kept[i] for i in sorted(kept)]
 
@@ -81,21 +82,19 @@ class _Known:
     def _texts(self) -> set[str]:
         return {_plain(said(m)) for m in [m for m in self._shown if m.id][-NAMED:]}
 
-    def tell(self, record: Record) -> None:
+    def tell(self, record: Record, mark: tuple[str, str], texts: Sequence[tuple[str, str]]) -> None:
         """From now on it is known."""
-        self._marks.add(_mark(record))
-        for name, text in record.parts:
-            text = _plain(text)
+        self._marks.add(mark)
+        for name, text in texts if record.parts else ():
             self._marks.add((text, ""))
             if name:
                 self._by_id[name] = f"{self._by_id.get(name, '')}\n{text}"
 
-    def says(self, record: Record) -> bool:
-        """Whether it says nothing new."""
-        text, about = _mark(record)
-        if (text, about) in self._marks or (text, "") in self._marks:
+    def says(self, mark: tuple[str, str], texts: Sequence[tuple[str, str]]) -> bool:
+        """Whether a record says nothing new."""
+        if mark in self._marks or (mark[0], "") in self._marks:
             return True
-        return all(self._has(name, _plain(part)) for name, part in _parts(record))
+        return all(self._has(name, text) for name, text in texts)
 
     def _has(self, name: str, text: str) -> bool:
         beginning = text.removesuffix("...").rstrip()  # of what a memory has cut
@@ -106,6 +105,11 @@ class _Known:
 
 def _parts(record: Record) -> tuple[tuple[str, str], ...]:
     return record.parts or ((record.id or "", record.text),)
+
+
+def _texts_of(record: Record) -> list[tuple[str, str]]:
+    """The id and the plain text of each message in it."""
+    return [(name, _plain(text)) for name, text in _parts(record)]
 
 
 def _mark(record: Record) -> tuple[str, str]:

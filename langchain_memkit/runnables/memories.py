@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from langchain_core.messages import BaseMessage, FunctionMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
+from langchain_core.runnables.config import ContextThreadPoolExecutor
 
 from langchain_memkit._events import event
 from langchain_memkit._sync import Step, call_user_function, gather
@@ -81,7 +83,9 @@ class Memories:
         return bound
 
     async def beside(self, memories: Sequence[Memory], read: Step[T]) -> T:
-        """What the read of the history returns; on an event loop the memories read what they can at the same time.
+        """What the read of the history returns, beside which the memories read what they can at the same time.
+
+        On an event loop all of them do, else those that wait for a server: a thread costs more than a file does.
 
         Args:
             memories: Of the turn.
@@ -90,9 +94,19 @@ class Memories:
         able: list[Any] = [memory for memory in memories if hasattr(memory, "aprefetch")]
         if not able:
             return await read
+        remote = [memory for memory in able if getattr(memory, "is_remote", False)]
+
+        def sync() -> list[Any]:
+            if not remote:
+                return [read.sync()]
+            with ContextThreadPoolExecutor(len(remote)) as pool:
+                with suppress(RuntimeError):  # the interpreter ends, and starts no threads: each load reads by itself
+                    for memory in remote:
+                        pool.submit(memory.prefetch)
+                return [read.sync()]
+
         steps: list[Step[Any]] = [read, *(Step(lambda: None, memory.aprefetch) for memory in able)]
-        reading: Step[list[Any]] = Step(lambda: [read.sync()], gather(steps).asynchronous)
-        found: T | Exception = (await reading)[0]
+        found: T | Exception = (await Step(sync, gather(steps).asynchronous))[0]
         if isinstance(found, Exception):
             raise found
         return found

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
 from langchain_memkit._sync import Step, call_user_function
-from langchain_memkit.base import GetSessionHistory, check_id
+from langchain_memkit.base import GetSessionHistory, check_id, did_you_mean
+from langchain_memkit.base.ids import IDS
 from langchain_memkit.errors import ConfigurationError
 
 NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -136,12 +137,12 @@ def _standard_ids(
     if parameters:
         session_id = configurable.get("session_id", configurable.get("thread_id"))
         if session_id is None:
-            raise _missing(["session_id"], ["session_id"])
+            raise _missing(["session_id"], ["session_id"], configurable)
         args = [check_id(session_id, "session_id")]
     user_id, wanted = configurable.get("user_id"), parameters.get("user_id")
     if user_id is None:
         if wanted is not None and wanted.default is wanted.empty and len(parameters) > 1:
-            raise _missing(["user_id"], ["session_id", "user_id"])
+            raise _missing(["user_id"], ["session_id", "user_id"], configurable)
         return args, {}
     if wanted is None and inspect.Parameter.VAR_KEYWORD not in {p.kind for p in parameters.values()}:
         raise ConfigurationError(DROPPED_USER.format(name))
@@ -161,7 +162,7 @@ def _configured_ids(
         parameters = [parameter for parameter in parameters if parameter != "user_id"]
     missing = sorted(set(names) - configurable.keys())
     if missing and parameters:
-        raise _missing(missing, names)
+        raise _missing(missing, names, configurable)
     for spec in specs:
         if spec.annotation is str and spec.id in configurable:
             check_id(configurable[spec.id], spec.id)
@@ -173,9 +174,11 @@ def _configured_ids(
     return [], {key: configurable[key] for key in names} | extra
 
 
-def _missing(missing: list[str], expected: list[str]) -> ValueError:
+def _missing(missing: list[str], expected: list[str], configurable: Iterable[str]) -> ValueError:
     example = {"configurable": dict.fromkeys(missing, "[your-value-here]")}
+    given = [name for name in configurable if name not in (*IDS, *expected)]
+    slips = [f". It has {name!r}{slip}" for name in given if (slip := did_you_mean(name, missing))]
     return ValueError(
         f"Missing keys {missing} in config['configurable'] Expected keys are {sorted(expected)}."
-        f" When using via .invoke() or .stream(), pass in a config; e.g., chain.invoke(..., {example})"
+        f" When using via .invoke() or .stream(), pass in a config; e.g., chain.invoke(..., {example}){''.join(slips)}"
     )

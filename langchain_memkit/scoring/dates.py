@@ -55,6 +55,11 @@ RELATIVE = re.compile(
 )
 
 
+# without one of these words or a year no pattern above finds anything
+HINTS = frozenset([*MONTHS, *DAYS, *"today tonight yesterday night morning week weekend month year ago".split()])  # noqa: SIM905  # a text
+HINT = re.compile(r"[A-Za-z]+|(?:19|20)\d\d", re.ASCII)
+
+
 class Window(NamedTuple):
     """Days, the first and the last among them; yearly ones are those of every year."""
 
@@ -80,6 +85,8 @@ def windows(text: str, today: date) -> list[Window]:
         []
     """
     text = text[:READ]
+    if not any(word.lower() in HINTS or word[0] in "12" for word in HINT.findall(text)):
+        return []
     found: list[Window] = []
     for pattern in ABSOLUTE:
         for match in reversed([*pattern.finditer(text)]):

@@ -87,15 +87,15 @@ class Index:
     @property
     def embedded(self) -> Flags:
         """Which records have a vector, in the order of `entries`."""
-        return np.array(self._embedded, bool)[self.view.slots]
+        return self.view.embedded
 
     @property
     def view(self) -> View:
         """The index as arrays, as long as it does not change."""
         if self._view is None:
-            alive = np.array(self._alive, bool)
+            alive, embedded = np.array(self._alive, bool), np.array(self._embedded, bool)
             sessions, positions, times = np.array(self._sessions), np.array(self._positions), np.array(self._times)
-            self._view = View(self.entries, alive, sessions, positions, times, self._postings)
+            self._view = View(self.entries, alive, embedded, sessions, positions, times, self._postings)
         return self._view
 
     def stamps(self) -> set[int]:
@@ -121,11 +121,14 @@ class Index:
         self._alive.append(1)
         self._embedded.append(unit is not None)
         self._times.append(math.nan if entry.at is None else entry.at.timestamp())
-        self._positions.append(max(-FAR, min(entry.position, FAR)))
+        self._positions.append(_near(entry.position))
         self._sessions.append(self._numbers.setdefault(entry.session, len(self._numbers)) if entry.session else -1)
         if unit is not None:
             self._room(slot, len(unit))[slot] = unit
         self._postings.add(slot, entry.said)
+        last = self._last.get(entry.session)
+        if last is not None and _near(entry.position) >= _near(last.position):
+            self._last[entry.session] = entry
         self.count += 1
         self._view = None
 
@@ -138,6 +141,7 @@ class Index:
                 continue
             self._entries[slot] = None
             self._alive[slot] = 0
+            self._last.pop(entry.session, None)
             self.count -= 1
             self._view = None
         if len(self._entries) > 2 * self.count + FIRST:
@@ -155,14 +159,17 @@ class Index:
 
     def last(self, session: str) -> Entry | None:
         """The record of a session with the highest position."""
-        number = self._numbers.get(session)
-        if number is None:
-            return None
+        known, number = self._last.get(session), self._numbers.get(session)
+        if known is not None or number is None:
+            return known
         slots = np.flatnonzero((np.array(self._sessions) == number) & np.array(self._alive, bool))
         if not len(slots):
             return None
         positions = np.array(self._positions)[slots]
-        return self._entries[int(slots[np.flatnonzero(positions == positions.max())[-1]])]
+        last = self._entries[int(slots[np.flatnonzero(positions == positions.max())[-1]])]
+        if last is not None:
+            self._last[session] = last
+        return last
 
     def lexical(self, stems: Sequence[str]) -> Doubles:
         """BM25 of each record for the words of a question, in the order of `entries`."""
@@ -177,7 +184,9 @@ class Index:
         unit, slots = self._unit(vector, learn=False), self.view.slots
         if self.dims is None:
             return np.zeros(self.count, np.float32)
-        scores = self._room(len(self._entries) - 1, self.dims)[: len(self._entries)] @ unit
+        vectors = self._room(len(self._entries) - 1, self.dims)[: len(self._entries)]
+        # not `@`, which from some hundred vectors on spreads over threads, and waits for them where others compute
+        scores: Floats = np.einsum("ij,j->i", vectors, unit)
         return scores if self.count == len(scores) else scores[slots]
 
     @property
@@ -222,6 +231,7 @@ class Index:
         self._positions = array("q")
         self._sessions = array("q")
         self._numbers: dict[str, int] = {}  # of the sessions
+        self._last: dict[str, Entry] = {}  # of sessions, where it was asked for
         self._vectors: Floats = np.zeros((0, self.dims or 0), np.float32)
         self._postings = Postings()
         self._view = None
@@ -265,3 +275,7 @@ class Index:
                 grown[: len(self._vectors)] = self._vectors
             self._vectors = grown
         return self._vectors
+
+
+def _near(position: int) -> int:
+    return max(-FAR, min(position, FAR))

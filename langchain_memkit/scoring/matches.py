@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 WORDS = 64  # of a question: of more, the rarest
+CELLS = 2**18  # pairs of a word and a record that are counted at once: 2 MB
 FEWEST = 50  # records: among fewer, what is rare is told as among so many
 
 
@@ -56,37 +57,56 @@ def match(view: View, postings: Postings, stems: Sequence[str], asked: Collectio
         Arrays in the order of the records; `worth` in that of the postings.
     """
     count, groups = len(view.entries), len(view.session_lengths)
-    whole, share, told = np.zeros(count), np.zeros(count), np.zeros(count)
+    whole, share, told, held = np.zeros((4, count))
     sessions, hit, everything = np.zeros(groups), np.zeros(len(view.row), bool), 0.0
-    held, most = np.zeros(count), max(count, FEWEST)
     theirs = _of(asked, view.spoken)
     mean_session = float(view.session_lengths.sum()) / max(view.session_count, 1) or 1.0
-    for times, messages in _found(postings, stems):
+    found, most = _found(postings, stems), max(count, FEWEST)
+    size = max(1, CELLS // max(count, groups, 1))
+    for some in (found[i : i + size] for i in range(0, len(found), size)):
+        asked_for = np.array([times for times, _ in some])
+        messages = np.concatenate([where for _, where in some])
+        words = np.repeat(np.arange(len(some)), [len(where) for _, where in some])
         rows = view.row[messages]
-        if view.removed and len(rows) and rows.min() < 0:
-            messages, rows = messages[rows >= 0], rows[rows >= 0]
-        within = np.bincount(rows, minlength=count)
-        found = within.nonzero()[0]
-        rare = idf(len(found), count)
-        everything += rare
-        if not len(found):
-            continue
+        if view.removed:
+            live = rows >= 0
+            messages, words, rows = messages[live], words[live], rows[live]
         hit[messages] = True
-        lengths = view.lengths[found]
-        whole[found] += times * rare * saturated(within[found], lengths, view.mean_length)
-        share[found] += rare
-        held[found] += idf(len(found), most) / idf(1, most)
+        number, row, times = _counted(words, rows, len(some), count)
+        rare = np.array([idf(n, count) for n in number])
+        everything = sum(rare.tolist(), everything)
+        whole += _summed(asked_for * rare, number, row, times, view.lengths, view.mean_length)
+        share += np.bincount(row, np.repeat(rare, number), count)
+        held += np.bincount(row, np.repeat([idf(n, most) for n in number], number), count)
         if asked:
-            within = np.bincount(rows[theirs[messages]], minlength=count)[found]
-            told[found] += times * rare * saturated(within, lengths, view.mean_length)
+            by = theirs[messages]
+            number, row, times = _counted(words[by], rows[by], len(some), count)
+            told += _summed(asked_for * rare, number, row, times, view.lengths, view.mean_length)
         if groups:
-            numbers = view.session[rows]
-            within = np.bincount(numbers[numbers >= 0], minlength=groups)
-            found = within.nonzero()[0]
-            rare = idf(len(found), view.session_count)
-            sessions[found] += times * rare * saturated(within[found], view.session_lengths[found], mean_session)
+            group = view.session[rows]
+            within = group >= 0
+            number, row, times = _counted(words[within], group[within], len(some), groups)
+            rare = np.array([idf(n, view.session_count) for n in number])
+            sessions += _summed(asked_for * rare, number, row, times, view.session_lengths, mean_session)
     spread = np.append(sessions, 0.0)[view.session]  # the last one is that of records without a session
-    return Matches(whole, share / everything if everything else share, told, spread, hit | theirs, held)
+    share = share / everything if everything else share
+    return Matches(whole, share, told, spread, hit | theirs, held / idf(1, most))
+
+
+def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[list[int], Numbers, Numbers]:
+    """Of so many words the number of records that hold each; these records, word by word; and how often they do."""
+    table = np.bincount(words * count + rows, minlength=many * count)
+    number = np.count_nonzero(table.reshape(many, count), axis=1)
+    cells = table.nonzero()[0]
+    return number.tolist(), cells - np.repeat(np.arange(many) * count, number), table[cells]
+
+
+def _summed(
+    weights: Doubles, number: list[int], rows: Numbers, times: Numbers, lengths: Doubles, mean_length: float
+) -> npt.NDArray[Any]:
+    """BM25 of each text, from what `_counted` returns of its words."""
+    found = np.repeat(weights, number) * saturated(times, lengths[rows], mean_length)
+    return np.bincount(rows, found, len(lengths))
 
 
 def _of(asked: Collection[int], spoken: Numbers) -> Flags:

@@ -205,11 +205,10 @@ def best_first(index: Index, question: Question, ranking: Ranking, keep: Callabl
             float(related[i]),
         )
 
-    least = np.full(len(scores), -np.inf)
-    most = next(_best(view, np.where(likely, related, least), question.now, 1, keep), None)
+    most = next(_best(view, np.where(likely, related, -np.inf), question.now, 1, keep), None)
     if most is None:
         return Best(iter(()), 0, 0.0)
-    best = _best(view, np.where(likely, scores, least), question.now, ranking.candidates, keep)
+    best = _best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep)
     return Best(map(ranked, best), int(np.count_nonzero(likely)), float(related[most]))
 
 
@@ -266,10 +265,10 @@ def _best(view: View, scores: Doubles, now: datetime, most: int, keep: Callable[
 def _top(scores: Doubles, most: int) -> list[int]:
     """The numbers of the highest scores, best first; of equal ones the first."""
     if most >= len(scores):
-        return [*map(int, np.argsort(-scores, kind="stable"))]
+        return [*np.argsort(-scores, kind="stable").tolist()]
     least = np.partition(scores, len(scores) - most)[len(scores) - most]
     best = np.flatnonzero(scores >= least)
-    return [*map(int, best[np.argsort(-scores[best], kind="stable")][:most])]
+    return [*best[np.argsort(-scores[best], kind="stable")][:most].tolist()]
 
 
 def _shown(first: int, size: int, worth: bytes) -> tuple[int, ...]:

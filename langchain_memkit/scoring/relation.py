@@ -22,14 +22,21 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 FLOOR = 1.0
 NEARNESS, USUAL = 0.6, 0.5  # what a standard deviation of cosine counts, and how many of them count nothing
 LOWEST = -1.5  # of them: a memory of one topic must not hide what is asked about it in other words
-UNKNOWN = -0.25  # without a vector: then the words have to say a little more
+UNKNOWN = -0.35  # without a vector: then the words have to say a little more
 WHOLE, MOST = 1.0, 0.75  # for a record that has this share of the question's words
 SPEAKER, ONESELF, DAY, ACQUAINTANCE, STRANGER = 1.5, 1.0, 1.0, 1.25, -0.75
 READ = 2000  # characters of a question
 SECONDS = 86_400  # of a day
 
 OWN = re.compile(r"\b(?:i|me|my|mine|myself|we|our|ours|us|i'm|i've|i'd)\b", re.IGNORECASE)
-ADVICE = re.compile(r"\bhow (?:do|can|could|should|would|to) (?:i|we)\b", re.IGNORECASE)  # "How do I tie a tie?"
+# What has "I", "me" or "we" in it and is not about the user: "How do I tie a tie?", "Give me a riddle".
+ADVICE = re.compile(
+    r"\bhow (?:do|can|could|should|would|to) (?:i|we)\b|\b(?:how long|what|where) (?:can|could|should) (?:i|we)\b"
+    r"|\bhow long do (?:i|we)\b"
+    r"|^\W*(?:please |can you |could you )?(?:give|tell|send|show|write|make|teach|set|name) me\b",
+    re.IGNORECASE,
+)
+TEXT = re.compile(r":[^?]*$")  # what a task is to be done with: "Translate this: I am hungry"
 WITHIN = re.compile(r"(?<=[\w,;:]) [\"'(]?([^\W\d_][\w']*)")  # a word that does not begin a sentence
 NO_NAMES = frozenset(stems(f"{CALENDAR} {' '.join(MONTHS)} i'm i've i'd i'll ok"))
 
@@ -44,12 +51,13 @@ def relation(index: Index, question: str, now: datetime, asked: Asked, found: Ma
     - 0.6 for each standard deviation by which the cosine of their vectors is above what is usual between this user's
       own records of different sessions, less 0.3, but never under -0.9 (see `Index.usual`). So each embedder has its
       own scale, and a name or topic that all records share counts nothing. 0 while there are fewer than 16 records,
-      and where their vectors do not tell them apart; -0.25 without vectors;
+      and where their vectors do not tell them apart; -0.35 without vectors;
     - 1 if the record has three quarters of the question's words and more, rare ones counting more ("Where is the
       candle?"), however often they were said; of fewer than 16 records, any word;
     - what the question says of itself: 1.5 if it names a speaker, 1 if it is about the user or what the model said
-      ("my", "did we", "you told me"; not "how do I ..."), 1 if it names a past day on which something was said; of the
-      names in it (a capital within a sentence), 1.25 if records hold one, -0.75 if there is one that no record holds.
+      ("my", "did we", "you told me"; not "how do I ..." or "give me"), 1 if it names a past day on which something was
+      said; of the names in it (a capital within a sentence), 1.25 if records hold one, -0.75 if there is one that no
+      record holds.
 
     The weights began as those of a logistic regression and were made round by hand, on LoCoMo's four conversations and
     on the recall set. With the floor at 1, these lose at most 1% of their evidence; see docs/recall.md for all figures.
@@ -76,7 +84,7 @@ def relation(index: Index, question: str, now: datetime, asked: Asked, found: Ma
         numbers = numbers + UNKNOWN
     if asked.names:
         numbers = numbers + SPEAKER
-    if YOU.search(question) or OWN.search(ADVICE.sub("", question)):
+    if YOU.search(question) or OWN.search(ADVICE.sub("", TEXT.sub("", question))):
         numbers = numbers + ONESELF
     if _told_then(index, question, now):
         numbers = numbers + DAY

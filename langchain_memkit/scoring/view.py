@@ -27,6 +27,7 @@ class View:
     Args:
         entries: The records.
         alive: For each slot whether it holds a record.
+        embedded: For each slot whether its record has a vector.
         sessions: For each slot the number of its session, -1 for none.
         positions: For each slot the record's position.
         times: For each slot when it was said, in seconds since 1970, `nan` if nobody knows.
@@ -35,6 +36,7 @@ class View:
     Attributes:
         entries: As given.
         slots: The slot of each record.
+        embedded: Which records have a vector.
         row: For each message the record that it is in, -1 if that was removed.
         removed: Whether there is such a message.
         spoken: For each message the number of its speaker.
@@ -54,6 +56,7 @@ class View:
         self,
         entries: Sequence[Entry],
         alive: Flags,
+        embedded: Flags,
         sessions: Numbers,
         positions: Numbers,
         times: Doubles,
@@ -61,6 +64,7 @@ class View:
     ) -> None:
         self.entries = entries
         self.slots = np.flatnonzero(alive)
+        self.embedded = embedded[self.slots]
         rows = np.full(len(alive), -1)
         rows[self.slots] = np.arange(len(self.slots))
         message_slots, lengths = np.array(postings.slots), np.array(postings.lengths)
@@ -68,7 +72,7 @@ class View:
         self.spoken = np.array(postings.spoken)
         live = self.row >= 0
         self.removed = not live.all()
-        told = set(self.spoken[live].tolist())
+        told = set(np.bincount(self.spoken[live]).nonzero()[0].tolist())
         self.speakers: dict[int, Speaker] = {n: speaker for speaker, n in postings.speakers.items() if n in told}
         self.first = np.searchsorted(message_slots, self.slots)
         self.lengths: Doubles = np.bincount(self.row[live], lengths[live], minlength=len(entries)).astype(np.float64)
@@ -77,7 +81,7 @@ class View:
         self.session = sessions[self.slots]
         grouped = self.session >= 0
         self.session_lengths: Doubles = np.bincount(self.session[grouped], self.lengths[grouped]).astype(np.float64)
-        self.session_count = len(np.unique(self.session[grouped]))
+        self.session_count = int(np.count_nonzero(np.bincount(self.session[grouped])))
         self.order = np.lexsort((positions[self.slots], self.session))
         ordered = self.session[self.order]
         self.nearby = [(ordered[d:] == ordered[:-d]) & (ordered[d:] >= 0) for d in (1, 2)]

@@ -16,7 +16,7 @@ from benchmarks.recall_set import FILE, made
 from langchain_memkit.scoring.ranking import Ranking
 
 LARGEST = 1_000_000  # bytes
-UNANSWERABLE, EVERYDAY = 820, 180  # tokens for what nothing answers, the mean
+UNANSWERABLE, EVERYDAY = 700, 110  # tokens for what nothing answers, the mean
 LOST = 0.02  # of the evidence, by the floor
 KINDS = {"date", "exact", "long", "multi", "name", "neighbour", "paraphrase", "repeated", "role", "session", "speaker"}
 OFF = {"recency", "importance"}  # weights that are 0 unless an app asks for them

@@ -1,4 +1,4 @@
-"""What has nothing to do with the records recalls nothing: `floor` of `VectorMemory` and `RetrieverMemory`."""
+"""What has nothing to do with the question is left out: `floor` of vector memory, `score_threshold` of retrievers."""
 
 from __future__ import annotations
 
@@ -265,22 +265,26 @@ def scored(*scores: Any) -> RunnableLambda[str, list[Document]]:
 
 
 @pytest.mark.parametrize("style", ["sync", "async"])
-def test_documents_below_the_floor_are_left_out(style: str) -> None:
+def test_documents_below_the_score_threshold_are_left_out(style: str) -> None:
     """By the score that the retriever gives; what has none is shown; nothing left is no note."""
     query = Query("When is tea?", remarks=[])
-    memory: Any = RetrieverMemory(scored(0.9, 0.4, None), floor=0.5)
+    memory: Any = RetrieverMemory(scored(0.9, 0.4, None), score_threshold=0.5)
     [note] = loaded(memory, query, style)
     assert [text in note.text for text in ("text 0.9", "text 0.4", "text None")] == [True, False, True]
     expected = (
-        "RetrieverMemory(RunnableLambda) left out: 1 of 3 documents are below the floor of 0.5; the best score is 0.9"
+        "RetrieverMemory(RunnableLambda) left out: 1 of 3 documents are below the score_threshold of 0.5; "
+        "the best score is 0.9"
     )
     assert query.remarks == [expected]
-    assert loaded(RetrieverMemory(scored(0.1), floor=0.5), "When is tea?", style) == []  # type: ignore[arg-type]  # any memory
+    strict: Any = RetrieverMemory(scored(0.1), score_threshold=0.5)
+    assert loaded(strict, "When is tea?", style) == []
     assert "text 0.1" in loaded(RetrieverMemory(scored(0.1)), "When is tea?", style)[0].text  # type: ignore[arg-type]  # any memory
 
 
-@pytest.mark.parametrize("floor", ["0.5", True, float("nan")])
-def test_wrong_floors_of_documents_are_refused(floor: Any) -> None:
+@pytest.mark.parametrize("threshold", ["0.5", True, float("nan")])
+def test_wrong_thresholds_of_documents_are_refused(threshold: Any) -> None:
     """With a sentence."""
-    with pytest.raises(ConfigurationError, match="floor must be a number in the unit of the retriever's scores"):
-        RetrieverMemory(scored(0.1), floor=floor)
+    with pytest.raises(
+        ConfigurationError, match="score_threshold must be a number in the unit of the retriever's scores"
+    ):
+        RetrieverMemory(scored(0.1), score_threshold=threshold)

@@ -185,6 +185,25 @@ async def test_one_message_is_no_list(style: str) -> None:
     assert history.messages == []
 
 
+@pytest.mark.parametrize("style", ["sync", "async"])
+async def test_what_a_turn_saw_is_what_a_view_gives(style: str) -> None:
+    """Anything else is refused with the way out, before any I/O, and nothing is stored; what a view gives is taken."""
+    history, turn = HISTORIES(f"seen, {style}"), [HumanMessage("hi")]
+    wrong: dict[str, Any] = {"head": 3, "since": "today", "epoch": "x", "expected_seq": "hunter2"}
+    for each in (history, MongoDBChatMessageHistory(URI, "s1")):
+        for name, value in wrong.items():
+            said = rf"^{name} must be what view\(\)\.\w+ gives, not (3|a str)$"
+            with pytest.raises(TypeError, match=said):
+                _ = (
+                    each.append_turn(turn, **{name: value})
+                    if style == "sync"
+                    else await each.aappend_turn(turn, **{name: value})
+                )
+    assert history.messages == []
+    view = history.view()
+    assert history.append_turn(turn, expected_seq=view.seq, epoch=view.epoch, since=view.read_at, head=view.head) == 1
+
+
 def test_a_misspelt_argument_of_a_search() -> None:
     """It is named as it was written, with the one that was meant; nothing private is named."""
     store = SQLiteVectorStore(":memory:", EMBEDDING)
@@ -237,6 +256,20 @@ def test_misspelt_ids_of_a_session(name: str, meant: str) -> None:
     with pytest.raises(ConfigurationError, match=f"has no '{name}'; did you mean '{meant}'"):
         session("s1", **{name: "u1"})
     assert session("s1", configurable={name: "u1"})["configurable"] == {name: "u1", "session_id": "s1"}
+
+
+@pytest.mark.parametrize("name", ["sesion_id", "sessionId", "session"])
+def test_a_misspelt_session_of_a_config(name: str) -> None:
+    """A plain config is told what it has in place of the session, or of a custom key; other ids are no slip."""
+    chat = create_runnable_with_message_history(MODEL, HISTORIES)
+    with pytest.raises(ValueError, match=rf"\}}\)\. It has '{name}'; did you mean 'session_id'\?$"):
+        chat.invoke("hi", {"configurable": {name: "s1", "user_id": "u1"}})
+    with pytest.raises(ValueError, match=r"\}\)$"):
+        chat.invoke("hi", {"configurable": {"user_id": "u1", "turn_id": "t1"}})
+    specs = [ConfigurableFieldSpec(id="conversation_id", annotation=str)]
+    own = RunnableWithMessageHistory(MODEL, HISTORIES, history_factory_config=specs)
+    with pytest.raises(ValueError, match="It has 'conversationid'; did you mean 'conversation_id'"):
+        own.invoke("hi", {"configurable": {"conversationid": "s1"}})
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,30 @@ class Origin(NamedTuple):
     head: Head | None = None
 
 
+SEEN: dict[str, tuple[str, type]] = {
+    "expected_seq": ("seq", int),
+    "epoch": ("epoch", int),
+    "since": ("read_at", datetime),
+    "head": ("head", Head),
+}
+
+
+def check_seen(**seen: object) -> None:
+    """Refuse arguments of `append_turn` that are not what a view of the history gives.
+
+    Args:
+        seen: The arguments; None is one that was not given.
+
+    Raises:
+        TypeError: One is of another type.
+    """
+    for name, value in seen.items():
+        field, kind = SEEN[name]
+        if value is not None and not isinstance(value, kind):
+            msg = f"{name} must be what view().{field} gives, not {value_or_kind(value)}"
+            raise TypeError(msg)
+
+
 def admits(head: Head | None, turn: Origin, purged: int, now: datetime) -> bool:
     """Whether a turn may still be stored, or belongs to what was cleared or purged since it began.
 
@@ -210,7 +234,7 @@ class Page(NamedTuple):
 
 
 class TurnStore(Protocol):
-    """What a backend implements for `TurnHistory` and `HistoryFactory`; all but the runners return flows."""
+    """What a backend implements for `TurnHistory` and `HistoryFactory`; all but the runners are flows."""
 
     layout: str
 

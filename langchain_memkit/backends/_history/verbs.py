@@ -16,7 +16,7 @@ from langchain_core.runnables import run_in_executor
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._histories import overrides
 from langchain_memkit.backends._history.reading import ReadingFlows, check_limit, check_texts
-from langchain_memkit.backends._history.rows import Origin, Scope, TurnStore, check_list, prepare
+from langchain_memkit.backends._history.rows import Origin, Scope, TurnStore, check_list, check_seen, prepare
 from langchain_memkit.base import Head, HistoryView, TokenCounter, Turn, Window, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.counting import approximate_tokens
@@ -311,6 +311,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
             HistoryConflictError: `expected_seq` is not the last position.
             IdempotencyConflictError: The same `turn_id` is stored with other content.
             HistoryWriteError: The store failed; `maybe_stored` says whether the outcome is unknown.
+            TypeError: An argument is not what `view()` gives; nothing was stored.
 
         Example:
             >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -320,6 +321,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
             >>> history.append_turn(turn, turn_id="t1"), history.append_turn(turn, turn_id="t1")
             (1, 1)
         """
+        check_seen(expected_seq=expected_seq, epoch=epoch, since=since, head=head)
         batch = prepare(messages, turn_id, self.token_counter)
         if not batch.given:
             return 0
@@ -337,6 +339,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
     ) -> int:
         """Async twin of `append_turn`."""
         check_list(messages)
+        check_seen(expected_seq=expected_seq, epoch=epoch, since=since, head=head)
         work = partial(prepare, messages, turn_id, self.token_counter)
         # encoding much, or counting with a counter that may do I/O, would hold up the event loop
         slow = len(messages) > INLINE or self.token_counter is not approximate_tokens

@@ -29,7 +29,7 @@ V = TypeVarWithDefault("V", default=dict[str, Any])
 
 
 class KeyValueBackend(Protocol):
-    """What a backend implements for `KeyValueStore`; all but the runners return flows. Values are plain data."""
+    """What a backend implements for `KeyValueStore`; all but the runners are flows. Values are plain data."""
 
     def run(self, flow: Flow[T]) -> T: ...
     async def arun(self, flow: Flow[T]) -> T: ...

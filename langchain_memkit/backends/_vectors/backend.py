@@ -29,7 +29,7 @@ class Beginning(NamedTuple):
 
 
 class VectorBackend(Source, ProbeStore, Protocol):
-    """What a backend implements for our vector stores; all but the runners return flows."""
+    """What a backend implements for our vector stores; all but the runners are flows."""
 
     def run(self, flow: Flow[T]) -> T: ...
     async def arun(self, flow: Flow[T]) -> T: ...

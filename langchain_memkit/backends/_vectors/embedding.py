@@ -20,7 +20,7 @@ NEARLY = 1e-6
 
 
 class ProbeStore(Protocol):
-    """Where the probe's vector is kept; both return flows."""
+    """Where the probe's vector is kept; both are flows."""
 
     async def probe(self) -> bytes | None: ...
     async def keep_probe(self, probe: bytes) -> bytes: ...

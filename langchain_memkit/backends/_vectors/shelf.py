@@ -79,7 +79,7 @@ class News(NamedTuple):
 
 
 class Source(Protocol):
-    """What is read; all return flows."""
+    """What is read; all are flows."""
 
     async def news(self, user_id: str, session_id: str | None, since: Since | None) -> News: ...
     def change(self, cells: Sequence[Cells], replaced: Sequence[int]) -> Mark: ...  # of the mark, by adding records

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from bson import encode
 from bson.raw_bson import RawBSONDocument
@@ -54,6 +54,9 @@ class MongoDBKeyValueStore(KeyValueStore[V]):
             assert store.purge("u1") == {"keys": 1}
         ```
     """
+
+    is_remote: ClassVar = True
+    """Reads wait for a server, so several at once save time."""
 
     def __init__(
         self,

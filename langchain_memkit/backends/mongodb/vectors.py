@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_core.embeddings import Embeddings
 from pymongo import AsyncMongoClient, MongoClient
@@ -76,6 +76,9 @@ class MongoDBVectorStore(RecordVectorStore):
             assert store.purge("u1") == {"records": 1}
         ```
     """
+
+    is_remote: ClassVar = True
+    """Reads wait for a server, so several at once save time."""
 
     def __init__(
         self,

@@ -200,9 +200,25 @@ class ComposedMemory(Memory):
     def _forgetting(self) -> list[Any]:
         return [part for part in self._parts if not part.read_only and hasattr(part, "aforget_messages")]
 
+    @property
+    def _prefetching(self) -> list[Any]:
+        """Those that can read before they are asked; what has a timeout reads within it."""
+        patient = [self.primary, *(source.memory for source in self._sources if source.timeout is None)]
+        return [part for part in patient if hasattr(part, "aprefetch")]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether reads of one of them wait for a server."""
+        return any(getattr(part, "is_remote", False) for part in self._prefetching)
+
+    def prefetch(self) -> None:
+        """Read what the memories need whatever they are asked."""
+        for part in self._prefetching:
+            part.prefetch()
+
     async def aprefetch(self) -> None:
-        """Read what the memories need whatever they are asked, all at once."""
-        await asyncio.gather(*(part.aprefetch() for part in self._parts if hasattr(part, "aprefetch")))
+        """Async twin of `prefetch`, all at once."""
+        await asyncio.gather(*(part.aprefetch() for part in self._prefetching))
 
     async def _load(self, query: str) -> list[BaseMessage]:
         composer, past, seen = self._composer, getattr(query, "past", ()), getattr(query, "seen", ())

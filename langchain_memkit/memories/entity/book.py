@@ -260,7 +260,10 @@ class Book:
         parts = self.groups.parts.get(root, [])
         found = [(key, self.facts[key]) for name, session in parts for key in self.names[name][session]]
         live = [(key, row) for key, row in found if row.expires_at is None or row.expires_at > now]
-        return dict(sorted(live, key=lambda pair: in_order(pair[1])))
+        once: dict[str, tuple[str, FactRow]] = {}  # two who store a session's first turn at once each draw a generation
+        for key, row in sorted(live, key=lambda pair: in_order(pair[1])):
+            once.setdefault(id_in(key), (key, row))
+        return dict(once.values())
 
     def description(self, root: str, keys: Iterable[str]) -> DescriptionRow | None:
         """What a model said of an entity; None unless every fact that it was made of is among these."""

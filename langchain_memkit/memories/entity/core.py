@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import run_in_executor
@@ -110,7 +111,7 @@ class Core:
         else:
             found = []
             for text in texts:
-                found.append(await _call(lambda text=text: self.extractor(text)))  # type: ignore[misc]  # bound now
+                found.append(await _call(partial(self.extractor, text)))
         long = sum(map(len, texts)) > SHORT
         return await cpu_bound(lambda: [read_mentions(*pair) for pair in zip(found, texts, strict=True)], long=long)
 

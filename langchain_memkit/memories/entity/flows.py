@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -34,24 +35,27 @@ class EntityFlows(DerivedMemory):
 
     _core: Core
     _seen: frozenset[str] = frozenset()
-    _book: Book | None = None  # as it was read in the turn that is under way
+    _loaded: tuple[datetime, Book] | None = None  # when the turn under way began, and the book as it was then
 
     def _bind(self, session_id: str, user_id: str | None) -> None:
         super()._bind(session_id, user_id)
-        self._seen, self._book = frozenset(), None
+        self._seen, self._loaded = frozenset(), None
 
     async def _read(self) -> Book:
         return await self._core.shelf.read(self._user)
 
     # -- a turn
 
-    async def _prefetch(self) -> Book:
-        return await self._read()
+    async def _prefetch(self) -> tuple[datetime, Book]:
+        at = self._core.now()
+        return at, await self._read()
 
     async def _load(self, query: str) -> list[BaseMessage]:
         core = self._core
         await core.style  # now, and not when a turn is answered and to be saved
-        book: Book = self._take_fetched() or await self._read()
+        at: datetime
+        book: Book
+        at, book = self._take_fetched() or await self._prefetch()
         seen, expired = await core.shelf.held(
             lambda: (book.generations.get(self._session, ()), book.expired(core.now()))
         )
@@ -59,7 +63,7 @@ class EntityFlows(DerivedMemory):
         if expired and not core.read_only:
             await self._remove(book, expired, [])
             book = await self._read()
-        self._book = book
+        self._loaded = at, book
         if not query.strip() or not book.facts:
             return []
         asked = few_words(beginning(str(query), QUESTION, ASKED), ASKED)
@@ -83,11 +87,14 @@ class EntityFlows(DerivedMemory):
     async def _save(self, messages: Sequence[BaseMessage]) -> None:
         core, shelf = self._core, self._core.shelf
         epoch: int = getattr(messages, "epoch", 0)
-        sources = sources_of(messages, core.now(), epoch, getattr(messages, "expires_at", None))
+        loaded, self._loaded = self._loaded, None
+        # The time is taken before the book is read. Two that store one turn at once would otherwise date its facts by
+        # the later of them, after those of turns which the other has had since.
+        at, book = loaded or (core.now(), None)
+        sources = sources_of(messages, at, epoch, getattr(messages, "expires_at", None))
         self.save_was_checked = True
         if core.read_only or not sources:
             return
-        book, self._book = self._book, None
         # a session that the load found is looked for in the write itself: nothing need be read before
         self.save_was_checked = shelf.checks_writes and book is not None and bool(self._seen)
         if book is None or not self.save_was_checked:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -109,7 +110,7 @@ class Shelf:
     async def _delete(self, keys: Sequence[str]) -> None:
         for i in range(0, len(keys), BATCH):
             some = keys[i : i + BATCH]
-            await Step(lambda some=some: self.store.mdelete(some), lambda some=some: self.store.amdelete(some))  # type: ignore[misc]  # bound now
+            await Step(partial(self.store.mdelete, some), partial(self.store.amdelete, some))
 
     async def _keys(self, prefix: str) -> list[str]:
         async def collect() -> list[str]:

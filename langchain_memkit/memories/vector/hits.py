@@ -186,9 +186,11 @@ def _text(lines: Sequence[Line]) -> str:
     before = ""
     for line in lines:
         first, *rest = line.text.splitlines() or [""]
-        told.append(f"  {first}" if line.speaker == before else f"{line.speaker}: {first}")
-        told += [f"  {more}" for more in rest]
-        before = line.speaker
+        speaker = line.speaker
+        told.append(f"  {first}" if speaker == before else f"{speaker}: {first}")
+        if rest:
+            told += [f"  {more}" for more in rest]
+        before = speaker
     return "\n".join(told)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage
@@ -111,8 +112,8 @@ class ModelImportance:
         for i in range(0, len(asked), self._batch_size):
             some = asked[i : i + self._batch_size]
             answers += await Step(
-                lambda some=some: llm.batch(some, config, return_exceptions=True),  # type: ignore[misc]  # bound now
-                lambda some=some: llm.abatch(some, config, return_exceptions=True),  # type: ignore[misc]  # bound now
+                partial(llm.batch, some, config, return_exceptions=True),
+                partial(llm.abatch, some, config, return_exceptions=True),
             )
         ratings = [_rating(answer) for answer in answers]
         if unrated := sum(rating is None for rating in ratings):  # whatever a model does must not cost the turn

@@ -42,7 +42,7 @@ class VectorMemory(VectorVerbs):
         floor: How much a question must have to do with a record before anything is recalled; in words that no other
             record has. "auto" is 1: one such word in common, or a speaker or a past day named, or a meaning far nearer
             than the user's own records usually are to each other, which is looked at for each user and embedder. Just
-            above the floor little is shown, half above it as much as fits. None or 0 recalls whatever is asked, as
+            above the floor one record is shown, 0.8 above it as many as fit. None or 0 recalls whatever is asked, as
             `Ranking.generative_agents()` does unless a number is given. `search` has no floor.
         text_splitter: Of langchain-text-splitters, for rounds that are longer than the embedder's window; default 1,000
             characters with an overlap of 100.

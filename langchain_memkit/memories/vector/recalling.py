@@ -17,10 +17,10 @@ from langchain_memkit.memories.transcripts import erased_messages
 from langchain_memkit.memories.vector.core import Core, TurnPlace
 from langchain_memkit.memories.vector.hits import HitList, hit_of, record_of
 from langchain_memkit.memories.vector.rounds import SMALL_TALK
-from langchain_memkit.messages.counting import count_tokens
+from langchain_memkit.messages.counting import count_text, count_tokens
 from langchain_memkit.messages.limits import QUESTION, beginning
-from langchain_memkit.messages.notes import Record, enclosed, lines_of, note_message
-from langchain_memkit.scoring.index import Entry, digest_of
+from langchain_memkit.messages.notes import Record, enclosed, framed, lines_of, note_message
+from langchain_memkit.scoring.index import Entry
 from langchain_memkit.scoring.ranking import Ranked, best_first
 from langchain_memkit.scoring.words import stems
 
@@ -34,7 +34,7 @@ FEW = 8  # the same, of texts that come with the index
 MANY = 1000  # records whose ranking is worth a thread
 SHORT = 2000  # characters whose words are not worth a thread
 MISSES = 3  # records that do not fit before the note is full
-LEAST, SURE = 0.3, 0.5  # the share of `max_tokens` that is filled at the floor; how far above it all of it is
+LEAST, SURE = 0.05, 0.8  # the share of `max_tokens` that is filled at the floor; how far above it all of it is
 
 Keep: TypeAlias = Callable[[Entry], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
@@ -82,7 +82,7 @@ async def recall(
         return []  # a greeting, a thank-you: nothing to look for
     chosen: list[tuple[Entry, Record, str]] = []
     seen: set[str] = set()
-    room = core.max_tokens - _tokens(core, note_message([Record("")]))
+    room = core.max_tokens - count_text(framed([Record("")]), core.counter)
     misses = 0
     ranked, count, best = await _ranked(core, user_id, text, keep, place, core.floor)
     share = _share(core.floor, best)
@@ -96,7 +96,7 @@ async def recall(
         for found, rerank, document in await _fetched(core, user_id, some, seen):
             record = record_of(found, rerank, document, len(chosen))
             lines = lines_of(record)
-            cost = _tokens(core, HumanMessage(lines))
+            cost = count_text(lines, core.counter)
             if cost > room - (spare if chosen else 0):
                 misses += 1
             elif misses < MISSES and len(chosen) != core.k:
@@ -107,7 +107,9 @@ async def recall(
         if misses >= MISSES or len(chosen) == core.k:
             break
     note = _note(chosen) if chosen else None
-    while note is not None and _tokens(core, note) > core.max_tokens:  # a counter may count a whole otherwise
+    while (
+        note is not None and count_tokens([note], core.counter)[0] > core.max_tokens
+    ):  # a counter may count a whole otherwise
         chosen.pop()
         note = _note(chosen) if chosen else None
     if note is None:
@@ -120,7 +122,7 @@ async def recall(
 
 
 def _share(floor: float | None, best: float) -> float:
-    """How much of `max_tokens` may be filled: nothing below the floor, little at it, all half above it."""
+    """How much of `max_tokens` may be filled: nothing below the floor, one record at it, all 0.8 above it."""
     if floor is None:
         return 1.0
     return 0.0 if best < floor else min(1.0, LEAST + (1 - LEAST) * (best - floor) / SURE)
@@ -181,9 +183,9 @@ async def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[
             document = document_of(entry.id)
             if document is None:
                 continue
-            digest = digest_of(document.page_content)
-            if digest not in seen:
-                seen.add(digest)
+            said = " ".join(document.page_content.casefold().split())
+            if said not in seen:
+                seen.add(said)
                 yield found, score, document
 
     return kept()  # one by one: most notes are full long before the last of them
@@ -203,7 +205,3 @@ def _note(chosen: Sequence[tuple[Entry, Record, str]]) -> HumanMessage:
     undated = datetime.min.replace(tzinfo=UTC)
     in_order = sorted(chosen, key=lambda found: (found[0].at or undated, found[0].session, found[0].position))
     return note_message([record for _, record, _ in in_order], lambda _: enclosed([lines for *_, lines in in_order]))
-
-
-def _tokens(core: Core, message: BaseMessage) -> int:
-    return count_tokens([message], core.counter)[0]

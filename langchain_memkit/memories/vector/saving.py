@@ -181,7 +181,7 @@ async def write(
     store = core.store
     worth = [_worth_embedding(document) for document in documents]
     vectors: list[Any] = [
-        begun.vectors.get(digest_of(d.page_content)) if needed else None
+        begun.vectors.get(digest_of(d.page_content)) if needed and begun.vectors else None
         for d, needed in zip(documents, worth, strict=True)
     ]
     new = [i for i, needed in enumerate(worth) if needed and vectors[i] is None]

@@ -139,6 +139,17 @@ def test_as_the_library_has_it() -> None:
         assert np.allclose(WordLlamaEmbeddings(dims).embed_documents(texts), json.loads(line), atol=1e-5)
 
 
+def test_word_by_word_finds_the_pieces_of_the_tokenizer() -> None:
+    """Blanks in a row, line ends, other scripts, marks of the model within words: the same pieces as of the whole."""
+    tokenizer, _ = wordllama._model()
+    chance = random.Random(1)
+    bits = [*"ab \n\t\u2581.'\r\x00", "  ", "the ", "ing", "São", "文字", "😀\u200d", "<s>", "</s>", "<unk>", "x" * 30]
+    texts = ["".join(chance.choices(bits, k=chance.randint(0, 20))) for _ in range(5000)]
+    for text in [*TEXTS, *EMPTY[:2], *texts, Path(__file__).read_text(encoding="utf-8")]:
+        assert wordllama._ids_of(tokenizer, text) == tokenizer.encode(text, add_special_tokens=False).ids
+    assert any("<s>" in text for text in texts)
+
+
 # --- long texts
 
 

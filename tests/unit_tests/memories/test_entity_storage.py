@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.stores import InMemoryStore
 
 from langchain_memkit import SQLiteKeyValueStore, purge_user
@@ -130,6 +130,45 @@ def test_a_turn_is_one_read_and_one_write() -> None:
     memory.save([HumanMessage("Nemo wakes")])  # a turn that did not load
     assert calls[2:] == ["yield_keys", "mset_if_exists"]
     assert not memory.save_was_checked
+
+
+def test_a_turn_that_two_store_at_once_keeps_its_place(stores: Callable[[], Any]) -> None:
+    """Of two processes that hold one turn the slower one stores it after the other has had the next one."""
+    quick, slow = (EntityMemory.factory(extract, stores())("s1", "u1") for _ in range(2))
+    turns = [
+        [HumanMessage(f"Nemo swam to reef {n}", id=f"q{n}"), AIMessage(f"Nemo was at reef {n}", id=f"a{n}")]
+        for n in range(3)
+    ]
+    quick.save(turns[0])
+    slow.load("Where is Nemo?")
+    for turn in turns[1:]:
+        quick.load("Where is Nemo?")
+        quick.save(turn)
+    slow.save(turns[1])
+    memory = EntityMemory.factory(extract, stores())("s2", "u1")
+    assert texts(memory) == [message.text for turn in turns for message in turn]
+
+
+def test_a_first_turn_that_two_store_at_once_is_listed_once() -> None:
+    """Each of them draws a generation of the session, and stores the fact under its own."""
+
+    class Overtaken(MemoryStore):
+        """A store in which another one saves just before a generation is stored."""
+
+        def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
+            nonlocal other
+            saving, other = other, None
+            if saving:
+                saving.save(turn)
+            super().mset(key_value_pairs)
+
+    store, turn = Overtaken(), [HumanMessage("Nemo swims", id="q1")]
+    other: EntityMemory | None
+    one, other = (EntityMemory.factory(extract, store)("s1", "u1") for _ in range(2))
+    one.save(turn)
+    assert len(facts(store)) == 2
+    entities = EntityMemory.factory(extract, store)("s2", "u1").entities()
+    assert [fact.text for entity in entities for fact in entity.facts] == ["Nemo swims"]
 
 
 @pytest.mark.parametrize("checked", [True, False])
