@@ -31,7 +31,7 @@ from langchain_memkit.backends._vectors.rows import (
     shown_of,
 )
 from langchain_memkit.base import Now
-from langchain_memkit.scoring.index import Entry, Index
+from langchain_memkit.scoring.index import Entry, Index, digest_of
 
 __all__ = ["Shelf"]
 
@@ -128,6 +128,13 @@ class Held:
                 self.index.add(entry, vector)
                 if entry.expires_at is not None and (self.next_expiry is None or entry.expires_at < self.next_expiry):
                     self.next_expiry = entry.expires_at
+
+    def vector_of(self, digest: str) -> Vector | None:
+        """Return the vector of a text; None if no record that is held has this text."""
+        name = self.digests.get(digest, "")
+        document = self.texts[name].document(name) if name in self.texts else None
+        # the record may have got another text under the same id since: a round whose answer came later
+        return self.index.vector_of(name) if document and digest_of(document.page_content) == digest else None
 
     def settle(self, mark: Mark | None, gone: Collection[int], changes: int) -> None:
         """Removes what is not stored any more; keeps the mark, unless somebody else changed something meanwhile.

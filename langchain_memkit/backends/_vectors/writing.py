@@ -105,7 +105,7 @@ class Writing(Reading):
         with held.index.lock:
             texts, known = held.texts, [name for name in ids if name in held.index]
             wanted = known if last is None else [*known, last.id]
-            vectors = {digest: held.index.vector_of(held.digests.get(digest, "")) for digest in digests}
+            vectors = {digest: held.vector_of(digest) for digest in digests}
             if any(name not in texts for name in wanted):
                 return None
             shown = {name: texts[name].document(name) for name in wanted}

@@ -21,12 +21,14 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_tests.integration_tests import VectorStoreIntegrationTests
 
 from langchain_memkit import SQLiteChatMessageHistory, SQLiteVectorStore, VectorMemory, purge_user
+from langchain_memkit._flow import drive, run_step
 from langchain_memkit.backends._vectors.rows import plain_row, record_row
 from langchain_memkit.backends.sqlite import database
 from langchain_memkit.backends.sqlite.database import MIGRATIONS
 from langchain_memkit.backends.sqlite.inspection import inspect_file
 from langchain_memkit.backends.sqlite.vector_rows import INSERT, values_of
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
+from langchain_memkit.scoring.index import digest_of
 from langchain_memkit.testing._vector_cases import expected, facts
 from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, record
 
@@ -536,3 +538,19 @@ def test_files_of_0_1_0(path: Path) -> None:
     assert store.accesses("u1") == {}
     facts_of_file = inspect_file(path)
     assert (facts_of_file.version, facts_of_file.problems, facts_of_file.faults) == (len(MIGRATIONS), [], [])
+
+
+def test_the_vector_of_a_replaced_text_is_not_taken_for_that_text(tmp_path: Path) -> None:
+    """A round that grew keeps its id: what it said before is embedded anew for whoever says it next."""
+    with SQLiteVectorStore(tmp_path / "m.db", EMBEDDING) as store:
+        generation = store.begin("u1", "s1").generation
+        for text in ("human: hello", "human: hello\nai: hi"):
+            document = Document(text, id="r1", metadata={"user_id": "u1", "session_id": "s1", "position": 1})
+            store.index("u1")
+            store.write("u1", "s1", generation, [document], store.embed([text]))
+        store.index("u1")
+        _, looked = drive(store._look("u1", "s1"), run_step)
+        digests = [digest_of(text) for text in ("human: hello", "human: hello\nai: hi")]
+        known = store._begun(looked, digests, [])
+        assert known is not None
+        assert list(known.vectors) == digests[1:]
