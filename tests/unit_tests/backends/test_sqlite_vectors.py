@@ -21,7 +21,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_tests.integration_tests import VectorStoreIntegrationTests
 
 from langchain_memkit import SQLiteChatMessageHistory, SQLiteVectorStore, VectorMemory, purge_user
-from langchain_memkit._flow import drive, run_step
+from langchain_memkit._sync import drive
 from langchain_memkit.backends._vectors.rows import plain_row, record_row
 from langchain_memkit.backends.sqlite import database
 from langchain_memkit.backends.sqlite.database import MIGRATIONS
@@ -549,7 +549,7 @@ def test_the_vector_of_a_replaced_text_is_not_taken_for_that_text(tmp_path: Path
             store.index("u1")
             store.write("u1", "s1", generation, [document], store.embed([text]))
         store.index("u1")
-        _, looked = drive(store._look("u1", "s1"), run_step)
+        _, looked = drive(store._look("u1", "s1"))
         digests = [digest_of(text) for text in ("human: hello", "human: hello\nai: hi")]
         known = store._begun(looked, digests, [])
         assert known is not None
