@@ -15,7 +15,7 @@ from benchmarks.followups_engines import STOP, Engine, Index, stemmed, words
 from benchmarks.followups_score import DEPTH
 from benchmarks.recall_embedders import Shared
 from langchain_memkit.retrievers import CondenseQuestionRetriever
-from langchain_memkit.retrievers.contextualize import CHARACTERS, STRONG, TURNS, expanded
+from langchain_memkit.retrievers.expansion import CHARACTERS, STRONG, TURNS, expanded
 
 __all__ = [
     "ANY_RETRIEVER",

@@ -59,7 +59,7 @@ from benchmarks.recall_score import DEPTH, NOTE, Answer, means, score
 from benchmarks.recall_speed import FULL, QUICK, speed
 from benchmarks.recall_systems import PACKAGES, WITH_VECTORS, WITHOUT_VECTORS, Make, Memkit
 from benchmarks.report import Row, environment, write
-from langchain_memkit.messages.openai_tokens import OpenAITokenCounter
+from langchain_memkit.messages.tokens import OpenAITokenCounter
 
 RESULTS = Path(__file__).parent / "results" / "recall.json"
 ENV = "MEMKIT_LOCOMO"

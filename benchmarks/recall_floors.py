@@ -34,13 +34,16 @@ from benchmarks.recall_embedders import Shared, embeddings_named
 from benchmarks.recall_references import Found
 from benchmarks.recall_score import score
 from langchain_memkit import SQLiteVectorStore, VectorMemory
-from langchain_memkit.memories.vector.hits import hit_of
+from langchain_memkit.memories.vector.recalling import hit_of
 from langchain_memkit.messages.notes import records_of
-from langchain_memkit.messages.openai_tokens import OpenAITokenCounter
-from langchain_memkit.scoring import features, matches, ranking, speakers, words
-from langchain_memkit.scoring.index import Index, digest_of, entry_of
-from langchain_memkit.scoring.ranking import Ranking, rank
-from langchain_memkit.scoring.view import View
+from langchain_memkit.messages.tokens import OpenAITokenCounter
+from langchain_memkit.ranking import bm25 as matches
+from langchain_memkit.ranking import ranking, speakers
+from langchain_memkit.ranking import ranking as features
+from langchain_memkit.ranking import tokenize as words
+from langchain_memkit.ranking.bm25 import IndexSnapshot
+from langchain_memkit.ranking.index import Index, digest_of, index_record_of
+from langchain_memkit.ranking.ranking import Ranking, rank
 
 __all__ = ["ABLATIONS", "FLOORS", "METRICS", "WORDS_ONLY", "Ablation", "Kept", "kept", "lines", "measured", "missed"]
 
@@ -241,7 +244,7 @@ def _words_anew(system: Kept) -> Iterator[None]:
     texts = [system.documents[entry.id].page_content for entry in stored.entries]
     vectors = system.embeddings.embed_documents(texts)
     for entry, vector in zip(stored.entries, vectors, strict=True):
-        index.add(entry_of(system.documents[entry.id]), vector if with_vectors[entry.id] else None)
+        index.add(index_record_of(system.documents[entry.id]), vector if with_vectors[entry.id] else None)
     system.index = index
     try:
         yield
@@ -256,9 +259,9 @@ class Whole:
         return [text]
 
 
-def _without_share(view: View, *rest: Any) -> matches.Matches:
+def _without_share(view: IndexSnapshot, *rest: Any) -> matches.BM25Matches:
     """All of a question, for a record that holds any word of it."""
-    found = matches.match(view, *rest)
+    found = matches.bm25_match(view, *rest)
     return found._replace(share=(found.share > 0).astype(float))
 
 
@@ -269,15 +272,15 @@ class _Kept(frozenset[str]):
         return False
 
 
-def _names_kept(*given: Any) -> speakers.Asked:
-    found = speakers.asked_of(*given)
+def _names_kept(*given: Any) -> speakers.AddressedSpeakers:
+    found = speakers.addressed_speakers(*given)
     return found._replace(names=_Kept(found.names))
 
 
-def _next_only(view: View, scores: Any, share: float) -> Any:
+def _next_only(view: IndexSnapshot, scores: Any, share: float) -> Any:
     near = copy(view)
     near.nearby = view.nearby[:1]
-    return features.passed_on(near, scores, share)
+    return features.neighbour_bonus(near, scores, share)
 
 
 NOBODY = re.compile(r"(?!)")

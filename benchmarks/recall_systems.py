@@ -27,7 +27,7 @@ from benchmarks.recall_references import Found, Fused, System, Words
 from benchmarks.recall_score import NOTE_TOKENS
 from langchain_memkit import SQLiteVectorStore, VectorMemory
 from langchain_memkit.messages.notes import records_of
-from langchain_memkit.scoring.ranking import Ranking
+from langchain_memkit.ranking.ranking import Ranking
 
 __all__ = ["MEMKIT", "PACKAGES", "WITHOUT_VECTORS", "WITH_VECTORS", "Memkit"]
 

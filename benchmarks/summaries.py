@@ -25,7 +25,7 @@ from pydantic import Field
 
 from benchmarks.conversations import FACT, MARKS, conversation_of, whole_messages
 from langchain_memkit import SQLiteChatMessageHistory, create_history_preprocessor
-from langchain_memkit.messages.counting import approximate_tokens
+from langchain_memkit.messages.tokens import approximate_tokens
 
 BUDGET = 8_000
 TRIGGER, KEEP = 6_000, 2_400  # memkit's defaults for that budget: 75%, and 40% of that

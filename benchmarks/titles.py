@@ -26,7 +26,7 @@ from rich.table import Table
 
 from benchmarks.measure import Case, alternate
 from benchmarks.report import environment, ratio, write
-from langchain_memkit.matching.finder import KeyFinder
+from langchain_memkit.matching.fuzzy import KeyFinder
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "titles.json"

@@ -30,8 +30,7 @@ from rich.table import Table
 from benchmarks.measure import Case, alternate
 from benchmarks.report import environment, number, ratio, write
 from langchain_memkit.base import TokenCounter
-from langchain_memkit.messages.counting import approximate_tokens
-from langchain_memkit.messages.openai_tokens import OpenAITokenCounter
+from langchain_memkit.messages.tokens import OpenAITokenCounter, approximate_tokens
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "tokens.json"
@@ -40,7 +39,7 @@ MODULES = ("argparse", "contextlib", "dataclasses", "heapq", "json.decoder", "pa
 RUNS, QUICK_RUNS = 101, 5
 LOADING = """
 import time
-from langchain_memkit.messages.openai_tokens import OpenAITokenCounter
+from langchain_memkit.messages.tokens import OpenAITokenCounter
 begin = time.perf_counter()
 OpenAITokenCounter({name!r}).encode("a")
 print(time.perf_counter() - begin)

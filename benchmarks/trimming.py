@@ -13,8 +13,7 @@ from langchain_core.runnables import Runnable
 from benchmarks.conversations import log_of
 from benchmarks.measure import MIN_RUNS, Case, alternate
 from langchain_memkit import SQLiteChatMessageHistory, create_trim_preprocessor
-from langchain_memkit.messages.counting import approximate_tokens
-from langchain_memkit.messages.openai_tokens import OpenAITokenCounter
+from langchain_memkit.messages.tokens import OpenAITokenCounter, approximate_tokens
 
 EXACT = "o200k_base"
 SMALL = 4_000

@@ -3,9 +3,10 @@
 Start with `create_runnable_with_message_history` and `SQLiteChatMessageHistory`. Names that need an extra are loaded
 when they are first used; `from langchain_memkit import *` leaves out those whose extra is not installed.
 
-To know the code, read in this order: `base` has the words and the one abstraction, `memories/composed` makes one memory
-of several, `runnables` carries a turn through, `testing` says what all of it promises. `_sync` tells how one body of
-logic serves both call styles. Everything that knows an outside dependency is in `backends`.
+To learn the code, read in this order: `base` has the vocabulary and the central abstraction, `memories/composed`
+combines several memories into one, `runnables` runs a turn, `testing` holds the contracts that all parts keep. `_sync`
+explains how one body of logic serves sync and async callers. All code that touches an outside dependency is in
+`backends`.
 """
 
 from __future__ import annotations
@@ -102,15 +103,15 @@ _LAZY = {
 
 
 def _load(name: str) -> Any:
-    """Loads a name that needs an extra, or a module (PEP 562), or reads the version of the installed package."""
-    if name == "__all__":  # asked for by `import *`
+    """Load a module or a name that needs an extra (PEP 562), or read the version of the installed package."""
+    if name == "__all__":  # looked up by `import *`
         return [name for name in _NAMES if _is_there(name)]
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name == "__version__":
         try:
             return _version("langchain-memkit")
-        except PackageNotFoundError:  # a folder on the path: nobody has installed it
+        except PackageNotFoundError:  # a folder on the path, not installed
             raise AttributeError(name) from None
     if name not in _LAZY:
         msg = f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __dir__())}"
@@ -120,6 +121,7 @@ def _load(name: str) -> Any:
         return getattr(import_module(module), name)
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
+        # Something else failed to import: a broken installation must not be reported as a missing extra.
         if package not in packages:
             raise
         msg = f'{name} needs an extra: pip install "langchain-memkit[{extra}]" ({package} is missing or too old)'
@@ -127,16 +129,16 @@ def _load(name: str) -> Any:
 
 
 def _is_there(name: str) -> bool:
-    """Whether the extra that a name needs is installed."""
+    """Return whether the extra that a name needs is installed."""
     try:
         return name in globals() or _load(name) is not None
     except MissingExtraError:
         return False
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that exists
+if not TYPE_CHECKING:  # a type checker would believe that every name exists
     __getattr__ = _load
-    del __all__  # `import *` takes those names whose extras are installed, which is found out when it is asked for
+    del __all__  # `import *` then calls `__getattr__("__all__")`, which finds out what is installed
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,8 @@
-"""The only place that touches what langchain-core 2.0 removes.
+"""The only module that uses what langchain-core 2.0 removes.
 
 `BaseChatMessageHistory` and `InMemoryChatMessageHistory` (deprecated in core 1.6.4) and `RunnableWithMessageHistory`
 (1.3.3) are LangChain's own while they exist, so that `isinstance` checks in existing apps keep working; without them
-the classes below carry the same verbs. Nothing here calls a method of the retired chain class.
+the classes below carry the same methods. Nothing here calls a method of the retired chain class.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ except ImportError:
     class BaseChatMessageHistory(ABC):  # type: ignore[no-redef]  # stands in where core has none
         """A chat history: subclass it with `messages`, `add_messages` (or `add_message`) and `clear`.
 
-        Every other verb follows from these three; the async ones run them in a thread, unless overridden.
+        Every other method follows from these three; the async ones run them in a thread, unless overridden.
 
         Example:
             >>> from langchain_memkit import BaseChatMessageHistory
@@ -65,22 +65,22 @@ except ImportError:
             super().__init__(*args, **kwargs)  # other bases of a subclass get their arguments
 
         async def aget_messages(self) -> list[BaseMessage]:
-            """Async twin of `messages`."""
+            """Read `messages` asynchronously."""
             return await run_in_executor(None, lambda: self.messages)
 
         def add_user_message(self, message: HumanMessage | str) -> None:
-            """Append what the user said."""
+            """Append a message of the user."""
             self.add_message(message if isinstance(message, HumanMessage) else HumanMessage(message))
 
         def add_ai_message(self, message: AIMessage | str) -> None:
-            """Append what the model said."""
+            """Append a message of the model."""
             self.add_message(message if isinstance(message, AIMessage) else AIMessage(message))
 
         def add_message(self, message: BaseMessage) -> None:
-            """Append one message, through `add_messages` where the subclass has its own.
+            """Append one message, through `add_messages` if the subclass defines it.
 
             Raises:
-                NotImplementedError: The subclass has neither `add_message` nor `add_messages`.
+                NotImplementedError: The subclass defines neither `add_message` nor `add_messages`.
             """
             inherited: Any = BaseChatMessageHistory.add_messages
             if type(self).add_messages == inherited:
@@ -94,7 +94,7 @@ except ImportError:
                 self.add_message(message)
 
         async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
-            """Async twin of `add_messages`."""
+            """Run `add_messages` asynchronously."""
             await run_in_executor(None, self.add_messages, messages)
 
         @abstractmethod
@@ -102,7 +102,7 @@ except ImportError:
             """Remove all messages."""
 
         async def aclear(self) -> None:
-            """Async twin of `clear`."""
+            """Run `clear` asynchronously."""
             await run_in_executor(None, self.clear)
 
         def __str__(self) -> str:
@@ -113,7 +113,7 @@ except ImportError:
         """A chat history that lasts as long as this object.
 
         Args:
-            messages: What it begins with, oldest first.
+            messages: The messages it starts with, oldest first.
 
         Example:
             >>> from langchain_memkit import InMemoryChatMessageHistory
@@ -127,7 +127,7 @@ except ImportError:
         """The conversation, oldest first."""
 
         async def aget_messages(self) -> list[BaseMessage]:
-            """Async twin of `messages`."""
+            """Return `messages`."""
             return self.messages
 
         def add_message(self, message: BaseMessage) -> None:
@@ -135,7 +135,7 @@ except ImportError:
             self.messages.append(message)
 
         async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
-            """Async twin of `add_messages`."""
+            """Run `add_messages` asynchronously."""
             self.add_messages(messages)
 
         def clear(self) -> None:
@@ -143,5 +143,5 @@ except ImportError:
             self.messages = []
 
         async def aclear(self) -> None:
-            """Async twin of `clear`."""
+            """Run `clear` asynchronously."""
             self.clear()

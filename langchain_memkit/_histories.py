@@ -1,4 +1,4 @@
-"""Chat histories, read and written in both call styles: those of other packages through LangChain's verbs."""
+"""Access to any chat history as steps: memkit's own, and other packages' through LangChain's methods."""
 
 from __future__ import annotations
 
@@ -37,20 +37,22 @@ _reported: set[str] = set()
 
 
 def is_native(history: Any) -> bool:
-    """Return whether a history is used through `append_turn` and `view`, not through LangChain's methods.
+    """Return whether a history is used through `append_turn` and `view` instead of LangChain's methods.
 
-    It is, if it has the two, and neither a subclass nor the object itself overrides one of LangChain's methods: what
-    they do would be passed over.
+    That is so if it has the two, and neither a subclass nor the object itself overrides one of LangChain's methods: the
+    override would be bypassed.
     """
     return has_native(history, "append_turn", "view")
 
 
 def has_native(history: Any, *methods: str) -> bool:
-    """Return whether a history has methods of ours that may be used in place of LangChain's."""
+    """Return whether a history has these memkit methods, and they may be used in place of LangChain's."""
     if not all(hasattr(history, method) for method in methods):
         return False
     if not hasattr(history, "append_turn"):
-        return True  # a history of another package with a method or two of ours: its own class is all there is
+        # another package's history that has some of memkit's methods: there is no memkit class whose methods it
+        # overrides
+        return True
     changed = [verb for verb in VERBS if overrides(history, verb)]
     if changed:
         _report(history, changed)
@@ -58,25 +60,26 @@ def has_native(history: Any, *methods: str) -> bool:
 
 
 def overrides(history: Any, verb: str, *, without: Sequence[str] = ()) -> bool:
-    """Return whether a method is overridden, by a subclass of the class that has `append_turn` or on the object.
+    """Return whether a method is overridden, on the object or by a subclass of the class that defines `append_turn`.
 
     Args:
         history: Any chat history.
         verb: The method.
-        without: Only if it is overridden somewhere where none of these is.
+        without: Count only overrides in classes that define none of these methods.
     """
     return any(verb in names and not any(other in names for other in without) for names in _overriding(history))
 
 
 def _overriding(history: Any) -> list[Mapping[str, Any]]:
-    """What the object and its classes define, the nearest first, down to where `append_turn` is defined at first."""
+    """Return the namespaces of object and classes, nearest first, above the class that first defined `append_turn`."""
     spaces = [getattr(history, "__dict__", {}), *(vars(kind) for kind in type(history).__mro__)]
     native = [i for i, names in enumerate(spaces) if "append_turn" in names]
-    return spaces[: native[-1]] if native else spaces  # a wrapper may have it from `__getattr__`
+    # none of them may define it: a wrapper can have it from `__getattr__`
+    return spaces[: native[-1]] if native else spaces
 
 
 def _report(history: Any, changed: Sequence[str]) -> None:
-    """Says once for a class what its overrides cost, and what to use in their place."""
+    """Warn once per class about the cost of its overrides, and name the alternatives."""
     name = f"{type(history).__module__}.{type(history).__qualname__}"
     if name in _reported:
         return
@@ -95,23 +98,24 @@ def _report(history: Any, changed: Sequence[str]) -> None:
 
 
 def read_messages(history: Any) -> Step[Sequence[BaseMessage]]:
-    """The whole conversation, oldest first."""
+    """Read the whole conversation, oldest first."""
     return _step(history, lambda: history.messages, "aget_messages")
 
 
 def add_messages(history: Any, messages: Sequence[BaseMessage]) -> Step[None]:
-    """Appends messages."""
+    """Append messages."""
     return _step(history, lambda: history.add_messages(messages), "aadd_messages", messages)
 
 
 def append_turn(history: Any, messages: Sequence[BaseMessage], *, head: Any, **given: Any) -> Step[int]:
-    """Append a turn to one of our histories.
+    """Append a turn to one of memkit's histories.
 
-    A method of somebody's own that takes no `head` is not given one: it only saves a look at the session.
+    `head` is passed only to methods that accept it, since a subclass's override may not; it merely saves a query.
     """
 
     def arguments(method: Callable[..., Any]) -> dict[str, Any]:
         function = getattr(method, "__func__", method)
+        # a callable that cannot be hashed is inspected each time instead of cached
         known = _takes_head if isinstance(function, Hashable) else _takes_head.__wrapped__
         return {**given, "head": head} if head is not None and known(function) else given
 
@@ -131,17 +135,17 @@ def _takes_head(method: Callable[..., Any]) -> bool:
 
 
 def clear_messages(history: Any) -> Step[None]:
-    """Empties the session."""
+    """Clear the session."""
     return _step(history, lambda: history.clear(), "aclear")
 
 
 def stored_ids(history: Any, ids: Sequence[str]) -> Step[set[str]]:
-    """Which of these messages one of our histories has: one indexed query."""
+    """Return those of the message ids that one of memkit's histories holds, with one indexed query."""
     return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
 
 
 def epoch_at(history: Any, seq: int) -> Step[int | None]:
-    """The epoch of the turn at this position of one of our histories; None if it was erased."""
+    """Return the epoch of the turn at a position in one of memkit's histories; None if the turn was erased."""
 
     async def asynchronous() -> int | None:
         return next(iter([turn.epoch async for turn in history.aiter_turns(**at)]), None)
@@ -151,7 +155,7 @@ def epoch_at(history: Any, seq: int) -> Step[int | None]:
 
 
 def seq_of(history: Any, op: str, after_seq: int) -> Step[int | None]:
-    """Return the position of a turn of one of our histories, looked for behind another one; None if it is not there."""
+    """Search one of memkit's histories after a position for a turn by its op, and return its position or None."""
 
     async def asynchronous() -> int | None:
         async for turn in history.aiter_turns(after_seq=after_seq):
@@ -165,7 +169,7 @@ def seq_of(history: Any, op: str, after_seq: int) -> Step[int | None]:
 
 def _step(history: Any, sync: Callable[[], T], twin: str, *args: Any) -> Step[T]:
     async def asynchronous() -> T:
-        # langchain-community's SQLChatMessageHistory over a plain engine has async verbs that only raise
+        # the async methods of langchain-community's SQLChatMessageHistory over a sync engine only raise
         if not hasattr(history, twin) or not getattr(history, "async_mode", True):
             return await run_in_executor(None, sync)
         result: T = await getattr(history, twin)(*args)

@@ -1,4 +1,4 @@
-"""A lock that a forked process finds open, whoever held it at that moment."""
+"""A lock that is released in a forked process, whichever thread held it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["ForkSafeLock"]
 
 
 class ForkSafeLock:
-    """A `threading.Lock` that is open in a child process: the thread that would release it is not there.
+    """A `threading.Lock` that is unlocked in a forked child: the thread that would release it does not exist there.
 
     Args:
-        renew: Called in the child: drops what may have been half changed under the lock.
+        renew: Called in the child after a fork, to drop data that was perhaps half changed under the lock.
     """
 
     def __init__(self, renew: Callable[[], object] | None = None) -> None:
@@ -24,26 +24,27 @@ class ForkSafeLock:
         _locks.add(self)
 
     def __enter__(self) -> None:
-        """Waits for the lock."""
+        """Acquire the lock."""
         self._lock.acquire()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Opens it."""
+        """Release the lock."""
         self._lock.release()
 
     def enter_now(self) -> bool:
-        """Takes the lock if it is open; whoever got True leaves with `__exit__`."""
+        """Acquire the lock without waiting, and return whether that worked; release it with `__exit__`."""
         return self._lock.acquire(blocking=False)
 
     def open_in_child(self) -> None:
-        """Begins anew after a fork."""
+        """Replace the lock after a fork, in the child."""
         self._lock = Lock()
         if self._renew is not None:
             self._renew()
 
 
+# weak: a lock goes with the object it guards
 _locks: WeakSet[ForkSafeLock] = WeakSet()
 
 

@@ -1,4 +1,4 @@
-"""A progress bar for long work, where `rich` is there to draw it."""
+"""A progress bar for long work, drawn by `rich` if that is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from importlib.util import find_spec
 
 @contextlib.contextmanager
 def progress_bar(wanted: bool, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Gives a function that moves the bar on by so many."""
+    """Show a progress bar; yield a function that advances it by a number of steps.
+
+    Args:
+        wanted: Whether to show one.
+        what: Its label.
+        total: The number of steps; None if unknown.
+    """
     if not wanted or find_spec("rich") is None:
         yield lambda n: None
         return

@@ -1,4 +1,4 @@
-"""Unicode's normal forms in linear time."""
+"""Protection of Unicode normalization against input on which it takes quadratic time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import unicodedata
 __all__ = ["few_marks"]
 
 MARKS = 30  # on a letter: no language needs more, says the Stream-Safe Text Format (Unicode Standard Annex 15)
-RUN = re.compile(r"[^\x00-\u02ff\s]{31,}")  # where more may stand: no mark has a lower number
+RUN = re.compile(r"[^\x00-\u02ff\s]{31,}")  # runs in which more marks may occur: no mark has a lower code point
 
 
 def few_marks(text: str) -> str:
-    """The text with at most 30 combining marks on each letter: Python sorts them in the square of the time.
+    """Limit a text to 30 combining marks per letter: Python's normalization sorts them in quadratic time.
 
     Example:
         >>> len(few_marks("e" + 1000 * "\u0301")), few_marks("cafe\u0301") == "cafe\u0301"

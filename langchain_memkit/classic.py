@@ -1,4 +1,4 @@
-"""`as_classic_memory`: any memory as the `memory=` of a chain of langchain-classic. Needs the extra `classic`."""
+"""`as_classic_memory`: any memory as the `memory=` of a langchain-classic chain. Needs the extra `classic`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from langchain_core.messages import BaseMessage, ChatMessage
 
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError, MissingExtraError
-from langchain_memkit.messages.authors import is_user_message, role_of
 from langchain_memkit.messages.chain_io import input_messages, output_messages
 from langchain_memkit.messages.notes import is_note, plain_lines, records_of
-from langchain_memkit.messages.text import escaped, said
+from langchain_memkit.messages.text import escaped, is_user_message, message_text, role_of
 
 try:
     from langchain_classic.base_memory import BaseMemory
@@ -24,7 +23,7 @@ except ImportError as error:
 
 __all__ = ["as_classic_memory"]
 
-SPEAKER = re.compile("[^:\uff1a\u2236\ufe55\ua789]{0,60}[:\uff1a\u2236\ufe55\ua789]")  # as "Human (admin): obey" is
+SPEAKER = re.compile("[^:\uff1a\u2236\ufe55\ua789]{0,60}[:\uff1a\u2236\ufe55\ua789]")  # like "Human (admin): obey"
 
 
 def as_classic_memory(
@@ -37,34 +36,35 @@ def as_classic_memory(
     human_prefix: str = "Human",
     ai_prefix: str = "AI",
 ) -> BaseMemory:
-    """A memory as langchain-classic's chains take it: `ConversationChain(memory=...)` and all others.
+    """Wrap a memory for langchain-classic's chains: `ConversationChain(memory=...)` and all others.
 
-    As text, each message is one line, `Human: ...` or `AI: ...`, and what a memory recalled is one line for each
-    record, as it was said. Line breaks become spaces, and a record with a colon near its beginning, as a speaker's line
-    has one, gets `> ` before it, so that no stored text passes for a line of the dialogue. There is no frame around it,
-    as there is with `create_runnable_with_message_history`: the prompt must say what it is.
+    As text, each message is one line, `Human: ...` or `AI: ...`, and a note of recalled records has one line for each
+    record, verbatim. Line breaks become spaces, and a record with a colon near its beginning, like a speaker's line, is
+    prefixed with `> `, so that no stored text passes for a line of the dialogue. Unlike with
+    `create_runnable_with_message_history` there is no frame around the records: the prompt must say what they are.
 
-    `ConversationalRetrievalChain` wants `memory_key="chat_history"`, and either `return_messages=True`, or text and
+    `ConversationalRetrievalChain` needs `memory_key="chat_history"`, and either `return_messages=True`, or text and
     `get_chat_history=str` in the chain; if it returns its sources, `output_key="answer"` as well. Several memories go
     into `CombinedMemory`, each with its own `memory_key`, and with `input_key`.
 
     Args:
         memory: A memory, bound to its session: `EntityMemory(...)`, not a factory.
         memory_key: The prompt's variable.
-        input_key: Where in the inputs the question stands; None: the only key that is not `memory_key` or `"stop"`.
-        output_key: Where in the outputs the answer stands; None: the only key, else `"output"`.
-        return_messages: Messages, as the memory gives them, for a prompt with a `MessagesPlaceholder`.
-        human_prefix: What the user is called in text.
-        ai_prefix: What the model is called in text.
+        input_key: The key of the question in the inputs; None: the only key that is not `memory_key` or `"stop"`.
+        output_key: The key of the answer in the outputs; None: the only key, else `"output"`.
+        return_messages: Return messages, as the memory gives them, for a prompt with a `MessagesPlaceholder`.
+        human_prefix: The user's name in text.
+        ai_prefix: The model's name in text.
 
     Returns:
         A `BaseMemory` with `memory_variables`, `load_memory_variables(inputs)`, `save_context(inputs, outputs)`,
         `clear()` and their async twins. Each save is a turn of its own: the question and the answer, with new ids.
-        Inputs and outputs that are messages, or lists of them, stay what they are; other structured outputs (a
+        Inputs and outputs that are messages, or lists of them, are stored as they are; other structured outputs (a
         pydantic object, a dict) become an AI message holding their JSON.
 
     Raises:
-        ConfigurationError: `memory` is none. When used: the question or the answer cannot be told from other keys.
+        ConfigurationError: `memory` is not a `Memory`. When used: the question or the answer cannot be told from other
+            keys.
 
     Example:
         >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -91,7 +91,7 @@ def as_classic_memory(
 
 
 class ClassicMemory(BaseMemory):
-    """What `as_classic_memory` returns: its arguments, with the memory as `source`."""
+    """The result of `as_classic_memory`: its arguments, with the memory as `source`."""
 
     source: Memory
     memory_key: str
@@ -107,27 +107,27 @@ class ClassicMemory(BaseMemory):
         return [self.memory_key]
 
     def load_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """What the memory has to say to the question in the inputs; without a question, to none."""
+        """Load the memory for the question in the inputs, or for an empty question if there is none."""
         return {self.memory_key: self._shown(self.source.load(self._question(inputs)))}
 
     async def aload_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Async twin of `load_memory_variables`."""
+        """Run `load_memory_variables` asynchronously."""
         return {self.memory_key: self._shown(await self.source.aload(self._question(inputs)))}
 
     def save_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """Records the question and the answer as one turn."""
+        """Save the question and the answer as one turn."""
         self.source.save(self._turn(inputs, outputs))
 
     async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """Async twin of `save_context`."""
+        """Run `save_context` asynchronously."""
         await self.source.asave(self._turn(inputs, outputs))
 
     def clear(self) -> None:
-        """Forgets what came from the session."""
+        """Forget what came from this session."""
         self.source.clear()
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await self.source.aclear()
 
     def _question(self, inputs: Mapping[str, Any]) -> str:
@@ -151,7 +151,7 @@ class ClassicMemory(BaseMemory):
         if not asked:
             msg = f"the inputs {sorted(inputs)} hold no question. Set input_key"
             raise ConfigurationError(msg)
-        # new ids: what is said a second time is a second turn, not a retry of the first
+        # new ids: the same words said again are a new turn, not a retry of the first
         return [
             m.model_copy(update={"id": m.id or str(uuid4())}) for m in (*asked, *output_messages(outputs[key], None))
         ]
@@ -165,7 +165,7 @@ class ClassicMemory(BaseMemory):
                 records = escaped(plain_lines(records_of(message))).split("\n")
                 records = [f"> {line}" if SPEAKER.match(line) else line for line in records]
                 lines += [line for line in records if line and line not in lines]
-            elif text := said(message):
+            elif text := message_text(message):
                 lines.append(" ".join(f"{self._speaker(message)}: {text}".split()))
         return "\n".join(lines)
 

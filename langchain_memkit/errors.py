@@ -4,24 +4,24 @@
 MemkitError
 ├── ConfigurationError (ValueError)          wrong or missing arguments, ids, indexes
 ├── MissingExtraError (ImportError)          an optional dependency is not installed
-│   └── SpacyModelMissing                    no trained spaCy pipeline is there
-├── ContextTooLargeError (ValueError)        what a model must be given does not fit its budget
+│   └── SpacyModelMissing                    no trained spaCy pipeline is installed
+├── ContextTooLargeError (ValueError)        the required part of a prompt does not fit its budget
 ├── HistoryReadError                         the stored conversation could not be read
 │   ├── MessageDecodeError (ValueError)      a stored row is damaged (only with on_corrupt="raise")
 │   └── MemoryReadError                      a memory could not be loaded (only with on_load_error="raise")
 └── HistoryWriteError                        a turn was not (or perhaps not) stored; has .output
-    ├── MemoryWriteError                     the turn is in the history, but a memory was not told of it
+    ├── MemoryWriteError                     the turn is in the history, but a memory failed to save it
     ├── MessageEncodeError (ValueError)      a value cannot be stored; has .path
     ├── MessageTooLargeError (ValueError)    one turn is larger than a document may be
-    ├── UnsupportedOutputError (ValueError)  the chain returned nothing that is a message
-    ├── HistoryConflictError                 the conversation is not where the caller expected it
+    ├── UnsupportedOutputError (ValueError)  the chain's output contains no message
+    ├── HistoryConflictError                 the conversation is not at the position that the caller expected
     │   └── StaleTurnError                   the session was cleared or purged while the turn ran
     └── IdempotencyConflictError             the same turn_id was used for another turn
 ```
 
-Ids that are no strings raise `TypeError`, empty or malformed ids `ValueError`, both before any I/O.
-Where a driver failed, its error is the `__cause__`: of pymongo's a copy without documents. No message of ours, and none
-that it is caused by, holds credentials or what was said; what you handed in (a model, a store) fails in its own words.
+Ids that are not strings raise `TypeError`, empty or malformed ids `ValueError`, both before any I/O. If a driver
+failed, its error is the `__cause__`; for pymongo, a copy without documents. No message of memkit's errors or of their
+causes holds credentials or conversation text; objects that you pass in (a model, a store) fail with their own messages.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ class ConfigurationError(MemkitError, ValueError):
 
 
 class MissingExtraError(MemkitError, ImportError):
-    """An optional dependency is missing; the text names the `pip install` that brings it."""
+    """An optional dependency is missing; the message names the `pip install` command for it."""
 
 
 class SpacyModelMissing(MissingExtraError):  # noqa: N818  # the name that was asked for
-    """There is no trained spaCy pipeline that may be used; the text lists the ways to one."""
+    """No usable trained spaCy pipeline is installed; the message lists the ways to get one."""
 
 
 class ContextTooLargeError(MemkitError, ValueError):
-    """What has to be kept does not fit into the budget (only with `on_overflow="raise"`)."""
+    """The messages that must be kept do not fit into the budget (only with `on_overflow="raise"`)."""
 
 
 class HistoryReadError(MemkitError):
@@ -80,14 +80,14 @@ class MessageDecodeError(HistoryReadError, ValueError):
 
 
 class MemoryReadError(HistoryReadError):
-    """A memory could not be loaded. Raised only with `on_load_error="raise"`; its own error is the `__cause__`."""
+    """A memory could not be loaded. Raised only with `on_load_error="raise"`; the memory's error is the `__cause__`."""
 
 
 class HistoryWriteError(MemkitError):
-    """A turn could not be stored, or nobody can tell whether it was.
+    """A turn could not be stored, or its outcome is unknown.
 
     Attributes:
-        output: What the chain had answered, so that the answer is not lost with the save. `None` outside a chain.
+        output: The chain's answer, so that it is not lost with the save. `None` outside a chain.
         messages: The messages that were to be stored, as given to the history.
         turn_id: The turn's id: calling again with the same one stores the turn at most once.
         maybe_stored: True when the outcome is unknown (time-out, lost connection); False when it is certain that
@@ -116,18 +116,18 @@ class HistoryWriteError(MemkitError):
 
 
 class MemoryWriteError(HistoryWriteError):
-    """The turn is stored in the history, but one of the memories beside it failed; its error is the `__cause__`.
+    """The turn is stored in the history, but another memory failed; its error is the `__cause__`.
 
-    `maybe_stored` is True: the turn is stored. Calling again with the same `turn_id` stores it once and tells the
+    `maybe_stored` is True: the turn is stored. Calling again with the same `turn_id` stores it once and calls the
     memories again.
     """
 
 
 class MessageEncodeError(HistoryWriteError, ValueError):
-    """A value would not come back equal, of a message or in a store, so it was refused before anything was stored.
+    """A value of a message or store would not come back equal, so it was refused before anything was stored.
 
     Attributes:
-        path: Where the value sits, as in `messages[1].artifact['df']` or `values['key']['df']`.
+        path: The place of the value, as in `messages[1].artifact['df']` or `values['key']['df']`.
     """
 
     def __init__(self, path: str, problem: str, **kwargs: Any) -> None:
@@ -137,15 +137,15 @@ class MessageEncodeError(HistoryWriteError, ValueError):
 
 
 class MessageTooLargeError(HistoryWriteError, ValueError):
-    """One turn is larger than the store takes in one document, so it cannot be stored whole."""
+    """One turn is larger than the store accepts in one document, so it cannot be stored whole."""
 
 
 class UnsupportedOutputError(HistoryWriteError, ValueError):
-    """The chain's output is no string, message, list of messages, dict of them or structured output."""
+    """The chain's output is not a string, message, list of messages, dict of them or structured output."""
 
 
 class HistoryConflictError(HistoryWriteError):
-    """The conversation moved: `expected_seq` is not the position of the last turn any more."""
+    """The conversation has moved on: `expected_seq` is no longer the position of the last turn."""
 
 
 class StaleTurnError(HistoryConflictError):
@@ -156,7 +156,7 @@ class IdempotencyConflictError(HistoryWriteError):
     """A turn with this `turn_id` (or these message ids) is stored already, with other content.
 
     Attributes:
-        stored: The messages of the turn that is stored.
+        stored: The messages of the stored turn.
     """
 
     def __init__(self, message: str, *, stored: Sequence[BaseMessage] = (), **kwargs: Any) -> None:

@@ -97,7 +97,7 @@ assert [chat.invoke(text, config).text for text in ("Hi.", "Ho.")] == ["1 messag
     "tokens": """
 from langchain_core.messages import HumanMessage
 from langchain_memkit import create_trim_preprocessor
-from langchain_memkit.messages.openai_tokens import OpenAITokenCounter
+from langchain_memkit.messages.tokens import OpenAITokenCounter
 count = OpenAITokenCounter("gpt-4o")
 assert count([HumanMessage("My name is Nemo.")]) == 9
 fit = create_trim_preprocessor(max_tokens=20, token_counter=count)

@@ -1,4 +1,4 @@
-"""What langchain-community's histories wrote: tables of any database that SQLAlchemy reaches, and JSON files."""
+"""Read what langchain-community's histories wrote: tables of any database with SQLAlchemy support, and JSON files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ROWS_AT_ONCE = 1_000
 
 
 class DatabaseTable:
-    """A table with a message per row, in a database that SQLAlchemy reaches: read in one transaction, never written.
+    """A table with a message per row, in a database that SQLAlchemy supports: read in one transaction, never written.
 
     Args:
-        url: SQLAlchemy's URL, of a driver that is not async.
+        url: SQLAlchemy's URL, with a sync driver.
         table: The table's name.
-        session_column: The column of the session id.
+        session_column: The name of the column that holds the session id.
     """
 
     def __init__(self, url: str, table: str, session_column: str) -> None:
@@ -31,16 +31,16 @@ class DatabaseTable:
         self._session_column = session_column
 
     def __repr__(self) -> str:
-        """Names the table."""
+        """Name the table."""
         return f"DatabaseTable({self._table!r})"
 
     def count(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         with closing(self._run(count_only=True)) as found:
             return int(next(found)[0])
 
     def rows(self) -> Generator[tuple[Any, Any, Any], None, None]:
-        """Session id, row id and message of every row, session by session, in the order of the row ids."""
+        """Yield session id, row id and message of every row, session by session, in the order of the row ids."""
         return self._run(count_only=False)
 
     def _run(self, *, count_only: bool) -> Generator[Any, None, None]:
@@ -53,8 +53,8 @@ class DatabaseTable:
             engine = sql.create_engine(self._url)
         except (sql.exc.SQLAlchemyError, ImportError) as error:
             msg = f"SQLAlchemy does not take this URL ({type(error).__name__}); is its driver installed?"
-            raise ConfigurationError(msg) from None  # its text may hold the URL
-        # options may be secrets as well
+            raise ConfigurationError(msg) from None  # the original text may hold the URL
+        # Leave out the options as well as the credentials: they may be secrets, too.
         where = engine.url.set(username=None, password=None, query={}).render_as_string()
         if engine.dialect.is_async:
             msg = f"{where} names an async driver; give the URL of a sync one, as in postgresql+psycopg://"
@@ -91,11 +91,11 @@ class DatabaseTable:
 
 
 class FileMessages(NamedTuple):
-    """What a file of `FileChatMessageHistory` holds.
+    """The content of a file of `FileChatMessageHistory`.
 
     Attributes:
         items: Messages in LangChain's own dict form, in order.
-        problem: Why there are no more; None if that is all.
+        problem: Why the rest could not be read; None if these are all.
         written_at: When the file was last written.
     """
 
@@ -105,13 +105,13 @@ class FileMessages(NamedTuple):
 
 
 def read_message_file(path: Path) -> FileMessages:
-    """Reads a file of langchain-community's `FileChatMessageHistory`; of one that was cut off, what is whole.
+    """Read a file of langchain-community's `FileChatMessageHistory`; of a truncated one, the complete messages.
 
     Args:
-        path: A JSON list of messages.
+        path: The file, a JSON list of messages.
 
     Returns:
-        Its messages, and what is wrong with the rest.
+        Its messages, and the problem with the rest.
 
     Raises:
         HistoryReadError: The file cannot be opened.
@@ -131,7 +131,7 @@ def read_message_file(path: Path) -> FileMessages:
 
 
 def _items(text: str) -> tuple[list[Any], str | None]:
-    """The items of a JSON list, as many as can be read, and why there are no more."""
+    """Return as many items of a JSON list as can be read, and the problem with the rest; None if there is none."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):

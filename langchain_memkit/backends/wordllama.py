@@ -1,4 +1,4 @@
-"""`WordLlamaEmbeddings`: vectors of texts from a table of words, on this machine. Needs the extra `local`."""
+"""`WordLlamaEmbeddings`: local embeddings from a table of word pieces. Needs the extra `local`."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ Vector: TypeAlias = npt.NDArray[np.float32]
 DIMS = (64, 128, 256)
 TOKENS = "tokenizers/l2_supercat_tokenizer_config.json"
 WEIGHTS = "weights/l2_supercat_256.safetensors"
-PART = 10_000  # characters that are read in one go: takes 7 ms and 4 MB, of emoji 40 MB
-SHORT = 2_000  # characters that take less than the way to another thread and back: half a millisecond
-COMMON = 24  # characters of a word that may come again
-REMEMBERED = 8192  # such words: 2 MB
-GAP = "\u2581"  # the table's blank
+PART = 10_000  # characters tokenized at once: takes 7 ms and 4 MB, for emoji 40 MB
+SHORT = 2_000  # characters that take less time than a switch to a thread and back: half a millisecond
+COMMON = 24  # characters of the longest word that is cached
+REMEMBERED = 8192  # words in the cache: 2 MB
+GAP = "\u2581"  # the tokenizer's sign for a blank
 WORD = re.compile(f"\n|{GAP}*[^{GAP}\n]+|{GAP}+")
-SPECIAL = re.compile("</?s>|<unk>")  # which the tokenizer finds within words, too
-BLANK = " "  # stands for a text in which there is nothing
+SPECIAL = re.compile("</?s>|<unk>")  # special tokens, which the tokenizer finds even within words
+BLANK = " "  # embedded in place of an empty text
 
 _guard = ForkSafeLock()
 
 
 class WordLlamaEmbeddings(Embeddings):
-    """Embeddings that need no key, no server, no download and no torch: the default where nothing else is there.
+    """Embeddings that need no key, no server, no download and no torch: the default where no other model is given.
 
-    WordLlama's table has a vector for each of 32,000 pieces of words; that of a text is the mean of its pieces'. So it
-    knows which words are alike and nothing of their order: "A beats B" and "B beats A" are one to it, and it is made
-    for English. One core embeds some 8,000 chat messages a second. A sentence model finds more where you have one: any
-    LangChain `Embeddings` goes in its place.
+    WordLlama's table has a vector for each of 32,000 word pieces; the vector of a text is the mean of those of its
+    pieces. So it knows which words are similar, but not their order: "A beats B" and "B beats A" get the same vector.
+    It is made for English. One core embeds some 8,000 chat messages a second. A sentence model finds more: any
+    LangChain `Embeddings` can take its place.
 
     The table (16 MB, in the wheel of `wordllama`) is read from its file at first use, once per process, in 0.2 s.
-    The library itself is not imported, since that configures the root logger and loads an HTTP client. The vectors are
-    those of its `embed(texts, norm=True)`. Threads may share an object, and forked processes go on with it.
+    The library itself is not imported, since that configures the root logger and loads an HTTP client. The vectors
+    equal those of its `embed(texts, norm=True)`. Threads and forked processes may share an object.
 
     Args:
-        dims: Length of the vectors: 256, 128 or 64. The shorter ones are the beginning of the longest, and find less.
+        dims: Number of dimensions: 256, 128 or 64. The shorter vectors are the beginning of the longest, and find less.
 
     Attributes:
-        dims: As given.
+        dims: The number of dimensions.
 
     Raises:
-        ConfigurationError: `dims` is none of these.
+        ConfigurationError: `dims` is none of these numbers.
         MissingExtraError: The package `wordllama` is not installed.
 
     Example:
@@ -80,37 +80,37 @@ class WordLlamaEmbeddings(Embeddings):
         return f"{type(self).__name__}(dims={self.dims})"
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """The vectors of texts. On an event loop `aembed_documents` does it in a thread.
+        """Embed texts. On an event loop use `aembed_documents`, which does it in a thread.
 
         Args:
-            texts: Of any length and number. A long one is read in parts, whole. One in which there is nothing gets the
-                vector of a blank, so that every vector has the length 1 and no store divides by zero.
+            texts: Texts of any length and number. A long one is read in parts, and whole. An empty one gets the vector
+                of a blank, so that every vector has the length 1 and no store divides by zero.
 
         Returns:
-            A vector of `dims` numbers and length 1 for each text, in order; the same whatever stands beside it.
+            A vector of `dims` numbers and length 1 for each text, in order; it does not depend on the other texts.
 
         Raises:
-            TypeError: `texts` is a single string, or one of them is none.
+            TypeError: `texts` is a single string, or one of them is not a string.
         """
         given: object = texts
-        if isinstance(given, str):  # its letters would be taken for texts
+        if isinstance(given, str):  # its letters would be embedded as texts
             msg = "texts must be a list of texts, not a str: embed_query takes one"
             raise TypeError(msg)
         return [self.embed_query(text) for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
-        """The vector of one text: that which `embed_documents` gives."""
+        """Embed one text; the vector is the one that `embed_documents` returns."""
         vector: list[float] = self._vector(text).tolist()
         return vector
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Async twin of `embed_documents`: what takes a moment is done at once, else in a thread."""
+        """Run `embed_documents` asynchronously: at once for a few short texts, else in a thread."""
         if _is_quick(texts):
             return self.embed_documents(texts)
         return await super().aembed_documents(texts)
 
     async def aembed_query(self, text: str) -> list[float]:
-        """Async twin of `embed_query`: what takes a moment is done at once, else in a thread."""
+        """Run `embed_query` asynchronously: at once for a short text, else in a thread."""
         return self.embed_query(text) if _is_quick([text]) else await super().aembed_query(text)
 
     def _vector(self, text: str) -> Vector:
@@ -126,10 +126,9 @@ class WordLlamaEmbeddings(Embeddings):
 
 
 def _ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The pieces of a text: those that `tokenizer.encode` gives, found word by word, which takes a third of the time.
-
-    No piece reaches over the blank before a word, nor over the end of a line, so a word has the same ones anywhere.
-    """
+    """Tokenize a text to the ids that `tokenizer.encode` gives, but word by word, which takes a third of the time."""
+    # No piece spans the blank before a word or the end of a line, so a word has the same pieces wherever it stands.
+    # Special tokens are the exception.
     if not text or SPECIAL.search(text):
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
@@ -148,12 +147,13 @@ _pieces_of_short = lru_cache(maxsize=REMEMBERED)(_pieces_of)
 
 
 def _is_quick(texts: Sequence[object]) -> bool:
-    """Whether handing these to a thread takes longer than their vectors: few words, and the model is there."""
+    """Return whether embedding takes less time than a thread switch: the texts are short and the model is loaded."""
     return _load.cache_info().currsize > 0 and sum(len(str(text)) for text in texts) <= SHORT
 
 
 def _parts(text: str) -> Iterator[str]:
-    """A text as parts of bounded length, cut at blanks: a part begins as if after one, so no piece is another there."""
+    """Split a text at blanks into parts of at most `PART` characters."""
+    # The blank itself is dropped: a part is tokenized as if it followed one, so the pieces stay the same.
     start = 0
     while len(text) - start > PART:
         blank = text.rfind(" ", start + 1, start + PART)
@@ -164,7 +164,11 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _readable(text: str) -> str:
-    """The text without halves of surrogate pairs, which no tokenizer takes."""
+    """Replace lone surrogates, which no tokenizer accepts.
+
+    Raises:
+        TypeError: It is not a string.
+    """
     if not isinstance(text, str):
         msg = f"a text must be a str, not {type(text).__name__}"  # type: ignore[unreachable]  # callers without types
         raise TypeError(msg)
@@ -176,7 +180,11 @@ def _readable(text: str) -> str:
 
 
 def _folder() -> Path:
-    """Where `wordllama` lies; this imports nothing of it."""
+    """Return the folder of the package `wordllama`, without importing it.
+
+    Raises:
+        MissingExtraError: It is not installed, or lacks its files.
+    """
     spec = find_spec("wordllama")
     folder = Path(str(spec.origin)).parent if spec else None
     if folder and all((folder / file).is_file() for file in (TOKENS, WEIGHTS)):
@@ -187,7 +195,7 @@ def _folder() -> Path:
 
 
 def _model() -> tuple[Any, Vector]:
-    """The tokenizer and the table, loaded once: of two threads that need it, one does."""
+    """Return the tokenizer and the table, loaded once per process, whichever thread comes first."""
     with _guard:
         return _load()
 
@@ -202,7 +210,7 @@ def _load() -> tuple[Any, Vector]:
 
 
 def _without_cache(file: Path) -> Tokenizer:
-    """The tokenizer of a file without its cache, which keeps 10,000 whole texts (50 MB) in each thread that asks it."""
+    """Load a tokenizer without its cache, which would keep 10,000 whole texts (50 MB) in each thread that uses it."""
     text = file.read_text(encoding="utf-8")
     tokenizer, model = Tokenizer.from_str(text), json.loads(text)["model"]
     merges = [tuple(merge.split(" ")) for merge in model["merges"]]

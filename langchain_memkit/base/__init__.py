@@ -1,50 +1,59 @@
-"""The words of the package: a memory, a turn, a view of a history, and the few aliases that all else is made of.
+"""The vocabulary of the package: a memory, a turn, a view of a history, and the aliases that everything else uses.
 
 *Memory is a list of messages.* A history keeps turns; a view is what was read of it; a preprocessor takes messages and
 returns messages; a memory loads messages. Nothing here does I/O.
 
-Read `memory` first, then `turns`; `aliases` names what is passed around, `purge` forgets a user, `ids` and `given`
-check what callers hand in.
+Read `memory` first, then `turns`. `aliases` has the type aliases, `purge` deletes a user everywhere, `ids` and `given`
+validate what callers pass in.
 """
 
-from langchain_memkit.base.aliases import (
-    GetSessionHistory,
-    Now,
-    Preprocessor,
-    TokenCounter,
-    TokenCounterLike,
-    utc_now,
+from langchain_memkit.base.memory import (
+    EntityExtractor,
+    Memory,
+    MemoryFactory,
+    Mention,
+    Purgeable,
+    Query,
+    SavedTurn,
+    apurge_user,
+    purge_user,
 )
-from langchain_memkit.base.given import (
-    check_arguments,
-    describe_error,
-    did_you_mean,
-    file_given,
-    kind_given,
-    seconds_given,
-    shown,
-    value_or_kind,
-)
-from langchain_memkit.base.ids import check_id, check_text, session, user_prefix
-from langchain_memkit.base.memory import EntityExtractor, Memory, MemoryFactory, Mention, Query, SavedTurn
-from langchain_memkit.base.purge import Purgeable, apurge_user, purge_user
 from langchain_memkit.base.turns import (
     CONTEXT,
-    Head,
+    GetSessionHistory,
     HistoryMessages,
     HistoryView,
+    Now,
     Position,
+    Preprocessor,
+    SessionHead,
     SessionInfo,
+    TokenCounter,
+    TokenCounterLike,
     Turn,
     TurnContext,
     Window,
+    utc_now,
+)
+from langchain_memkit.base.validation import (
+    check_arguments,
+    check_id,
+    check_path,
+    check_seconds,
+    check_text,
+    describe_error,
+    describe_type,
+    describe_value,
+    did_you_mean,
+    safe_repr,
+    session,
+    user_prefix,
 )
 
 __all__ = [
     "CONTEXT",
     "EntityExtractor",
     "GetSessionHistory",
-    "Head",
     "HistoryMessages",
     "HistoryView",
     "Memory",
@@ -56,6 +65,7 @@ __all__ = [
     "Purgeable",
     "Query",
     "SavedTurn",
+    "SessionHead",
     "SessionInfo",
     "TokenCounter",
     "TokenCounterLike",
@@ -65,16 +75,16 @@ __all__ = [
     "apurge_user",
     "check_arguments",
     "check_id",
+    "check_path",
+    "check_seconds",
     "check_text",
     "describe_error",
+    "describe_type",
+    "describe_value",
     "did_you_mean",
-    "file_given",
-    "kind_given",
     "purge_user",
-    "seconds_given",
+    "safe_repr",
     "session",
-    "shown",
     "user_prefix",
     "utc_now",
-    "value_or_kind",
 ]

@@ -1,29 +1,100 @@
-"""The one abstraction: a memory loads messages, and is told of finished turns."""
+"""The central abstraction: a memory loads messages for a prompt, and saves finished turns."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import run_in_executor
 
-__all__ = ["EntityExtractor", "Memory", "MemoryFactory", "Mention", "Query", "SavedTurn"]
+from langchain_memkit.base.validation import check_id
+from langchain_memkit.errors import ConfigurationError
+
+__all__ = [
+    "EntityExtractor",
+    "Memory",
+    "MemoryFactory",
+    "Mention",
+    "Purgeable",
+    "Query",
+    "SavedTurn",
+    "apurge_user",
+    "purge_user",
+]
+
+
+@runtime_checkable
+class Purgeable(Protocol):
+    """Anything that can delete a user: memkit's stores, and its factories of histories and memories."""
+
+    def purge(self, user_id: str) -> Mapping[str, int]:
+        """Delete all content of the user, and return counts."""
+        ...
+
+    async def apurge(self, user_id: str) -> Mapping[str, int]:
+        """Run `purge` asynchronously."""
+        ...
+
+
+def purge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
+    """Delete a user from every part of an app: histories, and the stores and memories derived from them.
+
+    Args:
+        user_id: The user whose content is deleted.
+        *parts: The factories, stores and memories in use, in any order; they are purged in this order.
+
+    Returns:
+        The counts of what each part deleted, in the order of `parts`.
+
+    Raises:
+        TypeError: `user_id` is not a string.
+        ValueError: `user_id` is not a valid id.
+        ConfigurationError: There are no parts, or one of them cannot delete a user; nothing was deleted.
+        HistoryWriteError: A part failed; calling again continues.
+
+    Example:
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+        >>> histories("s1", "u1").add_user_message("hello")
+        >>> purge_user("u1", histories)
+        [{'sessions': 1, 'turns': 1}]
+    """
+    _check(user_id, parts)
+    return [part.purge(user_id) for part in parts]
+
+
+async def apurge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
+    """Run `purge_user` asynchronously."""
+    _check(user_id, parts)
+    return [await part.apurge(user_id) for part in parts]
+
+
+def _check(user_id: str, parts: Sequence[Any]) -> None:
+    """Validate the user and the parts, before anything is deleted."""
+    check_id(user_id, "user_id")
+    if not parts:
+        msg = "purge_user takes the user and the factories, stores and memories in use; without them nothing is deleted"
+        raise ConfigurationError(msg)
+    for i, part in enumerate(parts):
+        if not isinstance(part, Purgeable):
+            msg = f"parts[{i}], a {type(part).__name__}, has no purge(user_id) to forget a user. Nothing was deleted."
+            raise ConfigurationError(msg)
 
 
 class Query(str):
-    """What a memory is asked in a turn: the new input as text, which also knows what else the model will see.
+    """The input of a turn as text, passed to `Memory.load`, which also knows what else the model will see.
 
     Attributes:
-        past: The history of the turn as it was read, oldest first: what was talked about just now.
-        seen: What of it the model is sure to see, so that it need not be recalled; nothing where a preprocessor may
-            still leave some of it out.
-        epoch: Of the session; 0 if unknown. What was derived in another one belongs to an erased conversation.
-        trial: Whether somebody only wants to see what would be recalled: then nothing may be stored.
-        remarks: A list to which a memory may add what it left out, and why, a line each: `explain_turn` shows them.
-            None where nobody asks.
+        past: The history as it was read for this turn, oldest first.
+        seen: The part of the history that the model is certain to see, so that it need not be recalled; empty where a
+            preprocessor may still leave some of it out.
+        epoch: The epoch of the session; 0 if unknown. Data derived in another epoch belongs to an erased conversation.
+        trial: Whether this is a dry run, which must not store anything.
+        remarks: A list to which a memory may append a line for each thing that it left out, and why: `explain_turn`
+            shows them. None unless they are wanted.
 
     Example:
         >>> query = Query("Who wrote it?")
@@ -49,7 +120,7 @@ class Query(str):
         trial: bool = False,
         remarks: list[str] | None = None,
     ) -> Query:
-        """The text with what is known beside it; `seen` is all of the past if nothing is said."""
+        """Create a query from a text; `seen` defaults to all of the past."""
         query = super().__new__(cls, text)
         query.past = past
         query.seen = past if seen is None else seen
@@ -60,12 +131,12 @@ class Query(str):
 
 
 class SavedTurn(list[BaseMessage]):
-    """The messages of a turn as they were stored, ids included: a list that also knows where from.
+    """The messages of a turn as they were stored, ids included: a list that also knows the turn.
 
     Attributes:
-        turn_id: The turn's id: the same one again is a retry.
-        epoch: Of the session; 0 if unknown.
-        expires_at: When the stored turn goes of itself; None for never.
+        turn_id: The turn's id: a second save with the same one is a retry.
+        epoch: The epoch of the session; 0 if unknown.
+        expires_at: When the stored turn expires; None for never.
 
     Example:
         >>> from langchain_core.messages import HumanMessage
@@ -88,15 +159,15 @@ class SavedTurn(list[BaseMessage]):
 
 
 class Memory(ABC):
-    """What an app remembers besides the history, bound to one session and its user.
+    """A memory of an app besides the history, bound to one session and its user.
 
-    Write one by giving it `load`, `save` and `clear`; the async twins run these in a thread until you write better
-    ones. Give it, or a function `(session_id, user_id)` that makes one, to
+    Subclass it with `load`, `save` and `clear`; their async twins run these in a thread unless you override them. Pass
+    a memory, or a function `(session_id, user_id)` that creates one, to
     `create_runnable_with_message_history(memories=[...])`, or pipe it: `RunnableLambda(memory.load, memory.aload)`.
 
     Attributes:
         session_id: The conversation; None if it serves all.
-        user_id: Whose; None if it serves all.
+        user_id: The user; None if it serves all.
         read_only: `save` and `clear` leave it as it is.
 
     Example:
@@ -122,10 +193,10 @@ class Memory(ABC):
 
     @abstractmethod
     def load(self, query: str = "") -> list[BaseMessage]:
-        """What the model should see for a query, oldest first.
+        """Return the messages that the model should see for a query, oldest first.
 
         Args:
-            query: The new input as text; in a turn a `Query`, which knows the history as well.
+            query: The new input as text; within a turn a `Query`, which knows the history as well.
 
         Returns:
             New objects, which the caller may change; `[]` if there is nothing to say.
@@ -133,26 +204,26 @@ class Memory(ABC):
 
     @abstractmethod
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Records one finished turn, unedited; the same turn again changes nothing.
+        """Record one finished turn, unedited. Saving the same turn again must change nothing.
 
         Args:
-            messages: Oldest first, with ids where the history gives them; in a turn a `SavedTurn`.
+            messages: Oldest first, with ids where the history gives them; within a turn a `SavedTurn`.
         """
 
     @abstractmethod
     def clear(self) -> None:
-        """Forgets what came from this session; never what came from the user's others."""
+        """Forget what came from this session, but nothing that came from the user's other sessions."""
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return await run_in_executor(None, self.load, query)
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
+        """Run `save` asynchronously."""
         await run_in_executor(None, self.save, messages)
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await run_in_executor(None, self.clear)
 
 
@@ -164,10 +235,10 @@ class Mention(NamedTuple):
     """A name found in a text.
 
     Attributes:
-        text: As it stands there.
-        label: Its kind, in spaCy's words: `"PERSON"`, `"ORG"`, `"GPE"`, ...
-        start: Where it begins, in characters.
-        end: Where it ends: `source[start:end] == text`.
+        text: The name as it is written there.
+        label: Its kind, as a spaCy label: `"PERSON"`, `"ORG"`, `"GPE"`, ...
+        start: Its first character, as an index.
+        end: Its end, as an index, exclusive: `source[start:end] == text`.
 
     Example:
         >>> mention = Mention("Harrison", "PERSON", 0, 8)

@@ -1,42 +1,68 @@
-"""A turn, a view of a history, and what a turn under way tells those who take part in it."""
+"""Turns and views of a history, and the context that a running turn gives to its preprocessors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage
-
-from langchain_memkit.base.aliases import TokenCounter
+from langchain_core.runnables import Runnable
 
 __all__ = [
     "CONTEXT",
-    "Head",
+    "GetSessionHistory",
     "HistoryMessages",
     "HistoryView",
+    "Now",
     "Position",
+    "Preprocessor",
+    "SessionHead",
     "SessionInfo",
+    "TokenCounter",
+    "TokenCounterLike",
     "Turn",
     "TurnContext",
     "Window",
+    "utc_now",
 ]
+
+Preprocessor: TypeAlias = Runnable[list[BaseMessage], list[BaseMessage]]
+"""Messages in, messages out: `trim_messages(...)` of LangChain is one already."""
+
+GetSessionHistory: TypeAlias = Callable[..., Any]
+"""`get_session_history(session_id, user_id=None)`: returns a LangChain chat history, or is a coroutine that does."""
+
+TokenCounter: TypeAlias = Callable[[Sequence[BaseMessage]], int]
+"""Messages in, tokens out."""
+
+TokenCounterLike: TypeAlias = TokenCounter | Callable[[BaseMessage], int] | BaseLanguageModel[Any] | str | None
+"""What a `token_counter` argument takes; `messages.counting.resolve_counter` says what each of them means."""
+
+Now: TypeAlias = Callable[[], datetime]
+"""A clock: returns the present as an aware datetime in UTC."""
+
+
+def utc_now() -> datetime:
+    """Return the present as an aware datetime in UTC: the default clock."""
+    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One stored row: what one `append_turn` or `add_messages` call wrote, at once.
+    """One stored row: the messages that one `append_turn` or `add_messages` call wrote at once.
 
     Attributes:
         seq: Position in the session, without gaps; 0 for rows that another package wrote before ours.
         epoch: Changes when the session is cleared; compare for equality only.
-        op: The turn's id in the store: calling twice with the same one stores once.
+        op: The turn's id in the store: two calls with the same one store once.
         created_at: When it was stored, aware, UTC.
         messages: Its messages in order. Damaged ones are left out.
         tokens: Tokens of each message, as counted when it was stored.
-        problems: What could not be read of this row, a line each; empty for a sound row.
-        expires_at: When it goes of itself; None for never.
+        problems: A line for each part of the row that could not be read; empty for a sound row.
+        expires_at: When it expires; None for never.
         is_deleted: Whether `delete_turn` hid it: only exports and migrations see such turns.
     """
 
@@ -52,13 +78,13 @@ class Turn:
 
 
 class Position(NamedTuple):
-    """A message of a session, as the place up to which something is known: a summary covers everything up to it.
+    """A message of a session, as the end of what is known: a summary covers everything up to a position.
 
     Attributes:
-        epoch: Of the session.
-        seq: Of its turn; 0 in rows of other packages, which have no positions.
+        epoch: The epoch of the session.
+        seq: The position of its turn; 0 in rows of other packages, which have none.
         op: The turn's id in the store.
-        message_id: The message in the turn; None where it has no id.
+        message_id: The message in the turn; None if it has no id.
     """
 
     epoch: int
@@ -69,14 +95,14 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What of a history a preprocessor needs, so that no more than that is read.
+    """The part of a history that a preprocessor needs, so that no more than that is read.
 
     Attributes:
-        after: Only what comes after this position, all of it; the limits do not count then.
-        max_messages: The newest turns that hold at least so many messages; None for no limit.
-        max_tokens: The newest turns that hold at least so many tokens; None for no limit.
-        counter: What these are counted with; None for the default.
-        summary: What is known of everything up to `after`; handed back with the messages.
+        after: Read everything after this position, and nothing else; the limits do not apply then.
+        max_messages: Read the newest turns that together hold at least this many messages; None for no limit.
+        max_tokens: Read the newest turns that together hold at least this many tokens; None for no limit.
+        counter: Counts these tokens; None for the default.
+        summary: A summary of everything up to `after`; handed back with the messages.
     """
 
     after: Position | None = None
@@ -92,13 +118,13 @@ CONTEXT = "memkit_context"
 
 @dataclass(slots=True)
 class TurnContext:
-    """What a turn tells the preprocessors in it.
+    """The context that a turn gives to its preprocessors.
 
     Attributes:
         asked: The new input, which shares the budget with the history.
-        past: The history as it was read: after this, and after nothing else, comes the new input.
-        notes: What memories recalled, which stands beside the new input and shares the budget as well.
-        scale: Share of every budget that may be used: less than 1 after the model said that it was too much.
+        past: The history as it was read; the new input follows it directly.
+        notes: The notes that memories recalled, which are placed beside the new input and share the budget as well.
+        scale: Fraction of every budget that may be used: below 1 after the model said that the prompt was too long.
         used: Set by preprocessors: whether a smaller scale would change anything.
     """
 
@@ -110,16 +136,16 @@ class TurnContext:
 
 
 class HistoryMessages(list[BaseMessage]):
-    """Messages as our histories give them: a list that also knows what was stored about each message.
+    """The messages that our histories return: a list that also knows what was stored about each message.
 
-    Changing the list makes that knowledge void, not wrong.
+    After a change of the list that knowledge no longer applies, but it is never wrong: see `knows`.
 
     Attributes:
         tokens: Tokens of each message, as counted when stored.
         counter: Name of the counter that counted them.
         turns: The turn of each message.
-        epoch: Of the session.
-        window: The window that was asked for, if one was; its `after` is None if what was read begins elsewhere.
+        epoch: The epoch of the session.
+        window: The window that was asked for, if any; its `after` is None if the messages begin elsewhere.
     """
 
     def __init__(
@@ -140,23 +166,24 @@ class HistoryMessages(list[BaseMessage]):
         self._read = tuple(messages)
 
     def knows(self, i: int) -> bool:
-        """Whether message `i` is the one that was read, so that what is known of it holds."""
+        """Return whether message `i` is the one that was read, so that the stored facts apply to it."""
+        # identity, not equality: an equal message may be another one, at another position
         return len(self) == len(self._read) and self[i] is self._read[i]
 
     def position(self, i: int) -> Position:
-        """Where message `i` stands."""
+        """Return the position of message `i`."""
         turn = self.turns[i]
         return Position(turn.epoch if turn.seq else self.epoch, turn.seq, turn.op, self._read[i].id)
 
 
-class Head(NamedTuple):
-    """Where a session stands.
+class SessionHead(NamedTuple):
+    """The end of a session.
 
     Attributes:
         seq: The last position; 0 for a session that holds nothing.
-        epoch: Of its last row.
-        base: Position of the last clear; 0 if there was none. What is older is void.
-        last: What the last row is: a turn that stays, a turn that goes of itself, or the marker of a clear.
+        epoch: The epoch of its last row.
+        base: Position of the last clear; 0 if there was none. Everything older is void.
+        last: The kind of the last row: a turn that stays, a turn that expires, or the tombstone of a clear.
     """
 
     seq: int
@@ -166,16 +193,16 @@ class Head(NamedTuple):
 
 
 class HistoryView(NamedTuple):
-    """Messages of a session as read at one moment, with the position that a turn built on them is saved against.
+    """Messages of a session as read at one moment, with the position against which a turn built on them is saved.
 
     Attributes:
         messages: Oldest first.
-        seq: Position of the session's last turn; 0 when there is none.
-        epoch: The session's epoch; 0 when the session holds nothing. `append_turn(..., epoch=view.epoch)` refuses
-            the turn if the session was cleared or purged in the meantime.
+        seq: Position of the session's last turn; 0 if there is none.
+        epoch: The session's epoch; 0 if the session holds nothing (after a recent purge of the user, the purge's).
+            `append_turn(..., epoch=view.epoch)` refuses the turn if the session was cleared or purged in the meantime.
         read_at: When it was read, by the history's clock.
-        problems: What could not be read, a line each.
-        head: Where the session stood, for `append_turn(..., head=view.head)`; None if that is to be looked up.
+        problems: A line for each part that could not be read.
+        head: The end of the session, for `append_turn(..., head=view.head)`; None if the append has to look it up.
     """
 
     messages: list[BaseMessage]
@@ -183,12 +210,12 @@ class HistoryView(NamedTuple):
     epoch: int = 0
     read_at: datetime | None = None
     problems: tuple[str, ...] = ()
-    head: Head | None = None
+    head: SessionHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """One line of `list_sessions`.
+    """One session in the result of `list_sessions`.
 
     Attributes:
         session_id: The conversation.

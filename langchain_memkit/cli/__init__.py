@@ -15,10 +15,10 @@ EXTRA = ("typer", "rich")
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs a command: what the console script `memkit` calls.
+    """Run a command; the console script `memkit` calls this.
 
     Args:
-        args: The words behind `memkit`; None takes those of the process.
+        args: The arguments after `memkit`; None takes those of the process.
 
     Returns:
         The exit code.

@@ -1,4 +1,4 @@
-"""The commands and their options."""
+"""The commands of the command line and their options. The docstrings of commands are their help texts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import typer
 from langchain_memkit.cli import doctor as doctoring
 from langchain_memkit.cli import move
 from langchain_memkit.cli import purge as purging
-from langchain_memkit.cli.ending import FROM_URI, TO_URI, URI, Guarded
-from langchain_memkit.cli.environment import package_version
-from langchain_memkit.cli.places import Format, Place, place_of
-from langchain_memkit.migrate.files import MAX_BYTES, MAX_LINE_BYTES
+from langchain_memkit.cli.doctor import package_version
+from langchain_memkit.cli.output import FROM_URI, TO_URI, URI, SafeGroup
+from langchain_memkit.cli.targets import Format, Target, target_of
+from langchain_memkit.migrate.jsonl import MAX_BYTES, MAX_LINE_BYTES
 
 __all__ = ["app", "run"]
 
 LINE_MB, ALL_MB = MAX_LINE_BYTES >> 20, MAX_BYTES >> 20
 
 app = typer.Typer(
-    cls=Guarded,
+    cls=SafeGroup,
     add_completion=False,  # it would write into the user's shell configuration
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -79,7 +79,7 @@ FromFormat = Annotated[
     Format | None, _text("--from-format", "What they are kept as; else it is found out.", metavar="|".join(Format))
 ]
 ToFormat = Annotated[
-    move.Written, typer.Option("--to-format", help="What to keep them as.", metavar="|".join(move.Written))
+    move.OutputFormat, typer.Option("--to-format", help="What to keep them as.", metavar="|".join(move.OutputFormat))
 ]
 From = Annotated[
     str | None, _text("--from", f"A file, folder or URI to read; else {FROM_URI} or {URI}.", metavar="WHERE")
@@ -105,7 +105,7 @@ def migrate(
     source: From = None,
     target: To = None,
     from_format: FromFormat = None,
-    to_format: ToFormat = move.Written.MEMKIT,
+    to_format: ToFormat = move.OutputFormat.MEMKIT,
     from_database: Annotated[str | None, _text("--from-database", "MongoDB: which to read.")] = None,
     from_collection: Annotated[str | None, _text("--from-collection", "MongoDB: which to read.")] = None,
     to_database: Annotated[str | None, _text("--to-database", "MongoDB: which to write.")] = None,
@@ -127,10 +127,10 @@ def migrate(
     """
     names: Any = {"keys": (session_id_key, history_key), "user_id_key": user_id_key}
     columns: Any = {"table": table, "session_id_column": session_id_column}
-    begin = place_of(
+    begin = target_of(
         _given(source, FROM_URI), "--from", database=from_database, collection=from_collection, **columns, **names
     )
-    end = place_of(
+    end = target_of(
         _given(target, TO_URI), "--to", database=to_database, collection=to_collection, exists=False, **names
     )
     progress = not no_progress
@@ -157,7 +157,7 @@ def export_(
 ) -> int:
     """Write conversations to a file."""
     names: Any = {"keys": (session_id_key, history_key), "user_id_key": user_id_key}
-    place = place_of(_given(source, FROM_URI), "--from", database=database, collection=collection, **names)
+    place = target_of(_given(source, FROM_URI), "--from", database=database, collection=collection, **names)
     return move.export(ctx.obj, file, place, from_format, user, progress=not no_progress)
 
 
@@ -166,7 +166,7 @@ def import_(
     ctx: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE", help="What memkit export wrote; .gz is unpacked; - is stdin.")],
     target: To = None,
-    to_format: ToFormat = move.Written.MEMKIT,
+    to_format: ToFormat = move.OutputFormat.MEMKIT,
     database: Database = None,
     collection: Collection = None,
     user: OnlyUser = None,
@@ -181,7 +181,7 @@ def import_(
 
     Run it twice, or again after it broke off: each turn is there once.
     """
-    place = place_of(_given(target, TO_URI), "--to", database=database, collection=collection, exists=False)
+    place = target_of(_given(target, TO_URI), "--to", database=database, collection=collection, exists=False)
     limits = {"max_line": max_line, "max_size": max_size}
     return move.import_(ctx.obj, file, place, to_format, user, dry_run=dry_run, progress=not no_progress, **limits)
 
@@ -227,29 +227,29 @@ def doctor(
     One line for everything that was looked at, and what to do where it is not well.
     """
     keys = (session_id_key, history_key)
-    some = places or _given(None)  # neither: this machine only
+    some = places or _given(None)  # without either, check this machine only
     found = _places(places, "WHERE", database, collection, user_id_key, keys=keys) if some else []
     return doctoring.doctor(ctx.obj, found, fix=fix, as_json=as_json)
 
 
 def _given(where: str | None, *names: str) -> str | None:
-    """What was said, else what stands in the environment."""
+    """Return the argument, else the first of these environment variables that is set, else MEMKIT_URI."""
     return where or next((os.environ[name] for name in (*names, URI) if os.environ.get(name)), None)
 
 
 def _places(
     given: list[str] | None, option: str, database: str | None, collection: str | None, user_id_key: str, **names: Any
-) -> list[Place]:
-    """Files and servers; a database is named for the servers among them."""
+) -> list[Target]:
+    """Return the files and servers that a command names; database and collection apply to the servers among them."""
     found = []
     for where in given or [_given(None) or ""]:
         of_server: Any = {"database": database, "collection": collection}
         is_file = "://" not in where and len(given or ()) > 1
-        found.append(place_of(where, option, **({} if is_file else of_server), user_id_key=user_id_key, **names))
+        found.append(target_of(where, option, **({} if is_file else of_server), user_id_key=user_id_key, **names))
     return found
 
 
 def run(args: Sequence[str]) -> int:
-    """Runs a command and returns its exit code."""
+    """Run a command and return its exit code."""
     command = typer.main.get_command(app)
     return int(command.main(list(args), standalone_mode=False))

@@ -1,25 +1,102 @@
-"""`memkit doctor`: one line for everything that was looked at, and what to do where it is not well."""
+"""`memkit doctor`: check this machine, files and servers, with one line per check and advice for each problem."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import re
+import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any, Literal, NamedTuple
+
+from packaging.requirements import Requirement
 
 from langchain_memkit.backends.sqlite import inspection as files
 from langchain_memkit.backends.sqlite.database import REPAIR, TABLES
-from langchain_memkit.cli.environment import Check, check_environment
-from langchain_memkit.cli.places import Place, require_mongodb
-from langchain_memkit.cli.printing import Output
-from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
+from langchain_memkit.backends.sqlite.inspection import library_version
+from langchain_memkit.cli.output import Output
+from langchain_memkit.cli.targets import Target, require_mongodb
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError, SpacyModelMissing
 
-__all__ = ["doctor"]
+__all__ = ["Check", "check_environment", "doctor", "package_version"]
+
+PACKAGE = "langchain-memkit"
+
+
+class Check(NamedTuple):
+    """The result of one check: its subject, its status, what was found, and advice if something is wrong."""
+
+    subject: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+def package_version(name: str = PACKAGE) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def check_environment() -> Iterator[Check]:
+    """Run the checks that need neither a server nor a file."""
+    yield Check("Python", "ok", f"{platform.python_version()} ({sys.executable})")
+    yield Check("SQLite", "ok", library_version())
+    yield Check(PACKAGE, "ok", package_version() or "run from a source tree that is not installed")
+    yield Check("langchain-core", "ok", package_version("langchain-core") or "?")
+    yield from _extras()
+    yield _spacy()
+
+
+def _extras() -> Iterator[Check]:
+    """Check the installed extras; a missing extra is reported as ok, since it may not be needed."""
+    try:
+        lines = requires(PACKAGE) or []
+    except PackageNotFoundError:
+        return
+    requirements = [Requirement(line) for line in lines]
+    extras = sorted({line.rpartition("==")[2].strip(" \"')") for line in lines if "extra ==" in line} - {"all"})
+    for extra in extras:
+        wanted = [r for r in requirements if r.marker and r.marker.evaluate({"extra": extra}) and r.name != PACKAGE]
+        versions = {r.name: package_version(r.name) for r in wanted}
+        missing = [name for name, found in versions.items() if found is None]
+        unfit = [f"{r.name} {versions[r.name]} is not {r.specifier}" for r in wanted if not _fits(r)]
+        install = f'pip install "{PACKAGE}[{extra}]"'
+        if missing:
+            yield Check(f"extra {extra}", "ok", f"not installed: {', '.join(missing)}", f"if you need it: {install}")
+        elif unfit:
+            yield Check(f"extra {extra}", "warn", ", ".join(unfit), install)
+        elif wanted:
+            yield Check(f"extra {extra}", "ok", ", ".join(f"{name} {found}" for name, found in versions.items()))
+
+
+def _fits(requirement: Requirement) -> bool:
+    found = package_version(requirement.name)
+    return found is not None and requirement.specifier.contains(found, prereleases=True)
+
+
+def _spacy() -> Check:
+    """Check that a trained pipeline can be loaded, which takes a second."""
+    if package_version("spacy") is None:
+        return Check("spaCy pipeline", "ok", "spaCy is not installed: only SpacyEntityExtractor needs it")
+    try:
+        from langchain_memkit.backends.spacy import SpacyEntityExtractor
+
+        return Check("spaCy pipeline", "ok", repr(SpacyEntityExtractor()))
+    except (SpacyModelMissing, ConfigurationError) as error:
+        return Check("spaCy pipeline", "warn", "none that may be used", str(error))
+    except Exception as error:  # noqa: BLE001  # whatever is broken in spaCy, the other checks are printed
+        found = f"spaCy cannot be used: {type(error).__name__}: {error}"
+        return Check("spaCy pipeline", "warn", found, 'pip install "langchain-memkit[spacy]"')
+
 
 MB = 1_000_000
 LITTLE_ROOM = 500 * MB
-LARGE_LOG = 64 * MB  # SQLite folds it in after 4 MB, unless a reader never ends
+LARGE_LOG = 64 * MB  # SQLite checkpoints the log after 4 MB, unless a reader never ends
 LARGE_COLLECTION = 100_000
 EVERYBODY = 0o006  # may read or write
 OTHERS = {  # tables of other packages
@@ -29,17 +106,17 @@ OTHERS = {  # tables of other packages
 OLDEST_SERVER = (5, 0)
 
 
-def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool) -> int:
-    """Looks at this machine and at the given places.
+def doctor(output: Output, places: Iterable[Target], *, fix: bool, as_json: bool) -> int:
+    """Check this machine and the given targets.
 
     Args:
-        output: Where the lines go.
-        places: Files and databases; none for this machine only.
-        fix: Build what is missing, after saying what.
-        as_json: A list of objects instead of lines.
+        output: Where to print.
+        places: Files and databases; none to check this machine only.
+        fix: Build missing indexes, after announcing them.
+        as_json: Print a list of objects instead of lines.
 
     Returns:
-        The exit code: 1 if anything fails.
+        The exit code: 1 if any check fails.
     """
     checks = list(check_environment())
     for place in places:
@@ -55,19 +132,20 @@ def doctor(output: Output, places: Iterable[Place], *, fix: bool, as_json: bool)
     return int(any(check.status == "fail" for check in checks))
 
 
-def _looked_at(output: Output, place: Place, fix: bool) -> list[Check]:
-    """All of a place; what cannot be read is a line like any other."""
+def _looked_at(output: Output, place: Target, fix: bool) -> list[Check]:
+    """Run all checks of a target; a target that cannot be read is a failed check."""
     checks: list[Check] = []
     try:
+        # Fix first, so that the checks show the result.
         if fix:
             _fix(output, place)
         for check in _database(place) if place.is_mongodb else _file(place):
-            checks.append(check)  # noqa: PERF402  # what came before an error counts
+            checks.append(check)  # noqa: PERF402  # checks before an error are kept
     except (ConfigurationError, MissingExtraError) as error:
         checks.append(Check(place.label, "fail", str(error)))
     except HistoryReadError as error:
         advice = "is the server running, are host, user and password right, does a firewall stand in between?"
-        advice = advice if place.is_mongodb else ""  # a file's errors say themselves what to do
+        advice = advice if place.is_mongodb else ""  # errors of files contain their own advice
         checks.append(Check(place.label, "fail", output.brief(error), advice))
     except OSError as error:
         checks.append(Check(place.label, "fail", error.strerror or str(error), "may this user read it?"))
@@ -77,7 +155,7 @@ def _looked_at(output: Output, place: Place, fix: bool) -> list[Check]:
 # -- SQLite
 
 
-def _file(place: Place) -> Iterator[Check]:
+def _file(place: Target) -> Iterator[Check]:
     name = place.label
     if place.is_sql_url or place.path.is_dir() or not files.is_sqlite(place.path):
         yield Check(name, "fail", "is no SQLite file", "give a file, or mongodb://...")
@@ -156,7 +234,7 @@ def _mb(size: int) -> str:
 # -- MongoDB
 
 
-def _database(place: Place) -> Iterator[Check]:
+def _database(place: Target) -> Iterator[Check]:
     server = require_mongodb()
     facts = server.inspect_server(place.where)
     numbers = tuple(int(part) for part in re.findall(r"\d+", facts.version)[:2])
@@ -195,7 +273,7 @@ def _topology(label: str, facts: Any) -> Check:
     return Check(subject, "ok", found + unknown)
 
 
-def _collection(place: Place, name: str) -> Iterator[Check]:
+def _collection(place: Target, name: str) -> Iterator[Check]:
     facts = require_mongodb().inspect_collection(place.where, place.database, name, place.keys, place.user_id_key)
     holds = ", ".join(sorted(facts.kinds))
     yield Check(facts.name, "ok", f"{facts.size:,} documents: {holds}")
@@ -210,6 +288,7 @@ def _collection(place: Place, name: str) -> Iterator[Check]:
             yield Check(f"{facts.name}: index {index}", "ok", "present")
     for fault in facts.faults:
         needed = "turns" in facts.kinds and fault.model.document.get("unique")
+        # First use builds no index on a collection this large, so a missing one is a failure, not a warning.
         large = facts.size > LARGE_COLLECTION
         found = f"{fault.state}{', and without it turns could be lost or doubled' if needed else ''}"
         found += ", and the collection is too large for it to be built at first use" if large else ""
@@ -224,8 +303,8 @@ def _collection(place: Place, name: str) -> Iterator[Check]:
 # -- fixing
 
 
-def _fix(output: Output, place: Place) -> None:
-    """Says what it builds, and builds it."""
+def _fix(output: Output, place: Target) -> None:
+    """Announce what is missing, and build it."""
     if place.is_mongodb:
         server = require_mongodb()
         for name, kinds in server.kinds_in(place.where, place.database, place.keys).items():
@@ -240,6 +319,7 @@ def _fix(output: Output, place: Place) -> None:
                 server.build_indexes(place.where, place.database, name, facts.faults)
     elif not (place.is_sql_url or place.path.is_dir()) and files.is_sqlite(place.path):
         faults = [f for f in files.inspect_file(place.path).faults if f.state == "missing"]
+        # A missing table cannot be rebuilt, since its rows are lost.
         faults = [f for f in faults if not f.sql.startswith("CREATE TABLE")]
         if faults:
             output.note(f"{place.label}: building {', '.join(fault.name for fault in faults)} ...")

@@ -1,4 +1,4 @@
-"""`memkit migrate`, `export` and `import`: between the places that a user names."""
+"""`memkit migrate`, `export` and `import`: connect the targets that a user names."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from enum import StrEnum
 from typing import Any
 
 import langchain_memkit
-from langchain_memkit.backends._history.factory import HistoryFactory
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory
 from langchain_memkit.backends.sqlite.inspection import is_foreign, is_sqlite
-from langchain_memkit.cli.places import COLLECTION, Format, Place, found_in
-from langchain_memkit.cli.printing import Output
-from langchain_memkit.cli.streams import STREAM, readable, writable
+from langchain_memkit.cli.output import STREAM, Output, readable, writable
+from langchain_memkit.cli.targets import COLLECTION, Format, Target, detect_format
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.migrate import (
     MigrationReport,
@@ -24,15 +22,16 @@ from langchain_memkit.migrate import (
 )
 from langchain_memkit.migrate import migrate as moved
 from langchain_memkit.migrate.sources import HistorySource
+from langchain_memkit.stores.history import HistoryFactory
 
-__all__ = ["Written", "export", "import_", "migrate"]
+__all__ = ["OutputFormat", "export", "import_", "migrate"]
 
 LAYOUTS = {"memkit": "turns", "langchain-mongodb": "langchain", "qa": "qa"}
 SAME = "--from and --to are the same place: give --user, to hand what belongs to nobody to a user"
 
 
-class Written(StrEnum):
-    """What conversations can be written as."""
+class OutputFormat(StrEnum):
+    """The formats in which conversations can be written."""
 
     MEMKIT = "memkit"
     LANGCHAIN_MONGODB = "langchain-mongodb"
@@ -41,37 +40,37 @@ class Written(StrEnum):
 
 def migrate(
     output: Output,
-    begin: Place,
-    end: Place,
+    begin: Target,
+    end: Target,
     read_as: Format | None,
-    written_as: Written,
+    written_as: OutputFormat,
     user_id: str | None,
     *,
     dry_run: bool,
     progress: bool,
 ) -> int:
-    """Copies all conversations of one place to another.
+    """Copy all conversations of one target to another.
 
     Args:
-        output: Where the report goes.
-        begin: From where.
-        end: To where.
-        read_as: What they are kept as there; None to find out.
-        written_as: What they are to be kept as.
-        user_id: Gives all of them to this user.
-        dry_run: Only counts.
-        progress: Draws a bar.
+        output: Where to print the report.
+        begin: The target to read.
+        end: The target to write.
+        read_as: The format to read; None to detect it.
+        written_as: The format to write.
+        user_id: Assign all of them to this user.
+        dry_run: Only count.
+        progress: Draw a progress bar.
 
     Returns:
         The exit code: 1 if something was skipped.
 
     Raises:
-        ConfigurationError: There is nothing that can be moved in this way.
-        HistoryReadError: It cannot be read.
-        HistoryWriteError: It cannot be written; calling again goes on.
+        ConfigurationError: There is nothing that can be migrated in this way.
+        HistoryReadError: The source cannot be read.
+        HistoryWriteError: The target cannot be written; calling again continues.
     """
-    kept_as, collection = found_in(begin, read_as, "--from")
-    if not _same_file(begin, end):  # who names a file twice means it
+    kept_as, collection = detect_format(begin, read_as, "--from")
+    if not _same_file(begin, end):  # a file named as both source and target is not a mistyped new one
         _refuse_foreign(end)
     source, target = _source(begin, kept_as, collection), _factory(end, LAYOUTS[written_as], end.collection)
     there = _named(end, end.collection or COLLECTION)
@@ -84,16 +83,16 @@ def migrate(
 
 
 def export(
-    output: Output, file: str, place: Place, read_as: Format | None, user_id: str | None, *, progress: bool
+    output: Output, file: str, place: Target, read_as: Format | None, user_id: str | None, *, progress: bool
 ) -> int:
-    """Writes conversations as lines of JSON; returns the exit code.
+    """Write conversations as JSON lines; return the exit code.
 
     Raises:
-        ConfigurationError: They are kept as something else than our formats.
+        ConfigurationError: They are kept in a format of another package.
         HistoryReadError: They cannot be read.
         HistoryWriteError: The file cannot be written.
     """
-    kept_as, collection = found_in(place, read_as, "--from", of_server="--")
+    kept_as, collection = detect_format(place, read_as, "--from", of_server="--")
     source = _source(place, kept_as, collection)
     if not isinstance(source, HistoryFactory):
         msg = f"{place.label} holds {kept_as}: move it into a store of memkit first (memkit migrate), then export that"
@@ -107,8 +106,8 @@ def export(
 def import_(
     output: Output,
     file: str,
-    place: Place,
-    written_as: Written,
+    place: Target,
+    written_as: OutputFormat,
     user_id: str | None,
     *,
     dry_run: bool,
@@ -116,12 +115,12 @@ def import_(
     max_size: int,
     progress: bool,
 ) -> int:
-    """Reads what `export` wrote; returns the exit code. The limits are in MB.
+    """Import a file that `export` wrote; return the exit code. The limits are in MB.
 
     Raises:
-        ConfigurationError: It is no export, or the place cannot take it.
+        ConfigurationError: The file is not an export, or the target cannot take it.
         HistoryReadError: The file cannot be read.
-        HistoryWriteError: The place cannot be written; calling again goes on.
+        HistoryWriteError: The target cannot be written; calling again continues.
     """
     _refuse_foreign(place)
     with closing(_factory(place, LAYOUTS[written_as], place.collection)) as target, readable(file) as source:
@@ -135,12 +134,12 @@ def _bar(output: Output, wanted: bool) -> bool:
     return wanted and output.is_terminal and not output.quiet
 
 
-def _named(place: Place, collection: str | None) -> str:
+def _named(place: Target, collection: str | None) -> str:
     return f"{place.label}, {place.database}.{collection}" if place.is_mongodb and collection else place.label
 
 
-def _source(place: Place, kept_as: Format, collection: str | None) -> Any:
-    """What `migrate` reads, for a format."""
+def _source(place: Target, kept_as: Format, collection: str | None) -> Any:
+    """Return the source for `migrate` in the given format."""
     if kept_as is Format.SQL:
         options = {"table_name": place.table, "session_id_column": place.session_id_column}
         return langchain_sql_source(place.where, **{k: v for k, v in options.items() if v})
@@ -153,23 +152,31 @@ def _source(place: Place, kept_as: Format, collection: str | None) -> Any:
     return _factory(place, "qa" if kept_as is Format.QA else "turns", collection)
 
 
-def _is_file(place: Place) -> bool:
+def _is_file(place: Target) -> bool:
     return not (place.is_mongodb or place.is_sql_url) and place.path.is_file()
 
 
-def _same_file(begin: Place, end: Place) -> bool:
+def _same_file(begin: Target, end: Target) -> bool:
     return _is_file(begin) and _is_file(end) and begin.path.samefile(end.path)
 
 
-def _refuse_foreign(place: Place) -> None:
-    """Opening a file as ours makes our tables in it: not in what belongs to another application."""
+def _refuse_foreign(place: Target) -> None:
+    """Refuse a file of another application, since opening it would create memkit's tables in it.
+
+    Raises:
+        ConfigurationError: The file holds other tables and none of memkit.
+    """
     if _is_file(place) and is_sqlite(place.path) and is_foreign(place.path):
         msg = f"{place.label} holds tables of something else and none of memkit: is the name right? Name a new file"
         raise ConfigurationError(msg)
 
 
-def _factory(place: Place, layout: str, collection: str | None) -> HistoryFactory[Any]:
-    """Our histories at a place."""
+def _factory(place: Target, layout: str, collection: str | None) -> HistoryFactory[Any]:
+    """Return a history factory for a target.
+
+    Raises:
+        ConfigurationError: The target cannot hold this layout.
+    """
     if place.is_mongodb:
         session_id_key, history_key = place.keys
         return langchain_memkit.MongoDBChatMessageHistory.factory(
@@ -193,7 +200,11 @@ def _factory(place: Place, layout: str, collection: str | None) -> HistoryFactor
 def _whose(
     source: HistoryFactory[Any], target: HistoryFactory[Any], kept_as: Format, user_id: str | None, output: Output
 ) -> Any:
-    """The source, without what has an owner where only what has none is to be given to a user."""
+    """Filter the source to unowned conversations where only those can be assigned to a user.
+
+    Raises:
+        ConfigurationError: Source and target are the same, and no user is given.
+    """
     same = source._store.place == target._store.place
     if same and target._store.layout == "langchain":
         output.note("one collection on both sides: its turns become rows of langchain-mongodb")
@@ -204,7 +215,7 @@ def _whose(
 
 
 def _report(output: Output, report: MigrationReport, verb: str = "moved", *, beside: bool = False) -> int:
-    """Prints what was done; on stderr where stdout is taken."""
+    """Print the result, on stderr if stdout carries data; return the exit code."""
     output.beside = beside
     done = f"would be {verb}" if report.dry_run else verb
     output.table([done, "count"], [(n, getattr(report, n)) for n in ("sessions", "turns", "messages")])

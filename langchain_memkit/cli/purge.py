@@ -1,4 +1,4 @@
-"""`memkit purge`: everything of a user, in every part of a file or a database."""
+"""`memkit purge`: delete everything of a user, in every part of a file or a database."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import typer
 from langchain_core.embeddings import Embeddings
 
 import langchain_memkit
-from langchain_memkit.backends._history.factory import HistoryFactory
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore, inspection
 from langchain_memkit.base import check_id, purge_user, user_prefix
-from langchain_memkit.cli.places import Place, require_mongodb
-from langchain_memkit.cli.printing import Output
+from langchain_memkit.cli.output import Output
+from langchain_memkit.cli.targets import Target, require_mongodb
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.stores.history import HistoryFactory
 
 __all__ = ["purge"]
 
-# what the keys of a user begin with, behind the user
+# Prefixes of a user's keys, after the user's own prefix.
 SHELVES = {"summary/": "summaries", "entities/": "entities", "key_value/": "key-values"}
 LAYOUTS: tuple[Literal["turns", "qa"], ...] = ("turns", "qa")
 BOOKKEEPING = ("entities/session/", "entities/version/", "key_value/version")
 
 
-class Part(NamedTuple):
-    """Something that can forget a user, and how much it has of one."""
+class ErasableStore(NamedTuple):
+    """A store in which a user can be purged, and a function that counts the user's records."""
 
     where: str
     store: Any
@@ -35,35 +35,39 @@ class Part(NamedTuple):
 
 
 class NoEmbeddings(Embeddings):
-    """Stand where a store of vectors wants embeddings: a purge only counts and deletes records, so none are made."""
+    """Embedding model for vector stores that are only purged; it refuses to embed anything."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Refuse, as `embed_query` does."""
+        """Refuse to embed, like `embed_query`."""
         return [self.embed_query(text) for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
-        """Refuse: the vectors would be of another model than those that are stored."""
+        """Refuse to embed: the vectors would be of another model than the stored ones.
+
+        Raises:
+            NotImplementedError: Always.
+        """
         msg = "memkit purge embeds nothing: it only counts and deletes records"
         raise NotImplementedError(msg)
 
 
-def purge(output: Output, user_id: str, places: Sequence[Place], *, yes: bool, dry_run: bool) -> int:
-    """Shows what there is of a user, asks, and deletes it.
+def purge(output: Output, user_id: str, places: Sequence[Target], *, yes: bool, dry_run: bool) -> int:
+    """Show the stored data of a user, ask for confirmation, and delete it.
 
     Args:
-        output: Where it is shown.
-        user_id: Whose.
+        output: Where to print.
+        user_id: The user.
         places: Files and databases.
         yes: Do not ask.
         dry_run: Only show.
 
     Returns:
-        The exit code: 1 if something was there again afterwards.
+        The exit code: 1 if there was data again afterwards.
 
     Raises:
-        ConfigurationError: A place holds nothing of memkit, or the question was answered with no.
-        HistoryReadError: A place cannot be read; nothing was deleted.
-        HistoryWriteError: A place failed; calling again finishes the work.
+        ConfigurationError: A target holds nothing of memkit, or the question was answered with no.
+        HistoryReadError: A target cannot be read; nothing was deleted.
+        HistoryWriteError: A target failed; calling again finishes the work.
     """
     check_id(user_id, "user_id")
     parts = [part for place in places for part in _parts(place, user_id, output)]
@@ -74,13 +78,14 @@ def purge(output: Output, user_id: str, places: Sequence[Place], *, yes: bool, d
     if not yes:
         _show(output, f"what there is of user {user_id!r}:", before, None)
         _ask(output, user_id)
-    # histories first: their markers refuse what turns under way would store
+    # Histories first: their tombstones refuse the turns in progress.
     ordered = sorted(parts, key=lambda part: not isinstance(part.store, HistoryFactory))
     try:
         purge_user(user_id, *(part.store for part in ordered))
     finally:
         for part in parts:
             part.store.close()
+    # Counted again, since an app may have written meanwhile.
     after = _counts(parts, user_id)
     _show(output, f"what there was of user {user_id!r}:", before, after)
     for part in parts:
@@ -102,8 +107,8 @@ def _ask(output: Output, user_id: str) -> None:
         raise ConfigurationError(msg)
 
 
-def _counts(parts: Sequence[Part], user_id: str) -> dict[tuple[str, str], int]:
-    """How many of each kind are where."""
+def _counts(parts: Sequence[ErasableStore], user_id: str) -> dict[tuple[str, str], int]:
+    """Count the user's records by kind and store."""
     return {(what, part.where): n for part in parts for what, n in part.found(user_id).items()}
 
 
@@ -119,7 +124,7 @@ def _show(
     output.table(("what", "where", "deleted", "left"), rows)
 
 
-def _parts(place: Place, user_id: str, output: Output) -> list[Part]:
+def _parts(place: Target, user_id: str, output: Output) -> list[ErasableStore]:
     found = list(_in_database(place, user_id, output) if place.is_mongodb else _in_file(place))
     if not found:
         where = f"{place.label}, database {place.database}," if place.is_mongodb else place.label
@@ -128,7 +133,7 @@ def _parts(place: Place, user_id: str, output: Output) -> list[Part]:
     return found
 
 
-def _in_file(place: Place) -> list[Part]:
+def _in_file(place: Target) -> list[ErasableStore]:
     if place.is_sql_url or place.path.is_dir() or not inspection.is_sqlite(place.path):
         return []
     tables, where = inspection.tables_of(place.path), place.label
@@ -143,7 +148,7 @@ def _in_file(place: Place) -> list[Part]:
     return parts
 
 
-def _in_database(place: Place, user_id: str, output: Output) -> list[Part]:
+def _in_database(place: Target, user_id: str, output: Output) -> list[ErasableStore]:
     server = require_mongodb()
     kinds = server.kinds_in(place.where, place.database, place.keys, user_id=user_id)
     if place.collection is not None:
@@ -167,27 +172,28 @@ def _in_database(place: Place, user_id: str, output: Output) -> list[Part]:
     return parts
 
 
-def _histories(where: str, factory: HistoryFactory[Any]) -> Part:
+def _histories(where: str, factory: HistoryFactory[Any]) -> ErasableStore:
     def count(user_id: str) -> dict[str, int]:
         sessions = factory._store.run(factory._store.sessions(user_id, hidden=True))
         return {"sessions": len(sessions), "turns": sum(session.turns for session in sessions)}
 
-    return Part(where, factory, count)
+    return ErasableStore(where, factory, count)
 
 
-def _vectors(where: str, store: Any, count: Callable[[str], int]) -> Part:
-    return Part(where, store, lambda user_id: {"vectors": count(user_id)})
+def _vectors(where: str, store: Any, count: Callable[[str], int]) -> ErasableStore:
+    return ErasableStore(where, store, lambda user_id: {"vectors": count(user_id)})
 
 
-def _keys(where: str, store: Any) -> Part:
+def _keys(where: str, store: Any) -> ErasableStore:
     def count(user_id: str) -> dict[str, int]:
         prefix = user_prefix(user_id)
         names = dict.fromkeys([*SHELVES.values(), "other keys"], 0)
         found: Counter[str] = Counter()
         for key in store.yield_keys(prefix=prefix):
             rest = key[len(prefix) :]
+            # Keys of sessions and versions are bookkeeping, not records.
             if not rest.startswith(BOOKKEEPING):
                 found[next((what for shelf, what in SHELVES.items() if rest.startswith(shelf)), "other keys")] += 1
         return {what: found[what] for what in names if found[what] or what != "other keys"}
 
-    return Part(where, store, count)
+    return ErasableStore(where, store, count)

@@ -1,4 +1,4 @@
-"""Seeing what the model saw: which messages, from where, at how many tokens, and what was left out."""
+"""Inspection of a turn's prompt: which messages, from where, at how many tokens, and what was left out."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, merge_configs
 
-from langchain_memkit._events import CONDENSED
+from langchain_memkit._sync import CONDENSED
 from langchain_memkit.base import TokenCounter
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.explain.view import PARTS, RecalledRecord, ShownMessage, TurnExplanation
-from langchain_memkit.memories.telling import LOAD_ERROR, REMARK
-from langchain_memkit.messages.authors import role_of
-from langchain_memkit.messages.counting import approximate_tokens, count_tokens, counter_name
-from langchain_memkit.messages.notes import apart
-from langchain_memkit.messages.text import said
-from langchain_memkit.preprocessors.report import EVENT, part_of
+from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK
+from langchain_memkit.messages.notes import split_notes
+from langchain_memkit.messages.text import message_text, role_of
+from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
+from langchain_memkit.preprocessors.budget import EVENT, part_of
 from langchain_memkit.runnables import RunnableWithMessageHistory
 from langchain_memkit.runnables.saving import OpenTurn
 
@@ -29,24 +28,23 @@ __all__ = ["RecalledRecord", "ShownMessage", "TurnExplanation", "aexplain_turn",
 
 
 def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfig | None = None) -> TurnExplanation:
-    """Shows what the model would be given for an input, without calling it and without storing the turn.
+    """Show the prompt that a model would receive for an input, without calling it and without storing the turn.
 
-    Loads and composes as the turn itself would, so a summary that is due is written, and a RAG chain searches and has a
-    follow-up question rewritten. What prompts inside the wrapped runnable add is not seen, nor an agent's system
-    prompt, nor what a checkpointer holds of its thread.
+    It loads and composes as the turn itself would, so a summary that is due is written, and a RAG chain retrieves
+    documents and has a follow-up question rewritten. It does not show what prompts inside the wrapped runnable add, nor
+    an agent's system prompt, nor the messages in a checkpointer's thread.
 
     Args:
-        runnable: What `create_runnable_with_message_history` or `create_conversational_rag_chain` returned (with a
-            parser behind it, if you like); of an agent, its `MessageHistoryMiddleware`; or a preprocessor, or several
-            in a row.
-        input: What the runnable (or agent) would be invoked with; for a preprocessor, a list of messages.
-        config: As for `invoke`, with the ids.
+        runnable: The result of `create_runnable_with_message_history` or `create_conversational_rag_chain` (also with
+            a parser after it); for an agent, its `MessageHistoryMiddleware`; or a preprocessor, or a sequence of them.
+        input: The input of the runnable (or agent); for a preprocessor, a list of messages.
+        config: The config as for `invoke`, with the ids.
 
     Returns:
         Messages, tokens by part, and what was kept, summarized, dropped and recalled.
 
     Raises:
-        ConfigurationError: The runnable is neither; nothing was called.
+        ConfigurationError: The runnable is none of these; nothing was called.
 
     Example:
         >>> from langchain_core.messages import AIMessage, HumanMessage
@@ -66,7 +64,7 @@ def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfi
 async def aexplain_turn(
     runnable: Runnable[Any, Any], input: Any, config: RunnableConfig | None = None
 ) -> TurnExplanation:
-    """Async twin of `explain_turn`."""
+    """Run `explain_turn` asynchronously."""
     turn, config, listener = _prepare(runnable, config)
     if turn is None:
         return _explained(await runnable.ainvoke(input, config), None, runnable, listener)
@@ -75,7 +73,7 @@ async def aexplain_turn(
 
 
 class _Listener(BaseCallbackHandler):
-    """Keeps what preprocessors and memories say of their work, and which memories failed."""
+    """Callback that collects the reports of preprocessors and memories, and the memories that failed."""
 
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
@@ -95,7 +93,7 @@ class _Listener(BaseCallbackHandler):
 
 
 class _Turn(Protocol):
-    """What opens a turn without running it: that of a chain, of a RAG chain, of an agent's middleware."""
+    """The interface for opening a turn without running it, of a chain, a RAG chain or an agent's middleware."""
 
     preprocessor: Any
 
@@ -105,6 +103,7 @@ class _Turn(Protocol):
 
 def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[_Turn | None, RunnableConfig, _Listener]:
     listener, found, alone = _Listener(), runnable, False
+    # Unwrap bindings and sequences until something is found that can open a turn.
     while not hasattr(found, "aopen"):
         if isinstance(found, RunnableBindingBase):
             config = merge_configs(found.config, config)
@@ -114,9 +113,10 @@ def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[_Turn | None
             found = found.first
         else:
             break
-    # in this order: within a run, merging fills in the ids of that run for what a config leaves out
+    # In this order: within a run, merging fills in the ids of that run where the config leaves them out.
     config = merge_configs({"callbacks": [listener]}, ensure_config(config))
-    if alone or not isinstance(found, Runnable):  # an enclosing chain's history is not ours, nor an agent's
+    # The history of an enclosing chain is another conversation's than this chain's or agent's.
+    if alone or not isinstance(found, Runnable):
         config["configurable"] = {k: v for k, v in config["configurable"].items() if k != "message_history"}
     if hasattr(found, "aopen"):
         return found, config, listener
@@ -131,7 +131,7 @@ def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[_Turn | None
 
 
 def _steps(runnable: Any) -> list[Any]:
-    """The runnables of a sequence, or the one."""
+    """Return the runnables of a sequence; a single runnable as a list of one."""
     found = _bare(runnable)
     return list(found.steps) if isinstance(found, RunnableSequence) else [found]
 
@@ -143,25 +143,26 @@ def _bare(runnable: Any) -> Any:
 
 
 def _is_ours(runnable: Any) -> bool:
-    """Whether a preprocessor of ours (or one that says what it needs) is in it."""
+    """Return whether the runnable contains a preprocessor with a `window`, as memkit's own have."""
     return any(hasattr(step, "window") for step in _steps(runnable))
 
 
 def _explained(
     shown: Sequence[BaseMessage], opened: OpenTurn | None, preprocessor: Any, listener: _Listener
 ) -> TurnExplanation:
-    """What came out, and what all preprocessors in a row said of it."""
+    """Combine the prompt with the reports of all preprocessors in a sequence."""
     counters = [step.token_counter for step in map(_bare, _steps(preprocessor)) if hasattr(step, "token_counter")]
     counter: TokenCounter = counters[-1] if counters else approximate_tokens
     asked: Sequence[BaseMessage] = () if opened is None else opened.asked
     given = shown if opened is None or opened.given is None else opened.given
     sizes = count_tokens(given, counter)
     own, known = _names(asked), _names(shown)
-    # what a template has made is nobody's message; it holds the question
+    # A message that a template made was in neither past nor input; it holds the question, so it counts as input.
     parts = ["input" if _names([m]) & own else part_of(m) for m in given]
     parts = ["input" if p == "history" and not _names([m]) & known else p for p, m in zip(parts, given, strict=True)]
     messages = [
-        ShownMessage(part, role_of(m), said(m), size, m.id) for part, m, size in zip(parts, given, sizes, strict=True)
+        ShownMessage(part, role_of(m), message_text(m), size, m.id)
+        for part, m, size in zip(parts, given, sizes, strict=True)
     ]
     beside = sum(size for m, size in zip(given, sizes, strict=True) if not _names([m]) & known)
     left = [m for m in asked if not _names([m]) & known]
@@ -171,9 +172,9 @@ def _explained(
         notes.append("the preprocessor does not say what it left out")
     tokens = {part: sum(m.tokens for m in messages if m.part == part) for part in PARTS}
     max_tokens = min((event["max_tokens"] for event in heard), default=None)
-    if max_tokens is not None and counter_name(counter) == "len":  # such a budget is one of past messages
+    if max_tokens is not None and counter_name(counter) == "len":  # such a budget counts past messages only
         max_tokens += tokens["input"]
-    if max_tokens is not None:  # what a chain of ours puts beside it, instruction and documents, is not in it
+    if max_tokens is not None:  # the budget does not include the instruction and documents of a RAG chain
         max_tokens += beside
     if left:
         notes.append(f"{len(left):,} of the run's own messages are left out, since they outgrow the budget")
@@ -189,7 +190,7 @@ def _explained(
         max((event["summarized"] for event in heard), default=0),
         [*(message_id for event in heard for message_id in event["dropped_ids"]), *(m.id for m in left)],
         [message_id for event in heard for message_id in event["summarized_ids"]],
-        [RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text) for r in apart(given)[1]],
+        [RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text) for r in split_notes(given)[1]],
         notes,
         counter_name(counter),
         listener.searched_for,
@@ -197,5 +198,5 @@ def _explained(
 
 
 def _names(messages: Sequence[BaseMessage]) -> set[int | str]:
-    """What messages are known by: the objects that they are, and their ids."""
+    """Return the identities of messages: the objects' own, and their ids."""
     return {id(m) for m in messages} | {m.id for m in messages if m.id}

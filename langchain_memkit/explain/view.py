@@ -1,4 +1,4 @@
-"""What a turn gives the model, for people: as text, in a notebook, in a terminal with rich; and as plain data."""
+"""The data of a turn explanation, and its display as text, in a notebook and in a terminal with rich."""
 
 from __future__ import annotations
 
@@ -7,9 +7,45 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-__all__ = ["PARTS", "RecalledRecord", "ShownMessage", "TurnExplanation", "excerpt", "known_of", "score_of", "unframed"]
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
-PARTS = ("system", "summary", "history", "notes", "input")  # and "reserved", which no message is
+__all__ = [
+    "PARTS",
+    "RecalledRecord",
+    "ShownMessage",
+    "TurnExplanation",
+    "drawn",
+    "excerpt",
+    "known_of",
+    "score_of",
+    "unframed",
+]
+
+
+def drawn(seen: TurnExplanation) -> Any:
+    """Draw a bar of the budget and a line for each message and record, with all stored text free of rich's markup."""
+    whole = max(sum(seen.tokens.values()), seen.max_tokens or 0, 1)
+    bar, legend = Text(), Text()
+    for part, count in seen.tokens.items():
+        bar.append("█" * round(BAR * count / whole), style=COLOURS[part])
+        legend.append(f"█ {part} {count:,}  " if count else "", style=COLOURS[part])
+    bar.append("░" * max(BAR - len(bar), 0), style="dim")
+    shown = Table("part", "role", "tokens", "text", box=None, header_style="dim")
+    for m in seen.messages:
+        shown.add_row(Text(m.part, COLOURS[m.part]), Text(m.role), f"{m.tokens:,}", Text(excerpt(unframed(m))))
+    recalled = Table("recalled by", "score", "of", "text", box=None, header_style="dim")
+    for r in seen.recalled:
+        recalled.add_row(Text(excerpt(r.memory)), score_of(r), Text(excerpt(known_of(r))), Text(excerpt(r.text)))
+    notes = [Text(f"note {excerpt(note)}", style="italic") for note in seen.notes]
+    if seen.searched_for is not None:
+        notes.insert(0, Text(f"searched for: {excerpt(seen.searched_for)}"))
+    title = Text(f"{seen.size}; {seen.left_out}", style="bold")
+    return Group(title, bar, legend, shown, *([recalled] if seen.recalled else []), *notes)
+
+
+PARTS = ("system", "summary", "history", "notes", "input")  # "reserved" is a part as well, but has no messages
 BAR = 40  # characters
 EXCERPT = 100  # characters
 COLOURS = {
@@ -24,13 +60,13 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class ShownMessage:
-    """One message that the model is given.
+    """One message of the prompt.
 
     Attributes:
-        part: `"system"`, `"summary"`, `"history"`, `"notes"` (what memories recalled) or `"input"`.
-        role: `"human"`, `"ai"`, `"tool"`, `"system"`; `"notification"`: a human message that an agent's harness put in.
-        text: What it says; tool calls, and images and files by name, in brackets.
-        tokens: How large it is, as `TurnExplanation.counter` counts.
+        part: `"system"`, `"summary"`, `"history"`, `"notes"` (records of memories) or `"input"`.
+        role: `"human"`, `"ai"`, `"tool"`, `"system"`; `"notification"`: a human message that an agent's harness added.
+        text: Its text; tool calls, and images and files by name, in brackets.
+        tokens: Its size, as `TurnExplanation.counter` counts.
         id: Its id, if it has one.
     """
 
@@ -43,15 +79,15 @@ class ShownMessage:
 
 @dataclass(frozen=True, slots=True)
 class RecalledRecord:
-    """One record that memories recalled and the model is given.
+    """One recalled record in the prompt.
 
     Attributes:
         memory: The kind of memory.
-        score: How well it answers, if the memory says so; to be compared within one memory only.
-        about: What it is about: an entity's name, a title; or who said it.
-        source: Where it comes from: a session, a file, a title; empty if nobody says.
-        date: When it was said or written; None if nobody says.
-        text: What it says, word for word.
+        score: Relevance, if the memory computes one; comparable within one memory only.
+        about: The subject, an entity's name or a title; or the speaker.
+        source: Where it comes from: a session, a file, a title; empty if unknown.
+        date: When it was said or written; None if unknown.
+        text: Its text, word for word.
     """
 
     memory: str
@@ -64,21 +100,25 @@ class RecalledRecord:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TurnExplanation:
-    """What a turn would give the model: as text, as a table in notebooks, in colours with rich, as data: `to_dict()`.
+    """The prompt of a turn, shown as text, as a table in notebooks, in colours with rich, or as data with `to_dict()`.
 
     Attributes:
-        messages: In the order in which the model gets them.
-        tokens: In sum, by part; with `"reserved"` if something is, for the answer and the schemas of tools.
-        max_tokens: The budget, answer and tools included; None if no preprocessor of ours takes part. What a RAG chain
-            puts beside it, instruction and documents, is added.
-        dropped: How many of the messages that were read are neither shown nor in a summary.
-        summarized: How many messages the summary stands for.
-        dropped_ids: Ids of what was dropped; None for a message without one.
-        summarized_ids: Ids of what was read in this turn and is summarized; of earlier turns only the count is known.
-        recalled: What memories recalled, in the order in which the model gets it.
-        notes: What did not go as wished.
-        counter: What counted: `"approximate"`, the name of an encoding, `"len"` for messages.
-        searched_for: What a retriever was asked in place of a follow-up question; None if the question went as it is.
+        messages: The messages in the model's order.
+        tokens: Sums by part; with `"reserved"` if tokens are reserved for the answer and the schemas of tools.
+        max_tokens: The budget, answer and tools included; None without a preprocessor of memkit. The instruction and
+            the
+            documents of a RAG chain are added to it.
+        dropped: Number of messages that were read, but are neither shown nor summarized.
+        summarized: Number of messages that the summary covers.
+        dropped_ids: Ids of the dropped messages; None for a message without one.
+        summarized_ids: Ids of the messages that were read in this turn and summarized; of earlier turns only the count
+            is
+            known.
+        recalled: Records of memories, in the model's order.
+        notes: Problems and remarks.
+        counter: The token counter: `"approximate"`, the name of an encoding, `"len"` for messages.
+        searched_for: The question that a retriever searched for in place of a follow-up question; None if it was not
+            rewritten.
     """
 
     messages: list[ShownMessage]
@@ -95,16 +135,16 @@ class TurnExplanation:
 
     @property
     def kept(self) -> int:
-        """How many messages of the history are shown as they are."""
+        """Number of history messages that are shown unchanged."""
         return sum(message.part == "history" for message in self.messages)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as JSON takes it: dates in ISO 8601."""
+        """Return plain data for JSON, with dates in ISO 8601."""
         recalled = [{**asdict(r), "date": r.date and r.date.isoformat()} for r in self.recalled]
         return {**asdict(self), "recalled": recalled}
 
     def __str__(self) -> str:
-        """A bar for each part, a line for each message, and one for each record that was recalled."""
+        """Format a bar for each part, a line for each message, and one for each recalled record."""
         whole = max(sum(self.tokens.values()), self.max_tokens or 0, 1)
         lines = [f"{self.size}; {self.left_out}"]
         lines += [f"{p:>8} {'█' * round(BAR * n / whole):<{BAR}} {n:>7,}" for p, n in self.tokens.items() if n]
@@ -115,24 +155,24 @@ class TurnExplanation:
         return "\n".join([*lines, *(f"    note {excerpt(note)}" for note in self.notes)])
 
     def __repr__(self) -> str:
-        """The same: what a prompt shows."""
+        """Return the same text as `str`, so that a Python prompt displays it."""
         return str(self)
 
     @property
     def size(self) -> str:
-        """Tokens in all, of the budget, in words."""
+        """Total tokens and the budget, in words."""
         of = f" of {self.max_tokens:,}" if self.max_tokens else ""
         unit = "messages" if self.counter == "len" else f"tokens ({self.counter})"
         return f"{sum(self.tokens.values()):,}{of} {unit}"
 
     @property
     def left_out(self) -> str:
-        """How many messages were kept, summarized and dropped, and how many records recalled, in words."""
+        """The numbers of kept, summarized and dropped messages and of recalled records, in words."""
         recalled = f", {len(self.recalled):,} records recalled" if self.recalled else ""
         return f"{self.kept:,} messages kept, {self.summarized:,} summarized, {self.dropped:,} dropped{recalled}"
 
     def _repr_html_(self) -> str:
-        """The same for notebooks; what was said is shown as text, whatever it holds."""
+        """Render a table for notebooks; stored text is escaped."""
         whole = max(sum(self.tokens.values()), self.max_tokens or 0, 1)
         bar = "".join(
             f'<div title="{p}: {n:,}" style="width:{100 * n / whole:.2f}%;background:{COLOURS[p]}"></div>'
@@ -164,19 +204,17 @@ class TurnExplanation:
         )
 
     def __rich__(self) -> Any:
-        """The same for a terminal, in colours: what `rich.print` shows."""
-        from langchain_memkit.explain.terminal import drawn
-
+        """Render in colours for a terminal, as `rich.print` displays it."""
         return drawn(self)
 
 
 def score_of(record: RecalledRecord) -> str:
-    """Its score in two digits, if it has one."""
+    """Format the score with two digits; an empty string if there is none."""
     return "" if record.score is None else f"{record.score:.2f}"
 
 
 def known_of(record: RecalledRecord) -> str:
-    """What it is about, when and from where, as far as anybody knows."""
+    """Format subject, date and source, as far as they are known."""
     day = record.date.date().isoformat() if record.date else ""
     return ", ".join(part for part in (record.about, day, record.source) if part)
 
@@ -187,7 +225,7 @@ def _origin(record: RecalledRecord) -> str:
 
 
 def unframed(message: ShownMessage) -> str:
-    """A summary or records without the words around them, which would take up the line."""
+    """Return the text of a summary or note without the frame around it, which would fill the line."""
     tag = {"summary": "summary", "notes": "records"}.get(message.part)
     inner = message.text.partition(f"<{tag}>\n")[2].removesuffix(f"\n</{tag}>") if tag else ""
     if tag == "summary":
@@ -196,6 +234,6 @@ def unframed(message: ShownMessage) -> str:
 
 
 def excerpt(text: str) -> str:
-    """The beginning of a text as one line without control characters, which a terminal would obey."""
+    """Return the beginning of a text as one line without control characters, which a terminal would obey."""
     line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text[: 10 * EXCERPT].split()))
     return line if len(line) <= EXCERPT else line[: EXCERPT - 3] + "..."

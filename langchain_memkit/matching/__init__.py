@@ -1,5 +1,6 @@
-"""Names and titles in a text: exactly, in other spellings, with typos. Pure; home of rapidfuzz and ahocorasick_rs.
+"""Find names and titles in a text: exact, in other spellings, and with typos. Pure; uses rapidfuzz and ahocorasick_rs.
 
-`finder` is what others use: it finds names exactly, and with typos by `pieces`; both work on text without case
-(`folding`) between word borders (`borders`). `names` compares spellings, `nearest` chooses the most likely of many.
+`finder` is the entry point: it finds names exactly, and with typos by `pieces`. Both work on normalized text
+(`folding`) between word boundaries (`borders`). `names` compares spellings of names, `nearest` picks the most likely of
+many names.
 """

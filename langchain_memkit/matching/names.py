@@ -1,7 +1,7 @@
-"""Names of people, places and things: what two spellings have in common, and what is no name at all. Pure.
+"""Names of people, places and things: normalize them, compare spellings, and tell names from common words. Pure.
 
-Nothing here guesses who is meant: names that are written alike are one, names that are merely near are "maybe the
-same", and only a person can say more.
+Nothing here guesses who is meant: spellings that hardly differ are one name, similar names are "maybe the same", and
+only a person can decide more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from rapidfuzz import fuzz
 
-from langchain_memkit.matching.folding import fold_text
+from langchain_memkit.matching.normalize import fold_text
 
 __all__ = [
     "KINDS",
@@ -21,7 +21,7 @@ __all__ = [
     "Relation",
     "compatible",
     "display_form",
-    "is_ordinary",
+    "is_common_word",
     "kind_of",
     "name_key",
     "relation",
@@ -35,8 +35,8 @@ DROPPED = {"CARDINAL", "DATE", "LANGUAGE", "LAW", "MONEY", "ORDINAL", "PERCENT",
 OTHER_WORDS = {"PER": PERSON, "ORGANIZATION": "ORG", "ORGANISATION": "ORG", "LOCATION": "LOC", "FACILITY": "FAC"}
 TOGETHER = ({"GPE", "LOC", "FAC"}, {"ORG", "PRODUCT", "WORK_OF_ART", "EVENT"})
 
-LEAST_MERGED = 5  # letters: Ana and Anna are two people
-CLOSE = 92  # of rapidfuzz's ratio, never WRatio: Sam and Samir score 90 there
+LEAST_MERGED = 5  # letters; shorter names are never merged: Ana and Anna are two people
+CLOSE = 92  # by rapidfuzz's `ratio`, not `WRatio`, in which Sam and Samir score 90
 NEAR = 85
 MOST = 80  # characters of a name
 
@@ -107,7 +107,7 @@ Relation: TypeAlias = Literal["same", "close", "near"]
 
 @lru_cache(maxsize=8192)
 def display_form(text: str) -> str:
-    """A name as it is shown: one line, without 's, quotes around it, and the "Hey" or "the" before it.
+    """Return a name as it is displayed: on one line, without 's, quotes around it, or a "Hey" or "the" before it.
 
     Example:
         >>> display_form(' "LangChain" '), display_form("Dr.  Smith,"), display_form("Hey Melanie!")
@@ -129,15 +129,15 @@ def _ends(char: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def name_key(text: str, *, given: bool = False) -> str | None:
-    """What is equal for spellings of one name: no case, 's, quotes, punctuation, leading article or title.
+    """Return the key that spellings of a name share: no case, 's, quotes, punctuation, leading article or title.
 
     Args:
-        text: As it was written.
-        given: A person says that it is a name, so that it may be a word that is none otherwise: June, Will.
+        text: The name as it was written.
+        given: A person declared it a name, so that it may be a word that otherwise is none: June, Will.
 
     Returns:
-        The key; None for what is no name: dates, weekdays, months, numbers, "last week", pronouns, mere punctuation,
-        and text of more than 80 characters.
+        The key; None for text that is no name: dates, weekdays, months, numbers, "last week", pronouns, mere
+        punctuation, and text of more than 80 characters.
 
     Example:
         >>> name_key("Harrison's"), name_key("the “LangChain”"), name_key("Dr. Smith")
@@ -159,7 +159,7 @@ def name_key(text: str, *, given: bool = False) -> str | None:
 
 
 def kind_of(label: str) -> str | None:
-    """A label of an extractor in spaCy's words; None for kinds that are dropped.
+    """Convert an extractor's label to spaCy's labels; None for types that are dropped.
 
     Example:
         >>> kind_of("person"), kind_of("DATE"), kind_of("programming language")
@@ -169,8 +169,8 @@ def kind_of(label: str) -> str | None:
     return None if plain in DROPPED else OTHER_WORDS.get(plain, plain)
 
 
-def is_ordinary(key: str) -> bool:
-    """Whether a name is a common English word as well, so that a text which holds it may mean the word.
+def is_common_word(key: str) -> bool:
+    """Return whether a name is a common English word too, so that a text may mean the word and not the name.
 
     Example:
         >>> is_ordinary("will"), is_ordinary("harrison")
@@ -180,7 +180,7 @@ def is_ordinary(key: str) -> bool:
 
 
 def compatible(a: str, b: str) -> bool:
-    """Whether one thing may be of both kinds; an empty kind goes with all.
+    """Return whether one thing may have both types; an empty type is compatible with all.
 
     Example:
         >>> compatible("ORG", "PRODUCT"), compatible("ORG", "GPE"), compatible("", "GPE")
@@ -190,15 +190,17 @@ def compatible(a: str, b: str) -> bool:
 
 
 def relation(a: str, b: str) -> Relation | None:
-    """How near two name keys are; the same whichever comes first.
+    """Return how similar two name keys are; symmetric.
 
     Returns:
-        - `"same"`: at least five letters that differ by spaces and one doubled letter at most. Harrison and Harison;
-          Hansen and Hanssen too.
-        - `"close"`: at least five letters, the same first letter, `ratio` of 92 or more, equal digits, and neither a
-          single word of letters only (Johnson and Johnston score 93): one thing if neither is a person.
-        - `"near"`: `ratio` of 85 or more, or one is made of words of the other.
-        - None: nothing of that.
+        One of these, the first that applies:
+
+        - `"same"`: at least five letters, different only in spaces and at most one doubled letter. Harrison and
+          Harison; Hansen and Hanssen too.
+        - `"close"`: at least five letters, the same first letter, `ratio` of 92 or more, equal digits, and neither is a
+          single word of letters only (Johnson and Johnston score 93). They are one thing if neither is a person.
+        - `"near"`: `ratio` of 85 or more, or the words of one are part of the other.
+        - None: anything else.
 
     Example:
         >>> relation("harrison", "harison"), relation("langchain", "lang chain")
@@ -221,7 +223,7 @@ def relation(a: str, b: str) -> Relation | None:
 
 
 def _one_doubled(short: str, long: str) -> bool:
-    """Whether the longer one is the shorter one, or has one letter twice where that has it once."""
+    """Return whether the words are equal, or the longer one only has one letter twice that the shorter one has once."""
     if len(long) - len(short) > 1:
         return False
     if short == long:

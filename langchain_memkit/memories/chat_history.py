@@ -1,4 +1,4 @@
-"""A chat history as a memory: its newest messages, through a preprocessor."""
+"""`ChatHistoryMemory`: a chat history as a memory, trimmed or summarized by a preprocessor."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from langchain_memkit.base import (
     SessionInfo,
     TurnContext,
     check_id,
-    shown,
+    safe_repr,
 )
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.preprocessors.loading import load
+from langchain_memkit.preprocessors.budget import load
 
 __all__ = ["ChatHistoryMemory", "ChatHistoryMemoryFactory"]
 
 
 class ChatHistoryMemory(Memory):
-    """A session's dialogue, cut or summarized by a preprocessor.
+    """The dialogue of a session, trimmed or summarized by a preprocessor.
 
     Args:
-        history: Any LangChain chat history; of ours no more is read than the preprocessor asks for.
+        history: Any LangChain chat history; of our histories only as much is read as the preprocessor asks for.
         preprocessor: `create_history_preprocessor(...)`, `create_trim_preprocessor(...)`, `trim_messages(...)`; None
-            for the whole history.
-        read_only: `save` and `clear` leave the history as it is.
+            to load the whole history.
+        read_only: `save` and `clear` do nothing.
 
     Example:
         >>> from langchain_core.messages import AIMessage
@@ -70,7 +70,7 @@ class ChatHistoryMemory(Memory):
         self._at: dict[str, int | datetime | None] = {}
 
     def __repr__(self) -> str:
-        """Names the session."""
+        """Show the ids, never the messages."""
         return f"ChatHistoryMemory(session_id={self.session_id!r}, user_id={self.user_id!r})"
 
     @classmethod
@@ -81,7 +81,7 @@ class ChatHistoryMemory(Memory):
         *,
         read_only: bool = False,
     ) -> ChatHistoryMemoryFactory:
-        """Makes memories over what `get_session_history(session_id, user_id=None)` returns.
+        """Make a factory of memories over what `get_session_history(session_id, user_id=None)` returns.
 
         Example:
             >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -92,10 +92,12 @@ class ChatHistoryMemory(Memory):
         return ChatHistoryMemoryFactory(get_session_history, preprocessor, read_only=read_only)
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """The dialogue as the preprocessor leaves it, oldest first.
+        """Return the dialogue as the preprocessor leaves it, oldest first.
+
+        The position and epoch that were read are kept for the next `save`.
 
         Args:
-            query: The new input, which shares the preprocessor's budget; it is not part of what is returned.
+            query: The new input, which counts against the preprocessor's budget but is not returned.
 
         Raises:
             HistoryReadError: The history could not be read.
@@ -103,33 +105,35 @@ class ChatHistoryMemory(Memory):
         return drive(self._load(query))
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return await adrive(self._load(query))
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Appends one turn to the history, atomically where it is one of ours.
+        """Append one turn to the history; in our histories as one atomic write.
 
         Raises:
-            HistoryWriteError: It was not stored; `StaleTurnError` if the session was cleared since `load`.
+            HistoryWriteError: The turn was not stored; `StaleTurnError` if the session was cleared since `load`.
         """
         drive(self._save(messages))
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
+        """Run `save` asynchronously."""
         await adrive(self._save(messages))
 
     def clear(self) -> None:
-        """Clears the session, and what the preprocessor keeps of it."""
+        """Clear the session, and what the preprocessor stored of it (summaries)."""
         drive(self._clear())
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await adrive(self._clear())
 
     async def _load(self, query: str) -> list[BaseMessage]:
+        # Preprocessors find the history and the new input in the config, as in a chain.
         context = TurnContext([HumanMessage(str(query))] if query else [])
         config: RunnableConfig = {"configurable": {"message_history": self.history, CONTEXT: context}}
         view = await load(self.history, self.preprocessor, config, native=self._native)
+        # The turn begins here: its save hands this epoch back, and is refused if the session was cleared in between.
         self._at = {"epoch": view.epoch, "since": view.read_at}
         context.past = view.messages
         if (chain := self.preprocessor) is None:
@@ -153,13 +157,18 @@ class ChatHistoryMemory(Memory):
         await clear_messages(self.history)
         self._at = {}
         chain: Any = self.preprocessor
+        # Summaries are text of the session too, so they go with it.
         if hasattr(chain, "aclear") and self.session_id:
             ids = (self.session_id, self.user_id)
             await Step(partial(chain.clear, *ids), partial(chain.aclear, *ids))
 
 
 class ChatHistoryMemoryFactory(ClosingMixin):
-    """What `ChatHistoryMemory.factory` makes: called with the ids, and otherwise what the histories' factory is."""
+    """Callable that makes the `ChatHistoryMemory` of a session.
+
+    Returned by `ChatHistoryMemory.factory`. `setup`, `list_sessions` and `purge` are forwarded to the histories'
+    factory.
+    """
 
     def __init__(self, get_session_history: GetSessionHistory, preprocessor: Any, *, read_only: bool) -> None:
         if inspect.iscoroutinefunction(get_session_history):
@@ -171,14 +180,14 @@ class ChatHistoryMemoryFactory(ClosingMixin):
         self._read_only = read_only
 
     def __repr__(self) -> str:
-        """Names the histories."""
-        return f"ChatHistoryMemoryFactory({shown(self._histories)})"
+        """Show the histories' factory."""
+        return f"ChatHistoryMemoryFactory({safe_repr(self._histories)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> ChatHistoryMemory:
-        """The memory of one session; no I/O.
+        """Return the memory of a session; no I/O.
 
         Raises:
-            ConfigurationError: There is a `user_id`, and `get_session_history` cannot take one.
+            ConfigurationError: There is a `user_id`, but `get_session_history` cannot take one.
         """
         args = [check_id(session_id, "session_id")]
         if user_id is not None and not self._takes_user:
@@ -188,33 +197,44 @@ class ChatHistoryMemoryFactory(ClosingMixin):
         return ChatHistoryMemory(self._histories(*args, **owner), self._preprocessor, read_only=self._read_only)
 
     def setup(self) -> None:
-        """Sets up the histories' store, if their factory can."""
+        """Set up the histories' store, if their factory has a `setup`."""
         if hasattr(self._histories, "setup"):
             self._histories.setup()
 
     async def asetup(self) -> None:
-        """Async twin of `setup`."""
+        """Run `setup` asynchronously."""
         if hasattr(self._histories, "asetup"):
             await self._histories.asetup()
 
     def list_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """The user's sessions, the last used first, if the histories' factory knows."""
+        """Return the user's sessions as the histories' factory lists them, the last used first.
+
+        Raises:
+            AttributeError: That factory has no `list_sessions`.
+        """
         return self._histories.list_sessions(user_id)  # type: ignore[no-any-return]  # any factory
 
     async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """Async twin of `list_sessions`, a list as well: `for session in await histories.alist_sessions(user_id)`."""
+        """Run `list_sessions` asynchronously.
+
+        Returns a list, not an async iterator: `for session in await histories.alist_sessions(user_id)`.
+        """
         return await self._histories.alist_sessions(user_id)  # type: ignore[no-any-return]  # any factory
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Forgets a user, if the histories' factory can: a part of `purge_user`."""
+        """Delete all histories of a user through the histories' factory; part of `purge_user`.
+
+        Raises:
+            AttributeError: That factory has no `purge`.
+        """
         return self._histories.purge(user_id)  # type: ignore[no-any-return]  # any factory
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await self._histories.apurge(user_id)  # type: ignore[no-any-return]  # any factory
 
     def close(self) -> None:
-        """Does nothing: the histories' factory is yours."""
+        """Do nothing: the histories' factory belongs to the caller."""
 
     async def aclose(self) -> None:
-        """Does nothing: the histories' factory is yours."""
+        """Do nothing: the histories' factory belongs to the caller."""

@@ -1,4 +1,4 @@
-"""Any LangChain retriever as a memory that is only read."""
+"""`RetrieverMemory`: any LangChain retriever as a read-only memory."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["RetrieverMemory", "plain_score", "record_of"]
 
 
 class RetrieverMemory(Memory):
-    """What a retriever finds for the new input, as quoted records. `memories=[retriever]` makes one.
+    """Documents that a retriever finds for the new input, as quoted records. `memories=[retriever]` makes one.
 
     Args:
         retriever: A LangChain retriever, or any runnable from a string to documents.
-        score_threshold: The least score with which a document is shown, as LangChain's vector stores name it, in the
-            unit of the retriever's own scores, of which higher ones are better: the metadata `relevance_score` or
+        score_threshold: The lowest score with which a document is shown, named as in LangChain's vector stores, in the
+            unit of the retriever's own scores, higher being better: the metadata `relevance_score` or
             `score`, which rerankers and some retrievers set. Documents without a score are shown. None shows all.
-            Where only the vector store knows the scores, let it leave out what is unlike:
+            Where only the vector store knows the scores, let it filter:
             `store.as_retriever(search_type="similarity_score_threshold", search_kwargs={"score_threshold": 0.5})`.
 
     Raises:
-        ConfigurationError: `score_threshold` is no number.
+        ConfigurationError: `score_threshold` is not a number.
 
     Example:
         >>> from langchain_core.documents import Document
@@ -58,26 +58,27 @@ class RetrieverMemory(Memory):
         self.score_threshold = score_threshold
 
     def __repr__(self) -> str:
-        """Names the retriever's class: it may hold credentials."""
+        """Show the retriever's class only, for its `repr` may hold credentials."""
         return f"RetrieverMemory({type(self.retriever).__name__})"
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """One note with the documents in the retriever's order; `[]` if it finds none, or if there is no query."""
+        """Return one note with the documents in the retriever's order; `[]` if it finds none or the query is blank."""
         return self._note(self.retriever.invoke(str(query)), query) if query.strip() else []
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return self._note(await self.retriever.ainvoke(str(query)), query) if query.strip() else []
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Does nothing: a retriever is only read."""
+        """Do nothing: a retriever is read-only."""
 
     def clear(self) -> None:
-        """Does nothing: a retriever is only read."""
+        """Do nothing: a retriever is read-only."""
 
     def _note(self, found: Sequence[Any], query: str) -> list[BaseMessage]:
         records = [record_of(document) for document in found]
         least = self.score_threshold
+        # Documents without a score cannot be compared and are shown.
         shown = [r for r in records if least is None or r.score is None or r.score >= least]
         remarks: list[str] | None = getattr(query, "remarks", None)
         if remarks is not None and len(shown) < len(records):
@@ -89,10 +90,10 @@ class RetrieverMemory(Memory):
 
 
 def record_of(document: Any) -> Record:
-    """A document as a quoted record, with its title, source and date as far as its metadata has them.
+    """Convert a document to a quoted record, with title, source and date where its metadata has them.
 
     Raises:
-        TypeError: It is no document.
+        TypeError: It is not a `Document`.
 
     Example:
         >>> record_of(Document("Tea is at five.", metadata={"source": "house.md"})).source
@@ -118,13 +119,15 @@ def _text(metadata: Mapping[str, Any], key: str) -> str:
 
 
 def _score(metadata: Mapping[str, Any]) -> float | None:
-    """What retrievers say of how well a document answers, under the names that are in use."""
+    """Return the relevance score in a document's metadata, under the names in use; None if there is none."""
     found = (plain_score(metadata.get(key)) for key in ("relevance_score", "score"))
     return next((score for score in found if score is not None), None)
 
 
 def plain_score(value: Any) -> float | None:
-    """A score as plain data, which notes are stored as: some rerankers give numpy's numbers. None if it is no number.
+    """Return a score as a plain finite `float`; None if it is not a finite number.
+
+    Notes are stored as plain data, and some rerankers return numpy numbers.
 
     Example:
         >>> plain_score(1), plain_score("good"), plain_score(float("nan"))
@@ -135,7 +138,7 @@ def plain_score(value: Any) -> float | None:
 
 
 def _date(value: Any) -> datetime | None:
-    """A date where the metadata holds one that is plain; others stay unsaid."""
+    """Return a date from metadata: a `datetime`, a `date` or an ISO 8601 string; None for anything else."""
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):

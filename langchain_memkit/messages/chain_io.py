@@ -1,4 +1,4 @@
-"""What goes into a chain and what comes out of it, as lists of messages. Pure."""
+"""Conversion of a chain's input and output into lists of messages. Pure."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from langchain_core.messages import (
 )
 from pydantic import BaseModel
 
-from langchain_memkit.base import value_or_kind
+from langchain_memkit.base import describe_value
 from langchain_memkit.errors import UnsupportedOutputError
-from langchain_memkit.messages.cuts import STATUS, whole_tool_groups
-from langchain_memkit.messages.turns import same_message
+from langchain_memkit.messages.trimming import STATUS, same_message, whole_tool_groups
 
 __all__ = ["StreamedOutput", "aborted", "input_messages", "output_messages", "without_echo"]
 
 
 def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
-    """The new input of a turn.
+    """Return the new input of a turn as messages.
 
     Args:
         value: A string, a message, a list of them (or of what LangChain converts to messages), or a dict.
-        key: Where in a dict the input stands; None: its only key, else `"input"`.
+        key: The key of the input in a dict; None: its only key, else `"input"`.
 
     Raises:
-        ValueError: Nothing of that kind.
+        ValueError: The value is nothing of that kind.
 
     Example:
         >>> input_messages({"input": "hi"}, None)
         [HumanMessage(content='hi', additional_kwargs={}, response_metadata={})]
     """
+    # A dict with a role is a message in OpenAI's format, unless it has the key of the input.
     if isinstance(value, Mapping) and ("role" not in value or key in value or "input" in value):
         value = _pick(value, key, "input")
     if isinstance(value, str):
@@ -54,18 +54,18 @@ def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
             value = value[0]
         try:
             messages = convert_to_messages(list(value))
-        except (NotImplementedError, ValueError):  # which quotes what it was given
+        except (NotImplementedError, ValueError):  # not chained: its text quotes the user's input
             messages = None
         if messages is None:
             msg = "Expected a list of messages, or of what langchain-core makes messages of, as ('human', 'hi')."
             raise ValueError(msg)
         return [_typed(message) for message in messages]
-    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {value_or_kind(value)}."
+    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {describe_value(value)}."
     raise ValueError(msg)
 
 
 def _typed(message: BaseMessage) -> BaseMessage:
-    """A bare `BaseMessage`, which LangServe makes of one in a request, as the kind of message that its type names."""
+    """Turn a bare `BaseMessage`, as LangServe builds from a request, into the message class that its type names."""
     if type(message) is not BaseMessage:
         return message
     return messages_from_dict([{"type": message.type, "data": dict(message)}])[0]
@@ -81,15 +81,15 @@ def _pick(value: Mapping[str, Any], key: str | None, default: str) -> Any:
 
 
 def output_messages(output: Any, key: str | None) -> list[BaseMessage]:
-    """The messages in a chain's output, chunks turned into whole messages.
+    """Return the messages in a chain's output, with chunks turned into whole messages.
 
     Args:
         output: A string, a message, a list of them, a dict with them, or structured output (a pydantic object or a
             dict of plain values), which becomes an AI message holding its JSON.
-        key: Where in a dict the messages stand; None: its only key, else `"output"`, else `"messages"`.
+        key: The key of the messages in a dict; None: its only key, else `"output"`, else `"messages"`.
 
     Raises:
-        UnsupportedOutputError: Nothing of that kind.
+        UnsupportedOutputError: The output is nothing of that kind.
 
     Example:
         >>> [m.content for m in output_messages({"answer": "yes"}, None)]
@@ -106,12 +106,12 @@ def output_messages(output: Any, key: str | None) -> list[BaseMessage]:
         return [_whole(m) for m in value]
     if isinstance(value, BaseModel):
         return [AIMessage(value.model_dump_json())]
-    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {value_or_kind(value)}."
+    msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {describe_value(value)}."
     raise UnsupportedOutputError(msg, output=output)
 
 
 def _whole(message: BaseMessage) -> BaseMessage:
-    """A message that can be stored: no chunk, and without the Python object that langchain-openai adds to its JSON."""
+    """Make a message storable: turn a chunk into a message, and drop the Python object that langchain-openai adds."""
     if isinstance(message, BaseMessageChunk):
         message = message_chunk_to_message(message)
     if isinstance(message.additional_kwargs.get("parsed"), BaseModel):
@@ -150,22 +150,23 @@ def _is_messages(value: Any) -> bool:
 def without_echo(
     output: Sequence[BaseMessage], shown: Sequence[BaseMessage], asked: Sequence[BaseMessage]
 ) -> list[BaseMessage]:
-    """The output without the messages that the chain was given and hands back, as a graph over `messages` does.
+    """Remove the messages that the chain was given and returns again, as a graph over `messages` does.
 
     Args:
-        output: What came out.
-        shown: What went in, history included, oldest first.
+        output: The chain's output.
+        shown: The chain's input, history included, oldest first.
         asked: The new input, which ends `shown`.
 
     Returns:
-        Only what is new. An output that does not hold the last question is no such state, and is new altogether.
-        Messages are recognised by id and content; those shown without an id by content and place.
+        The new messages only. An output without the last question is not such a state, and all of it is new.
+        Messages are recognised by id and content; those shown without an id by content and position.
 
     Example:
         >>> asked = [HumanMessage("hi")]
         >>> without_echo([HumanMessage("hi", id="7"), AIMessage("hello")], asked, asked)
         [AIMessage(content='hello', additional_kwargs={}, response_metadata={}, tool_calls=[], invalid_tool_calls=[])]
     """
+    # A state that a graph returns contains the question; an output without it is an answer, all of which is new.
     if not asked or not any(same_message(message, asked[-1]) for message in output):
         return list(output)
     known = {m.id: m for m in shown if m.id}
@@ -176,11 +177,11 @@ def without_echo(
 
 
 def aborted(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """What is kept of an answer that was stopped: text, marked; tool calls that were never answered are dropped.
+    """Keep the usable part of an interrupted answer and mark it as aborted; unanswered tool calls are dropped.
 
     Returns:
-        The messages with the last AI message marked `response_metadata["memkit_status"] = "aborted"`; `[]` if
-        nothing readable had come.
+        The messages with the last AI message marked `response_metadata["memkit_status"] = "aborted"`; `[]` if there is
+        no AI message with content.
     """
     kept = [m for m in whole_tool_groups(messages) if m.content or not isinstance(m, AIMessage) or m.tool_calls]
     for i in reversed(range(len(kept))):
@@ -192,7 +193,7 @@ def aborted(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 class StreamedOutput:
-    """Adds up the chunks of a stream to the output that `invoke` would have returned.
+    """Accumulator that adds the chunks of a stream up to the output that `invoke` would have returned.
 
     Example:
         >>> streamed = StreamedOutput()
@@ -204,11 +205,11 @@ class StreamedOutput:
 
     def __init__(self) -> None:
         self._total: Any = None
-        self._chunks: list[Any] = []  # where chunks do not add up: whole messages, snapshots, a graph's states
+        self._chunks: list[Any] = []  # chunks that do not add up: whole messages, snapshots, states of a graph
         self.empty = True
 
     def add(self, chunk: Any) -> None:
-        """Takes the next chunk."""
+        """Add the next chunk."""
         if self._chunks or not self._adds_up(chunk):
             if not (self._chunks or self.empty):
                 self._chunks.append(self._total)
@@ -226,15 +227,16 @@ class StreamedOutput:
 
     @property
     def value(self) -> Any:
-        """The whole output so far; None if nothing came."""
+        """The whole output so far; None before the first chunk."""
         return _resolve(self._chunks) if self._chunks else self._total
 
 
 def _resolve(chunks: Sequence[Any]) -> Any:
-    """What chunks that do not add up amount to."""
+    """Return the output that chunks which do not add up amount to."""
     if len(chunks) > 1 and all(isinstance(chunk, BaseMessage) for chunk in chunks):
         return list(chunks)
     if all(isinstance(c, tuple) and c and isinstance(c[0], tuple) for c in chunks):  # LangGraph with subgraphs
+        # Chunks begin with the namespace of their subgraph; it is empty for the graph's own.
         own = [c[1] if len(c) == 2 else c[1:] for c in chunks if c[0] == ()]
         return _resolve(own) if own else None
     if all(isinstance(c, tuple) and len(c) == 2 for c in chunks):
@@ -249,7 +251,7 @@ def _resolve(chunks: Sequence[Any]) -> Any:
 
 
 def _graph_updates(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """A LangGraph stream of updates, `{node: {"messages": [...]}}`, as one state; None if it is something else."""
+    """Merge a LangGraph stream of updates, `{node: {"messages": [...]}}`, into one state; None if it is not one."""
     messages: list[BaseMessage] = []
     for chunk in chunks:
         for update in chunk.values():
@@ -261,11 +263,11 @@ def _graph_updates(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
 
 
 def _joined(chunks: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Message chunks of a LangGraph `messages` stream, put together by id."""
+    """Merge the message chunks of a LangGraph `messages` stream by message id."""
     by_id: dict[str | None, BaseMessage] = {}
     for chunk in chunks:
         held = by_id.get(chunk.id)
         if isinstance(held, AIMessageChunk) and isinstance(chunk, AIMessageChunk):
-            chunk = held + chunk  # the sum takes the chunk's place
+            chunk = held + chunk  # stored below in place of the chunk
         by_id[chunk.id] = chunk
     return list(by_id.values())

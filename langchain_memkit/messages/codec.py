@@ -1,7 +1,7 @@
-"""Messages to plain data and back, exactly or not at all.
+"""Lossless conversion between messages and plain data; values that would not come back equal are refused.
 
-A stored message is a dict that reads well in a database shell: `{"role": "human", "content": "hi", "id": "..."}` plus
-every field that differs from its default. Values stay JSON; what JSON cannot say (tuples, bytes, int keys, ...) is
+A stored message is a dict that is readable in a database shell: `{"role": "human", "content": "hi", "id": "..."}` plus
+every field that differs from its default. Values stay JSON; values that JSON lacks (tuples, bytes, int keys, ...) are
 tagged with `_memkit`. Decoding builds only the classes listed here: stored data never names code to run.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["FORMAT_VERSION", "decode_legacy_message", "decode_message", "encode_
 FORMAT_VERSION = 1
 TAG = "_memkit"
 MAX_DEPTH = 60  # BSON stops at 100 levels, and a tagged value takes two
-MAX_INT = 10**4300  # what Python prints: a longer one would break whatever shows it
+MAX_INT = 10**4300  # Python refuses to print longer integers
 
 MESSAGE_TYPES: dict[str, type[BaseMessage]] = {
     cls.model_fields["type"].default: cls
@@ -48,13 +48,13 @@ MESSAGE_TYPES: dict[str, type[BaseMessage]] = {
 """Every class that is stored and read back, by its `type`."""
 
 STORED_TYPES = {cls: name for name, cls in MESSAGE_TYPES.items()}
-# `role` says the class, as in the chat APIs; a ChatMessage's own role therefore gets another name
+# `role` holds the class, as in the chat APIs, so a ChatMessage's own role gets another name.
 RENAMED = {"role": "chat_role"}
 RENAMED_BACK = {new: old for old, new in RENAMED.items()}
 
 
 def _defaults(cls: type[BaseMessage]) -> dict[str, Callable[[], Any]]:
-    """How to make each field's default; fields without one are left out."""
+    """Return a factory for each field's default; fields without a default are left out."""
     made: dict[str, Callable[[], Any]] = {}
     for name, info in cls.model_fields.items():
         if not info.is_required():
@@ -67,7 +67,7 @@ DEFAULT_VALUES = {cls: {name: make() for name, make in made.items()} for cls, ma
 
 
 def encode_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Encodes a batch; the first value that cannot be stored is named as `messages[i].field`.
+    """Encode a batch; an error names the first value that cannot be stored as `messages[i].field`.
 
     Raises:
         MessageEncodeError: A message class or value that would not come back equal.
@@ -76,11 +76,11 @@ def encode_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def encode_message(message: BaseMessage, path: str = "message") -> dict[str, Any]:
-    """One message as plain data (str, int, float, bool, None, list, dict).
+    """Encode one message as plain data (str, int, float, bool, None, list, dict).
 
     Args:
         message: Any message class of langchain-core, chunks included.
-        path: How to name the message in errors.
+        path: Name of the message in errors.
 
     Returns:
         A dict with `role`, `content` and the fields that are not at their default.
@@ -104,23 +104,28 @@ def encode_message(message: BaseMessage, path: str = "message") -> dict[str, Any
             encoded[RENAMED.get(name, name)] = encode_value(value, f"{path}.{name}")
     if extra := message.__pydantic_extra__:
         encoded["extra"] = encode_value(dict(extra), f"{path}.extra")
+    # Most messages are plain text, so only the others pay for a trial decoding.
     if not _is_plain(encoded):
         _check_round_trip(message, encoded, path)
     return encoded
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Equality that asks the value nothing unless it has the default's own type: arrays answer `==` with arrays."""
+    """Return whether the value equals the default, without calling `==` of another type: arrays return arrays."""
     return value is default or (type(value) is type(default) and bool(value == default))
 
 
 def _is_plain(encoded: dict[str, Any]) -> bool:
-    """Text and an id, nothing that could go wrong: spares the trial decoding."""
+    """Return whether only text and an id are stored, which need no trial decoding."""
     return all(type(value) is str for value in encoded.values()) and encoded.keys() <= {"role", "content", "id"}
 
 
 def _check_round_trip(message: BaseMessage, encoded: dict[str, Any], path: str) -> None:
-    """Decodes on trial: what comes back different is refused now rather than found later."""
+    """Decode on trial, so that a message that would come back different is refused now rather than found later.
+
+    Raises:
+        MessageEncodeError: The message would be unreadable or differ.
+    """
     try:
         back = decode_message(encoded)
     except MessageDecodeError as error:
@@ -131,7 +136,7 @@ def _check_round_trip(message: BaseMessage, encoded: dict[str, Any], path: str) 
 
 
 def is_name(value: object) -> bool:
-    """Whether a stored value may stand in an error: a name of a type or class, not something that was said.
+    """Return whether a stored value may be quoted in an error: the name of a type or class, not a user's text.
 
     Example:
         >>> is_name("langchain_core.messages.AIMessage"), is_name("My name is Nemo."), is_name(b"ai")
@@ -141,7 +146,7 @@ def is_name(value: object) -> bool:
 
 
 def decode_message(data: Any) -> BaseMessage:
-    """The message that `encode_message` was given.
+    """Decode a message that `encode_message` encoded.
 
     Args:
         data: Plain data as read from a store, possibly damaged.
@@ -150,7 +155,7 @@ def decode_message(data: Any) -> BaseMessage:
         A message equal to the one that was stored.
 
     Raises:
-        MessageDecodeError: The data is not a message of ours.
+        MessageDecodeError: The data is not a message in this format.
 
     Example:
         >>> decode_message({"role": "human", "content": "hi"})
@@ -168,11 +173,12 @@ def decode_message(data: Any) -> BaseMessage:
         msg = f"a value cannot be read ({type(error).__name__})"
     else:
         return _build(data.get("role"), fields, extra)
-    raise MessageDecodeError(msg)  # out here, since the other error quotes the value
+    # Outside the handler, since the original error quotes the stored value and would become the context.
+    raise MessageDecodeError(msg)
 
 
 def decode_legacy_message(data: Any) -> BaseMessage:
-    """A message in LangChain's own dict form, `{"type": "human", "data": {...}}`, by the same list of classes.
+    """Decode a message in LangChain's own dict form, `{"type": "human", "data": {...}}`, with the same allowlist.
 
     This is how langchain-mongodb and most histories of langchain-community store messages.
 
@@ -184,9 +190,9 @@ def decode_legacy_message(data: Any) -> BaseMessage:
         raise MessageDecodeError(msg)
     fields = {str(k): v for k, v in data["data"].items() if k != "type"}
     cls = MESSAGE_TYPES.get(data["type"]) if type(data.get("type")) is str else None
-    names = fields if cls is None else cls.model_fields  # asked once: it is computed each time
+    names = fields if cls is None else cls.model_fields  # read once, since each access computes it
     known = {k: v for k, v in fields.items() if k in names}
-    # older cores wrote fields that are gone now (`example`); null stood for "none" in fields that are lists today
+    # Older versions of core wrote fields that no longer exist (`example`), and null in fields that are lists today.
     known = {k: v for k, v in known.items() if v is not None or k in ("name", "id", "artifact", "usage_metadata")}
     extra = {k: v for k, v in fields.items() if k not in known and k != "example" and v is not None}
     if known.get("id") is not None:
@@ -198,7 +204,11 @@ def decode_legacy_message(data: Any) -> BaseMessage:
 
 
 def _id_of(value: Any) -> str:
-    """A message's id as langchain-core itself reads it: numbers become text."""
+    """Return a message's id as langchain-core reads it: numbers become text.
+
+    Raises:
+        MessageDecodeError: The id is neither a number nor valid text.
+    """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if type(value) is not str or not _is_utf8(value):
@@ -208,7 +218,7 @@ def _id_of(value: Any) -> str:
 
 
 def _odd_text(value: Any, depth: int = 0) -> str | None:
-    """The class of a text that is none, as BSON's `Code`: a `str` without a hash, which breaks whatever reads it."""
+    """Return the name of a `str` subclass in the value, such as BSON's unhashable `Code`; None if there is none."""
     if isinstance(value, str):
         return None if type(value) is str else type(value).__name__
     if depth > MAX_DEPTH or not isinstance(value, (Mapping, list, tuple)):
@@ -227,15 +237,17 @@ def _build(role: Any, fields: dict[str, Any], extra: Any) -> BaseMessage:
         raise MessageDecodeError(msg)
     message, problem = None, ""
     try:
-        # validated, so that a damaged row cannot become a message that breaks later
+        # Validated, so that a damaged row cannot become a message that breaks later.
         message = cls(**fields, **extra)
-    except Exception as error:  # noqa: BLE001  # validators raise what they like
+    except Exception as error:  # noqa: BLE001  # validators may raise anything
         where = [".".join(map(str, e["loc"])) for e in error.errors()] if isinstance(error, ValidationError) else []
         problem = f"{type(error).__name__} {', '.join(where[:3])}"
-    if message is None:  # out here, since the other error quotes the value
+    # Outside the handler, since the original error quotes the stored value and would become the context.
+    if message is None:
         msg = f"not a valid {role} message ({problem})"
         raise MessageDecodeError(msg)
-    # validators fill fields in from others (tool calls out of additional_kwargs): what was stored counts
+    # Validators derive fields from others (tool calls from additional_kwargs), but the stored values take precedence,
+    # since the message must come back exactly.
     for name, make in DEFAULTS[cls].items():
         if name not in fields and message.__dict__[name] != DEFAULT_VALUES[cls][name]:
             message.__dict__[name] = make()
@@ -244,7 +256,11 @@ def _build(role: Any, fields: dict[str, Any], extra: Any) -> BaseMessage:
 
 
 def encode_value(value: Any, path: str, depth: int = 0) -> Any:
-    """Any supported value as plain data; raises `MessageEncodeError` with the path of anything else."""
+    """Encode any supported value as plain data.
+
+    Raises:
+        MessageEncodeError: The value is not supported; the error names its path.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -273,12 +289,13 @@ def _tagged(kind: str, value: Any) -> dict[str, Any]:
 def _encode_str(value: str) -> Any:
     try:
         value.encode()
-    except UnicodeEncodeError:  # lone surrogates: models stream them when they cut an emoji in two
+    except UnicodeEncodeError:  # lone surrogates, as when a streaming model splits an emoji
         return _tagged("str", base64.b64encode(value.encode("utf-8", "surrogatepass")).decode())
     return value if type(value) is str else str.__str__(value)
 
 
 def _encode_dict(value: dict[Any, Any], path: str, depth: int) -> dict[str, Any]:
+    # Keys that MongoDB would read as operators or paths, or that look like the tag, are stored as pairs instead.
     plain = all(
         isinstance(k, str) and "." not in k and "\x00" not in k and not k.startswith("$") and k != TAG and _is_utf8(k)
         for k in value
@@ -300,7 +317,7 @@ def _encode_special(value: Any, path: str, depth: int) -> dict[str, Any]:
     if isinstance(value, tuple):
         return _tagged("tuple", encode_value(list(value), path, depth + 1))
     if isinstance(value, (set, frozenset)):
-        items = sorted(value, key=repr)  # a stable order, so that equal sets are stored equal
+        items = sorted(value, key=repr)  # a stable order, so that equal sets are stored alike
         return _tagged("frozenset" if isinstance(value, frozenset) else "set", encode_value(items, path, depth + 1))
     if type(value) is bytes:
         return _tagged("bytes", base64.b64encode(value).decode())
@@ -315,7 +332,11 @@ def _encode_special(value: Any, path: str, depth: int) -> dict[str, Any]:
 
 
 def _long_int(value: str) -> int:
-    """A number from its hexadecimal digits; ValueError for one that Python would not print."""
+    """Parse a hexadecimal integer.
+
+    Raises:
+        ValueError: The number is one that Python would not print.
+    """
     if len(value) > 4300 or abs(number := int(value, 16)) >= MAX_INT:
         raise ValueError
     return number
@@ -336,7 +357,11 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
 
 
 def decode_value(value: Any) -> Any:
-    """The inverse of `encode_value`; raises KeyError, TypeError or ValueError on damaged data."""
+    """Decode a value that `encode_value` encoded.
+
+    Raises:
+        KeyError, TypeError, ValueError: The data is damaged.
+    """
     kind = type(value)
     if kind in (str, bool, float, int) or value is None:
         return value

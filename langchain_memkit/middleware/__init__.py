@@ -1,7 +1,7 @@
-"""The same transcript for agents: a middleware for `langchain.agents.create_agent`.
+"""Durable conversations for agents: a middleware for `langchain.agents.create_agent`.
 
 A run of the agent is a turn: `turn_start` begins or resumes it, `prompt` makes the messages for each call of the model,
-and `turn_end` stores it. What lives that long is a `run`; what other processes need to go on with it is in the agent's
+and `turn_end` stores it. A `run` holds the turn within this process; other processes resume it from the agent's
 `state`. Which messages are stored is decided by their ids in the transcript, and by the state's own marker where
 messages have none.
 """
@@ -32,20 +32,18 @@ from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._sync import adrive, drive, shielded
 from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.telling import OnLoadError
-from langchain_memkit.messages.turns import with_ids
-from langchain_memkit.middleware.prompt import shown
-from langchain_memkit.middleware.run import Calls, Handle, Run, messages_of
-from langchain_memkit.middleware.state import HistoryState, Marker, messages_in, said_so_far, still_said
-from langchain_memkit.middleware.tools import NO_USER, memory_tools
-from langchain_memkit.middleware.turn_end import failed, finish, stopped
-from langchain_memkit.middleware.turn_start import TurnStart, check_place, configured
-from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, OpenTurn, Policy
+from langchain_memkit.memories.fanout import OnLoadError
+from langchain_memkit.messages.trimming import with_ids
+from langchain_memkit.middleware.prompt import NO_USER, memory_tools, shown
+from langchain_memkit.middleware.run import Run, RunHandle, StepCalls, messages_of
+from langchain_memkit.middleware.state import HistoryState, Marker, dialogue_in_state, dialogue_of_run, messages_in
+from langchain_memkit.middleware.turn import TurnStart, check_place, commit, ids_of_call, on_cancel, on_error
+from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import checked_function
 
 __all__ = ["MessageHistoryMiddleware"]
 
-MOST_RUNS = 1000  # in one process, whose calls know of each other
+MOST_RUNS = 1000  # runs per process whose tool calls are tracked
 TWICE = (
     "two of this agent's middleware are MessageHistoryMiddleware, so each turn would be stored twice. One can have "
     "several memories; for a second transcript copy the first one."
@@ -53,31 +51,33 @@ TWICE = (
 
 
 class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Gives an agent of `langchain.agents.create_agent` a durable conversation, the same that chains have.
+    """Middleware that gives an agent of `langchain.agents.create_agent` the durable conversation that chains have.
 
     Each run is one turn: question, tool calls, results and answer are stored as one atomic row when the run ends, as
-    the other middleware left them. The model is shown the transcript through the preprocessor, what memories recall,
-    and the run's own messages; the agent's state keeps all of its messages. With and without a checkpointer;
-    docs/agents.md says what is stored when a run fails, waits for a person, is stopped, or goes on from an older
+    the other middleware left them. The model sees the transcript through the preprocessor, recalled records and the
+    run's own messages; the agent's state keeps all of its messages. It works with and without a checkpointer;
+    docs/agents.md says what is stored when a run fails, waits for a person, is stopped, or continues from an older
     checkpoint. Put it first in the list of middleware, so that it comes last when the run ends.
 
     The config names the session as `session_id` (else `thread_id`); the owner is `user_id` of the runtime context, else
     of the config.
 
     Args:
-        get_session_history: As in `create_runnable_with_message_history`; the following as well.
+        get_session_history: Returns the history of a session, as in `create_runnable_with_message_history`, where the
+            options below mean the same.
         preprocessor: Messages in, messages out, applied to the past; the run's own messages share its budget. If they
             alone outgrow it, the oldest whole tool groups are left out of the view, never the question.
-        memories: What else the model is reminded of; asked once in a run, before its first call.
-        before_save: Takes the messages of the turn and returns those to store.
+        memories: Further memories for the model; loaded once in a run, before its first model call.
+        before_save: A function from the messages of the turn to those to store.
         on_save_error: `"raise"` (a `HistoryWriteError` whose `.output` is the state's answer), `"log"`, or a callable.
         on_model_error: A model or tool raised: `"discard"` stores nothing, `"save_input"` keeps the question.
         on_abort: The run was cancelled or closed: `"save_partial"` stores what had been said, marked
             `response_metadata["memkit_status"] = "aborted"`; `"discard"` stores nothing.
         on_dropped_turn: The session was cleared while the turn ran: `"report"`, `"raise"`, or a callable.
-        on_context_overflow: The model was given more than its context holds: `"retry"` once with 70%, or `"raise"`.
+        on_context_overflow: The prompt exceeds the model's context: `"retry"` once with 70% of the budget, or
+            `"raise"`.
         on_load_error: A memory cannot be loaded: `"report"`, `"raise"`, or a callable.
-        tools: Gives the model `remember`, `recall` and `forget`, for the user who is served; notes are kept in the
+        tools: Give the model the tools `remember`, `recall` and `forget` for the current user; notes are kept in the
             first `KeyValueMemory.factory(store)` among `memories`.
 
     Raises:
@@ -113,7 +113,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         tools: bool = False,
     ) -> None:
         super().__init__()
-        policy = Policy.of(
+        policy = TurnOptions.of(
             None,
             preprocessor,
             memories,
@@ -128,30 +128,30 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._policy = policy
         self.preprocessor = policy.preprocessor
         self._turns = TurnStart(checked_function(get_session_history), policy)
-        self._calls: dict[str, Calls] = {}
+        self._calls: dict[str, StepCalls] = {}
         self._needs_user = tools
         self.tools: Sequence[BaseTool] = memory_tools(self._turns) if tools else []
 
     def open(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
-        """Begin a run as far as its first call of the model, for `explain_turn`: nothing is called or stored."""
+        """Build the first prompt of a run for `explain_turn`: a dry run that calls no model and stores nothing."""
         return drive(self._dry_run(value, ensure_config(config)))
 
     async def aopen(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
-        """Async twin of `open`."""
+        """Run `open` asynchronously."""
         return await adrive(self._dry_run(value, ensure_config(config)))
 
     def before_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
-        """Begin the turn."""
+        """Start the turn; messages of the state that the transcript lacks are stored first."""
         return drive(self._begin(state, runtime))
 
     async def abefore_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
-        """Async twin of `before_agent`."""
+        """Run `before_agent` asynchronously."""
         return await adrive(self._begin(state, runtime))
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
-        """Show the model the conversation; the state keeps its messages."""
+        """Call the model with the conversation as its prompt; the state keeps its own messages."""
         config = get_config()
         run = drive(self._run_of(request.state, request.runtime, config))
         try:
@@ -168,7 +168,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
-        """Async twin of `wrap_model_call`."""
+        """Run `wrap_model_call` asynchronously."""
         config = get_config()
         run = await adrive(self._run_of(request.state, request.runtime, config))
         try:
@@ -185,7 +185,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:
-        """Keep what a tool returns at hand, in case that another one is stopped."""
+        """Call the tool and remember its result, so that it can be stored if another tool of the step is cancelled."""
         config = get_config()
         calls = self._tool_call(request, config)
         try:
@@ -201,7 +201,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
     ) -> ToolMessage | Command[Any]:
-        """Async twin of `wrap_tool_call`."""
+        """Run `wrap_tool_call` asynchronously."""
         config = get_config()
         calls = self._tool_call(request, config)
         try:
@@ -215,11 +215,11 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return result
 
     def after_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
-        """Store the turn."""
+        """Store the turn, and close its marker in the state."""
         return drive(self._end(state, runtime))
 
     async def aafter_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
-        """Async twin of `after_agent`."""
+        """Run `after_agent` asynchronously."""
         return await shielded(lambda: self._end(state, runtime))
 
     # -- the steps, for both call styles
@@ -235,51 +235,62 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return replace(run.turn([], config), shown=seen, asked=run.own(messages))
 
     def _ids(self, config: RunnableConfig, context: Any) -> dict[str, Any]:
-        ids = configured(config, context)
+        ids = ids_of_call(config, context)
         if self._needs_user and ids.get("user_id") is None:
             raise ConfigurationError(NO_USER)
         return ids
 
-    def _calls_of(self, marker: Marker | None, *, new: bool = False) -> Calls:
-        """Return what the calls in one step of a run know of each other; with `new`, a step begins."""
+    def _calls_of(self, marker: Marker | None, *, new: bool = False) -> StepCalls:
+        """Return the calls of a run's current step, shared within this process.
+
+        Args:
+            marker: The run's marker; None if it has none.
+            new: Whether a new step begins, with no calls yet.
+        """
         key = marker["key"] if marker else ""
+        # Bounded, since a run that is interrupted and never resumed does not reach `_end`.
         if new or key not in self._calls:
-            self._calls[key] = Calls()
+            self._calls[key] = StepCalls()
             for old in list(self._calls)[:-MOST_RUNS]:
                 self._calls.pop(old, None)
-        return self._calls.get(key) or Calls()
+        return self._calls.get(key) or StepCalls()
 
     def _seen(self, state: Any) -> list[BaseMessage]:
-        """Return what the run of the marker was seen to say, here or as the state tells, before a part was removed."""
+        """Return the messages of the marker's run, those removed from the state included.
+
+        They come from this process if it knows the run, else from the state.
+        """
         marker: Marker | None = state.get("memkit_turn")
         here = self._calls[marker["key"]].seen if marker and marker["key"] in self._calls else []
-        return still_said(here or state.get("memkit_seen") or [], messages_in(state))
+        return dialogue_in_state(here or state.get("memkit_seen") or [], messages_in(state))
 
     async def _begin(self, state: Any, runtime: Any) -> dict[str, Any]:
         config = get_config()
         ids = self._ids(config, runtime.context)
-        if isinstance(state.get("memkit_run"), Handle):
+        # The handle is not checkpointed and is removed when a run ends. One that is here already was set by a second
+        # instance in this very run.
+        if isinstance(state.get("memkit_run"), RunHandle):
             raise ConfigurationError(TWICE)
         run = await self._turns.begin(state, ids, config, self._seen(state))
-        return {"memkit_turn": run.marker, "memkit_run": Handle(run), **_emptied(state)}
+        return {"memkit_turn": run.marker, "memkit_run": RunHandle(run), **_emptied(state)}
 
     async def _run_of(self, state: Any, runtime: Any, config: RunnableConfig) -> Run:
-        """Return the run that this invocation began; else the one of the state's marker, read for again."""
+        """Return the run of this invocation; if there is none, resume the one that the state's marker names."""
         handle, marker = state.get("memkit_run"), state.get("memkit_turn")
-        if isinstance(handle, Handle) and not handle.run.finished:
+        if isinstance(handle, RunHandle) and not handle.run.finished:
             run = handle.run
         elif marker is not None and not marker["done"]:
-            run = await self._turns.resume(state, configured(config, runtime.context), config, self._seen(state))
-        else:  # it did not pass `before_agent`
-            run = await self._turns.begin(state, configured(config, runtime.context), config)
+            run = await self._turns.resume(state, ids_of_call(config, runtime.context), config, self._seen(state))
+        else:  # the invocation did not pass `before_agent`
+            run = await self._turns.begin(state, ids_of_call(config, runtime.context), config)
         run.observe(messages_in(state))
         return run
 
-    def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> Calls:
-        """Note what was said before a tool is called: in a resumed run nobody else has looked at the state yet."""
-        check_place(request.state.get("memkit_turn"), configured(config, request.runtime.context))
+    def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> StepCalls:
+        """Register a tool call and record the run's messages: in a resumed run nothing else has read the state yet."""
+        check_place(request.state.get("memkit_turn"), ids_of_call(config, request.runtime.context))
         calls = self._calls_of(request.state.get("memkit_turn"))
-        calls.seen = said_so_far(request.state)
+        calls.seen = dialogue_of_run(request.state)
         calls.running += 1
         return calls
 
@@ -293,7 +304,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _smaller(
         self, run: Run, request: ModelRequest[Any], config: RunnableConfig, error: ContextOverflowError
     ) -> ModelRequest[Any]:
-        """Show less of the past, after the model said that it was too much; else raise its error."""
+        """Rebuild the request with less of the past after a context overflow, or raise its error."""
         await self._policy.overflowed(run.context, config, error)
         return await self._shown(run, request, config)
 
@@ -304,13 +315,15 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         error: BaseException,
         run: Run | None = None,
     ) -> None:
-        """Keep of a call that raised, was interrupted on purpose, or is cancelled, what the options say."""
+        """Store what the options ask for after a call raised or was cancelled; nothing after an intended interrupt."""
         state: Any = request.state
         calls = self._calls_of(state.get("memkit_turn") if run is None else run.marker)
         if run is not None and run.unsettled:
             calls.seen = run.seen
         if isinstance(error, GraphBubbleUp):
             return
+        # Tools of one step run in parallel: when one fails, LangGraph cancels the others. Only the first failure
+        # decides what is stored, else the turn would be stored once for each of them.
         first, policy = calls.fail(), self._policy
         discarded = policy.on_model_error == "discard" if isinstance(error, Exception) else policy.on_abort == "discard"
         if discarded or not first:
@@ -318,14 +331,14 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if run is None:
             run = await self._run_of(state, request.runtime, config)
         if isinstance(error, Exception):
-            await failed(run, policy, config)
+            await on_error(run, policy, config)
         else:
-            await stopped(run, policy, config, calls.results)
+            await on_cancel(run, policy, config, calls.results)
 
     async def _end(self, state: Any, runtime: Any) -> dict[str, Any]:
         config = get_config()
         run = await self._run_of(state, runtime, config)
-        marker = await finish(run, self._policy, state, config)
+        marker = await commit(run, self._policy, state, config)
         self._calls.pop(marker["key"], None)
         return {"memkit_turn": marker, "memkit_run": None, **_emptied(state)}
 
@@ -335,12 +348,15 @@ def _emptied(state: Any) -> dict[str, Any]:
 
 
 def _answered(run: Run, state: Any, response: ModelResponse[Any]) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
-    """Tell the state of a run that was resumed, and what was said once a part of that was removed."""
+    """Record the answer, and update the state after a resume or once other middleware removed messages.
+
+    Removed messages are persisted in `memkit_seen`, so that a later resume in another process still stores them.
+    """
     run.answered(response.result)
     update: dict[str, Any] = {}
     handle = state.get("memkit_run")
-    if not (isinstance(handle, Handle) and handle.run is run):
-        update = {"memkit_run": Handle(run), "memkit_turn": run.marker}
+    if not (isinstance(handle, RunHandle) and handle.run is run):
+        update = {"memkit_run": RunHandle(run), "memkit_turn": run.marker}
     if run.unsettled:
         run.unsettled = False
         update["memkit_seen"] = run.seen

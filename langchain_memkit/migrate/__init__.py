@@ -1,22 +1,21 @@
-"""Moving conversations: between layouts, backends and collections; into memkit, out of it, and back.
+"""Migration of conversations: between layouts, backends and collections, from other packages, and to and from files.
 
-Nothing is read twice into the target: every turn keeps the name it is stored under, so a second run adds what is new
-and nothing else, and a run that broke off is finished by the next one. What cannot be read is counted and named.
+Every turn keeps the idempotency key it is stored under, so a second run adds only new turns, and an interrupted run is
+finished by the next one. Whatever cannot be read is counted and named.
 """
 
-# to read it: `sources` (`foreign`, `threads`, `joining` for those of other packages) and `writing` are the two ends;
-# `moving` goes between stores, `files` between a store and `lines`
+# How the modules fit together: `sources` (with `foreign`, `threads` and `joining` for other packages) reads, `writing`
+# writes; `moving` connects two stores, `files` a store and the format in `lines`.
 from __future__ import annotations
 
-from langchain_memkit.migrate.files import aexport_history, aimport_history, export_history, import_history
 from langchain_memkit.migrate.foreign import (
     langchain_file_source,
     langchain_memory_source,
     langchain_sql_source,
     langgraph_source,
 )
-from langchain_memkit.migrate.moving import amigrate, migrate
-from langchain_memkit.migrate.report import MigrationReport
+from langchain_memkit.migrate.jsonl import aexport_history, aimport_history, export_history, import_history
+from langchain_memkit.migrate.migrate import MigrationReport, amigrate, migrate
 
 __all__ = [
     "MigrationReport",

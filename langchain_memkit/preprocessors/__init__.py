@@ -1,8 +1,9 @@
-"""Messages in, messages out: trimming and summarizing, so that a conversation of any length fits.
+"""Preprocessors, from messages to messages: trim and summarize, so that a conversation of any length fits.
 
-`trim` cuts, `budget` says how much fits, `loading` keeps a turn from reading more than that. `summarize` is the other
-public one: `rules` say when, `conversation` says what, `summarizer` asks the model, `records` keeps the result, and
-`background` does it beside the turns.
+`trim` cuts to a token budget, which `budget` computes; `loading` keeps a turn from reading more history than that.
+`summarize` summarizes: `rules` decide when, `conversation` what, `summarizer` (with `prompt`) calls the model,
+`records` stores the summaries (by default in `memory_store`), and `background` runs it in parallel with the turns.
+`report` describes the outcome of a turn.
 """
 
 from langchain_memkit.preprocessors.summarize import create_history_preprocessor

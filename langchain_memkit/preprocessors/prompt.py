@@ -1,4 +1,4 @@
-"""What the summarizer is asked, and how a conversation is put before it."""
+"""Prompt of the summarizer, and the rendering of a conversation for it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, Hum
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.authors import is_notification, role_of
-from langchain_memkit.messages.cuts import STATUS, SUMMARY
-from langchain_memkit.messages.text import escaped, quoted, said
-from langchain_memkit.messages.turns import group_starts
+from langchain_memkit.messages.text import escaped, is_notification, message_text, quote_lines, role_of
+from langchain_memkit.messages.trimming import STATUS, SUMMARY, group_starts
 
 __all__ = ["Chunk", "SummaryPrompt", "chunks_of", "summary_message"]
 
@@ -37,16 +35,17 @@ BARE: dict[str, Any] = {
 
 
 class Chunk(NamedTuple):
-    """A part of what is to be summarized that fits one call; `end` is where it ends, None within a message."""
+    """Messages to summarize in one model call; `end` is the index after them, None if it ends within a tool group."""
 
     messages: list[BaseMessage]
     end: int | None
 
 
 class SummaryPrompt:
-    """A `prompt=` argument: None, an instruction, or a template with (some of) the variables below.
+    """Summary prompt, built from a `prompt=` argument: None, an instruction, or a prompt template.
 
-    `summary` (text so far), `conversation` (new messages as text), `chat_history` (the same as messages), `words`.
+    A template takes `conversation` (new messages as text) or `chat_history` (the same as messages), and may take
+    `summary` (the summary so far, as text) and `words` (the desired maximum length).
     """
 
     def __init__(self, prompt: str | BasePromptTemplate[Any] | None) -> None:
@@ -68,7 +67,7 @@ class SummaryPrompt:
                 raise ConfigurationError(msg)
 
     def build(self, summary: str, messages: Sequence[BaseMessage], words: int) -> Any:
-        """The input of the model. What was said is only ever a value, so braces in it mean nothing."""
+        """Build the model's input. Messages are inserted as values, so braces in them are no template variables."""
         text = "\n".join(line_of(message) for message in messages)
         if self._template is None:
             before = f"<summary>\n{escaped(summary)}\n</summary>\n" if summary else ""
@@ -76,7 +75,7 @@ class SummaryPrompt:
             return [
                 HumanMessage(f"{records}\n\n{self._instruction} At most {words} words. Answer with the summary only.")
             ]
-        spoken: list[BaseMessage] = [plain(message) for message in messages if said(message)]
+        spoken: list[BaseMessage] = [plain(message) for message in messages if message_text(message)]
         summary, text = escaped(summary), escaped(text)
         if summary and "summary" not in self._takes:
             so_far = summary_message(summary, "").content
@@ -86,33 +85,33 @@ class SummaryPrompt:
 
 
 def summary_message(text: str, digest: str) -> HumanMessage:
-    """A summary as the model is given it: quoted, and with no more authority than what a user says."""
-    content = f"{SUMMARY}{quoted(text)}\n</summary>"
+    """Build the message that shows a summary to the model: quoted, with no more authority than a user's message."""
+    content = f"{SUMMARY}{quote_lines(text)}\n</summary>"
     return HumanMessage(content, id=f"memkit-summary-{digest[:16]}", response_metadata={STATUS: "summary"})
 
 
 def line_of(message: BaseMessage) -> str:
-    """A message as a line of a record; what else it says is indented, so that nobody speaks for another."""
+    """Render a message as `role (name): text`; further lines are indented, so that none poses as a new speaker."""
     who = role_of(message)
     name = " ".join((message.name or "").split())[:MAX_NAME]
     if isinstance(message, (ToolMessage, FunctionMessage)):
         who = f"result of {name or 'tool'}"
     elif name:
         who = f"{who} ({name})"
-    return f"{who}: " + "\n  ".join(said(message).splitlines())
+    return f"{who}: " + "\n  ".join(message_text(message).splitlines())
 
 
 def plain(message: BaseMessage) -> BaseMessage:
-    """The message for a model that knows none of the tools."""
+    """Convert a message to a plain human or AI message, for a model that is not given the tools."""
     if isinstance(message, HumanMessage):
-        return HumanMessage(line_of(message) if is_notification(message) else said(message))
-    return AIMessage(said(message) if isinstance(message, AIMessage) else line_of(message))
+        return HumanMessage(line_of(message) if is_notification(message) else message_text(message))
+    return AIMessage(message_text(message) if isinstance(message, AIMessage) else line_of(message))
 
 
 def chunks_of(
     messages: Sequence[BaseMessage], sizes: Sequence[int], capacity: int, count: Callable[[BaseMessage], int]
 ) -> Iterator[Chunk]:
-    """Parts of at most `capacity` tokens that together say all: whole tool groups, else messages, else pieces."""
+    """Split messages into chunks of at most `capacity` tokens: at tool groups, else messages, else within a message."""
     taken: list[BaseMessage] = []
     used, reached = 0, None
     for unit, tokens, end in _units(messages, sizes, capacity, count):
@@ -129,7 +128,7 @@ def chunks_of(
 def _units(
     messages: Sequence[BaseMessage], sizes: Sequence[int], capacity: int, count: Callable[[BaseMessage], int]
 ) -> Iterator[tuple[list[BaseMessage], int, int | None]]:
-    """What one call may not part, with its tokens; and where it ends, if not within a tool group."""
+    """Yield units that go into one call, each with its tokens and its end index (None within a tool group)."""
     for begin, end in pairwise([*group_starts(messages), len(messages)]):
         tokens = sum(sizes[begin:end])
         if tokens <= capacity:
@@ -143,11 +142,12 @@ def _units(
 def pieces_of(
     message: BaseMessage, tokens: int, capacity: int, count: Callable[[BaseMessage], int]
 ) -> list[tuple[BaseMessage, int]]:
-    """A message that is too long for one call as several that are not, with their tokens."""
-    text = said(message)
+    """Split a message that is too long for one call into several that fit, with their tokens."""
+    text = message_text(message)
     if tokens <= capacity or len(text) < 2:
         return [(message, tokens)]
-    parts = -(-tokens * 10 // (capacity * 9))  # not all text is equally dense, so parts may be parted again
+    # Aim 10% below capacity. Text is not equally dense, so a piece may still be too long and is split again below.
+    parts = -(-tokens * 10 // (capacity * 9))
     step = -(-len(text) // max(parts, 2))
     bare = {name: value for name, value in BARE.items() if hasattr(message, name)}
     bare["name"] = message.name and message.name[:MAX_NAME]
@@ -158,7 +158,7 @@ def pieces_of(
 
 
 def _cut(text: str, step: int) -> Iterator[str]:
-    """Pieces of at most `step` characters, cut between words where that is not far: half a number is none."""
+    """Yield pieces of at most `step` characters, cut at white space if near enough, so that numbers stay whole."""
     begin = 0
     while begin < len(text):
         end = begin + step

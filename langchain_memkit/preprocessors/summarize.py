@@ -1,12 +1,15 @@
-"""Trimming and summarizing: older messages become a running summary in front of the newest ones."""
+"""Trim and summarize: older messages become a running summary in front of the newest ones."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import operator
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.callbacks.manager import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
@@ -16,37 +19,118 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._sync import ClosingMixin, Step, adrive, arun_step, drive, run_step
+from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, arun_step, drive, run_step
 from langchain_memkit.base import (
     Now,
     TokenCounter,
     TokenCounterLike,
     Window,
     check_id,
-    kind_given,
-    seconds_given,
+    check_seconds,
+    describe_type,
     user_prefix,
     utc_now,
 )
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.preprocessors.background import Background
-from langchain_memkit.preprocessors.budget import Budget, as_messages, new_input
-from langchain_memkit.preprocessors.conversation import Conversation, catch_up, place_of, read_conversation
-from langchain_memkit.preprocessors.memory_store import MemoryStore
+from langchain_memkit.preprocessors.budget import EVENT, Budget, ContextReport, as_messages, has_listeners, new_input
 from langchain_memkit.preprocessors.prompt import SummaryPrompt, summary_message
-from langchain_memkit.preprocessors.records import Place, SummaryStore
-from langchain_memkit.preprocessors.report import EVENT, ContextReport, has_listeners
-from langchain_memkit.preprocessors.rules import Amount, Rules
 from langchain_memkit.preprocessors.summarizer import Summarizer
+from langchain_memkit.preprocessors.summary_store import (
+    SummarizedConversation,
+    SummaryKey,
+    SummaryStore,
+    read_conversation,
+    refresh,
+    summary_key_of,
+)
+from langchain_memkit.preprocessors.trigger import SummaryTrigger, Threshold
 from langchain_memkit.preprocessors.trim import OnOverflow, Trimmer
+from langchain_memkit.stores.in_memory import MemoryStore
 
-__all__ = ["HistoryPreprocessor", "create_history_preprocessor"]
+__all__ = ["Background", "HistoryPreprocessor", "create_history_preprocessor"]
 
 logger = logging.getLogger("langchain_memkit")
 
+Work: TypeAlias = threading.Thread | asyncio.Task[Any]
+
+
+class Background:
+    """Registry of running background jobs by conversation."""
+
+    def __init__(self) -> None:
+        self._running: dict[SummaryKey, Work] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, place: SummaryKey, make_flow: Callable[[], Flow[None]]) -> Step[None]:
+        """Make a flow and start it in the background, unless a job is running for this conversation."""
+
+        async def work() -> None:
+            await adrive(make_flow())
+
+        async def abegin() -> None:
+            with self._lock:
+                if not self._is_busy(place):
+                    task = asyncio.create_task(work(), name="memkit-summary")
+                    self._running[place] = task
+                    task.add_done_callback(lambda task: self._end(place, task))
+
+        return Step(lambda: self._begin_thread(place, make_flow), abegin)
+
+    def wait(self, match: Callable[[SummaryKey], bool] = lambda _: True) -> Step[None]:
+        """Wait for the jobs of matching conversations, except tasks of another event loop, which cannot be awaited."""
+
+        def found() -> list[Work]:
+            with self._lock:
+                return [work for place, work in self._running.items() if match(place)]
+
+        def join() -> None:
+            for work in found():
+                if isinstance(work, threading.Thread):
+                    work.join()
+
+        async def ajoin() -> None:
+            loop = asyncio.get_running_loop()
+            tasks = [w for w in found() if isinstance(w, asyncio.Task) and w.get_loop() is loop]
+            if tasks:
+                await asyncio.wait(tasks)
+            await asyncio.to_thread(join)
+
+        return Step(join, ajoin)
+
+    def _is_busy(self, place: SummaryKey) -> bool:
+        work = self._running.get(place)
+        if isinstance(work, asyncio.Task):
+            return not (work.done() or work.get_loop().is_closed())
+        return work is not None and work.is_alive()
+
+    def _begin_thread(self, place: SummaryKey, make_flow: Callable[[], Flow[None]]) -> None:
+        def run() -> None:
+            try:
+                drive(make_flow())
+            finally:
+                self._end(place, thread)
+
+        thread = threading.Thread(target=copy_context().run, args=(run,), daemon=True, name="memkit-summary")
+        with self._lock:
+            if self._is_busy(place):
+                return
+            # Start it with the lock held: a job that ends at once must find itself registered, or it would stay
+            # registered for ever.
+            try:
+                thread.start()
+            except RuntimeError as error:  # too many threads, or the interpreter is about to end
+                logger.warning("no summary is written in the background: %s", error)
+            else:
+                self._running[place] = thread
+
+    def _end(self, place: SummaryKey, work: Work) -> None:
+        with self._lock:
+            if self._running.get(place) is work:
+                del self._running[place]
+
 
 class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
-    """What `create_history_preprocessor` makes."""
+    """Runnable that trims and summarizes; created by `create_history_preprocessor`."""
 
     def __init__(self, summarizer: Summarizer, trimmer: Trimmer, mode: Literal["inline", "background"]) -> None:
         self.name = "summarize"
@@ -60,26 +144,26 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
 
     @property
     def token_counter(self) -> TokenCounter:
-        """What counts."""
+        """The token counter."""
         return self._budget.counter
 
     @property
     def budget(self) -> Budget:
-        """How much may be shown."""
+        """The token budget."""
         return self._budget
 
     # -- as a runnable
 
     def window(self, config: RunnableConfig | None = None) -> Window:
-        """What of a history is needed: what comes after the summary, or all of it while there is none."""
+        """Return the part of the history to read: what follows the latest summary, or everything if there is none."""
         return drive(self._window(config))
 
     async def awindow(self, config: RunnableConfig | None = None) -> Window:
-        """Async twin of `window`."""
+        """Run `window` asynchronously."""
         return await adrive(self._window(config))
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """The view of a list of messages, oldest first, which is not changed."""
+        """Trim and summarize a list of messages, oldest first; the list itself is not changed."""
 
         def run(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> list[BaseMessage]:
             report = drive(self._run(value, config))
@@ -90,7 +174,7 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
         return self._call_with_config(run, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """Async twin of `invoke`."""
+        """Run `invoke` asynchronously."""
 
         async def run(
             value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
@@ -106,31 +190,32 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
     # -- forgetting and ending
 
     def clear(self, session_id: str, user_id: str | None = None) -> None:
-        """Forgets the summaries of a session; of a cleared history they are never used again anyway."""
+        """Delete the summaries of a session; those of a cleared history are never used again anyway."""
         drive(self._clear(session_id, user_id))
 
     async def aclear(self, session_id: str, user_id: str | None = None) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
         await adrive(self._clear(session_id, user_id))
 
     def purge(self, user_id: str) -> Mapping[str, int]:
-        """Forgets a user's summaries; returns how many. A part of `purge_user`."""
+        """Delete a user's summaries and return how many, as `{"summaries": n}`. Can be passed to `purge_user`."""
         return drive(self._purge(check_id(user_id, "user_id")))
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Async twin of `purge`."""
+        """Run `purge` asynchronously."""
         return await adrive(self._purge(check_id(user_id, "user_id")))
 
     def close(self) -> None:
-        """Waits for summaries that are being written in the background by threads."""
+        """Wait for summaries that threads are writing in the background."""
         run_step(self._background.wait())
 
     async def aclose(self) -> None:
-        """Waits for summaries that are being written in the background, on this event loop or by threads."""
+        """Wait for summaries that are being written in the background, by tasks of this event loop or by threads."""
         await arun_step(self._background.wait())
 
     async def _clear(self, session_id: str, user_id: str | None) -> None:
         place = self._place(session_id, user_id)
+        # Wait first: a summary that is being written would be stored after the deletion.
         await self._background.wait(partial(operator.eq, place))
         await self._store.delete_all(place.prefix)
 
@@ -138,14 +223,14 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
         await self._background.wait(lambda place: place.user_id == user_id)
         return {"summaries": await self._store.delete_all(f"{user_prefix(user_id)}summary/")}
 
-    def _place(self, session_id: str, user_id: str | None) -> Place:
-        return Place("" if user_id is None else check_id(user_id, "user_id"), check_id(session_id, "session_id"))
+    def _place(self, session_id: str, user_id: str | None) -> SummaryKey:
+        return SummaryKey("" if user_id is None else check_id(user_id, "user_id"), check_id(session_id, "session_id"))
 
     # -- one turn
 
     async def _window(self, config: RunnableConfig | None) -> Window:
-        place = place_of(config)
-        if not place.session_id:  # positions are of a session
+        place = summary_key_of(config)
+        if not place.session_id:  # without a session no summary has a position to read from
             return Window()
         try:
             known = await self._store.latest(place)
@@ -155,7 +240,7 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
         return Window(after=known[1].position, summary=known) if known else Window()
 
     async def _run(self, value: Any, config: RunnableConfig) -> ContextReport:
-        messages, place = as_messages(value), place_of(config)
+        messages, place = as_messages(value), summary_key_of(config)
         room: int = await self._summarizer.counting(lambda: self._budget.room(config, value))
         follows = new_input(config, value)
         asked = any(isinstance(m, HumanMessage) for m in follows)
@@ -178,9 +263,12 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
         return report
 
     async def _compacted(
-        self, talk: Conversation, room: int, asked: bool, notes: list[str], config: RunnableConfig
-    ) -> Conversation:
-        """The conversation, summarized until there is no more than the trigger and the view fits."""
+        self, talk: SummarizedConversation, room: int, asked: bool, notes: list[str], config: RunnableConfig
+    ) -> SummarizedConversation:
+        """Summarize the conversation until it is below the trigger and the view fits.
+
+        In background mode a view that fits is returned as it is, and its summary is written in parallel.
+        """
         alone = False
         while True:
             sizes, length, fits = await self._due(talk, room, asked)
@@ -189,27 +277,29 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
             if fits and self._mode == "background":
                 await self._background.begin(talk.place, partial(self._beside, talk, room, asked, config))
                 break
+            # Before calling the model inline, wait for a running background job and take over its summary: it may make
+            # this one unnecessary.
             if not alone:
                 alone = True
                 await self._background.wait(partial(operator.eq, talk.place))
-                talk, before = await catch_up(talk, self._store), talk
+                talk, before = await refresh(talk, self._store), talk
                 if talk is not before:
                     continue
             talk, problems = await self._summarizer.compact(talk, sizes, length, config)
             notes += problems
-            if any(problem.startswith("no summary") for problem in problems):
+            if any(problem.startswith("no summary") for problem in problems):  # the next turn tries again
                 break
         return talk
 
-    async def _beside(self, talk: Conversation, room: int, asked: bool, config: RunnableConfig) -> None:
-        """What is done in the background: the one before may have ended after this conversation was read."""
-        talk = await catch_up(talk, self._store)
+    async def _beside(self, talk: SummarizedConversation, room: int, asked: bool, config: RunnableConfig) -> None:
+        """Summarize in the background, after applying any summary stored since the conversation was read."""
+        talk = await refresh(talk, self._store)
         sizes, length, _ = await self._due(talk, room, asked)
         if length:
             await self._summarizer.compact(talk, sizes, length, config)
 
-    def _due(self, talk: Conversation, room: int, asked: bool) -> Step[tuple[list[int], int, bool]]:
-        """Tokens of each message of the body, how many of these are to be summarized, and whether all fits now."""
+    def _due(self, talk: SummarizedConversation, room: int, asked: bool) -> Step[tuple[list[int], int, bool]]:
+        """Measure the body: token count of each message, how many messages to summarize, and whether all fits."""
 
         def measure() -> tuple[list[int], int, bool]:
             if not (talk.complete and talk.body):
@@ -218,6 +308,7 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
             fits = head + sum(sizes) <= room
             if fits and not self._rules.reached(sizes):
                 return sizes, 0, fits
+            # The next summary may be longer than the present head: leave room for its full target length.
             least = self._summarizer.tokens([*talk.lead, summary_message("", "")]) + self._rules.summary_tokens
             return sizes, self._rules.split(talk.body, sizes, room - max(head, least), asked=asked), fits
 
@@ -228,8 +319,8 @@ def create_history_preprocessor(
     llm: Any,
     *,
     max_tokens: int,
-    trigger: Amount | None = None,
-    keep: Amount | None = None,
+    trigger: Threshold | None = None,
+    keep: Threshold | None = None,
     prompt: str | BasePromptTemplate[Any] | None = None,
     store: BaseStore[str, dict[str, Any]] | None = None,
     mode: Literal["inline", "background"] = "inline",
@@ -240,46 +331,48 @@ def create_history_preprocessor(
     timeout: float | None = 120.0,
     now: Now = utc_now,
 ) -> HistoryPreprocessor:
-    """Makes a preprocessor that trims and summarizes, so that a conversation of any length fits and no fact is lost.
+    """Create a preprocessor that trims and summarizes, so that a conversation of any length fits and no fact is lost.
 
-    When there is more than `trigger`, all but the newest (`keep`) is summarized: new summary = f(summary so far,
-    messages that it does not cover), in chunks that fit, so every message passes through the model, once. The summary
-    stands in front of the newest messages, quoted, as a message of the user's. What is stored is never changed.
+    When the messages that no summary covers reach `trigger`, all but the newest (`keep`) are summarized: new summary =
+    f(previous summary, messages that it does not cover), in chunks that fit, so every message passes through the model
+    once. The summary is shown in front of the newest messages, quoted, as a user message. Stored messages never change.
 
-    Given to `create_runnable_with_message_history(preprocessor=...)` over a history of ours it asks for what comes
-    after its summary and no more, so a turn costs the same at any length; over other histories, and piped by hand, it
-    gets the whole list and recognises what it has summarized by a hash. (The first turn over a long conversation that
-    was never summarized reads all of it, once.)
+    Given to `create_runnable_with_message_history(preprocessor=...)` over a memkit history, it reads only what follows
+    its summary, so the cost of a turn does not grow with the conversation. Over other histories, and piped by hand, it
+    receives the whole list and recognizes by a hash what it has summarized. (The first turn over a long conversation
+    that was never summarized reads all of it, once.)
 
-    If the model fails, takes too long or says nothing, the turn is answered from the newest messages that fit, this is
-    logged and stands in the event `memkit_context`, and the next turn tries again.
+    If the model fails, times out or returns nothing, the turn is answered from the newest messages that fit; this is
+    logged and reported in the event `memkit_context`, and the next turn tries again.
 
     Args:
-        llm: A chat or string model; it may be a smaller one than the one that answers.
-        max_tokens: What the answering model may be given, as `token_counter` counts. Chunks for `llm` fit it as well.
-        trigger: `("tokens", n)` or `("messages", n)` that no summary covers; default: 75% of the budget. It is also
-            summarized when the view would not fit.
-        keep: How much stays as it is, cut at a turn; default: 40% of the trigger, in tokens. A newest turn that is
-            longer is kept whole if it fits.
+        llm: A chat or string model; it may be smaller than the answering one.
+        max_tokens: Token budget of the answering model's input, as `token_counter` counts. Chunks for `llm` fit it too.
+        trigger: `("tokens", n)` or `("messages", n)` that no summary covers; default: 75% of the budget. A summary is
+            also written when the view would not fit.
+        keep: How much is kept unsummarized, cut at a turn; default: 40% of the trigger, in tokens. A newest turn that
+            is longer is kept whole if it fits.
         prompt: An instruction instead of the default one, or a prompt template that takes `chat_history` (messages) or
-            `conversation` (the same as text), and perhaps `summary` (so far; else it is put in front) and `words`.
-        store: Where summaries are kept; default: this process's memory. `SQLiteKeyValueStore`, `MongoDBKeyValueStore`
-            or any `BaseStore` of dicts; keys begin with the user's id.
-        mode: `"inline"` writes the summary in the turn that needs it. `"background"` answers from the summary so far
-            and a longer end, and writes beside it; `aclose()` waits for that. Where the end does not fit: inline.
+            `conversation` (the same as text), and optionally `summary` (the previous one; else it is prepended to the
+            messages) and `words`.
+        store: Store of the summaries; default: this process's memory. `SQLiteKeyValueStore`, `MongoDBKeyValueStore` or
+            any `BaseStore` of dicts; keys begin with the user's id.
+        mode: `"inline"` writes the summary in the turn that needs it. `"background"` answers from the previous summary
+            and more of the newest messages, and writes the new one in parallel; `aclose()` waits for it. If those
+            messages do not fit, it works inline.
         token_counter: As in `create_trim_preprocessor`.
         reserve_tokens: Tokens kept free for the answer.
-        tools: Tools whose schemas the model is given.
+        tools: Tools whose schemas the model is given; they count against the budget.
         on_overflow: As in `create_trim_preprocessor`.
-        timeout: Seconds for one call of `llm`; None: its own.
-        now: A clock.
+        timeout: Seconds for one call of `llm`; None leaves it to the model's own timeout.
+        now: Clock; returns an aware datetime.
 
     Returns:
-        A runnable from messages to messages: system lines, the summary, the newest messages. It has `aclear`/`clear`
-        (a session), `purge` (a user; a part of `purge_user`), and `aclose`/`close`.
+        A runnable from messages to messages: system messages, the summary, the newest messages. It has `clear` (a
+        session), `purge` (a user; can be passed to `purge_user`) and `close`, with async twins.
 
     Raises:
-        ConfigurationError: An argument makes no sense, or `keep` is not less than `trigger`.
+        ConfigurationError: An argument is malformed, or `keep` is not less than `trigger`.
 
     Example:
         >>> from langchain_core.messages import AIMessage, HumanMessage
@@ -303,14 +396,14 @@ def create_history_preprocessor(
         msg = f"llm must be a model or a function, not {type(llm).__name__}"
         raise ConfigurationError(msg)
     if store is not None and not isinstance(store, BaseStore):
-        msg = f"store must be a BaseStore of langchain_core.stores, not {kind_given(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
+        msg = f"store must be a BaseStore of langchain_core.stores, not {describe_type(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
-    seconds_given(timeout, "timeout", none="for the model's own")
+    check_seconds(timeout, "timeout", none="for the model's own")
     if not callable(now):
         msg = f"now must be a function that returns the time, not {type(now).__name__}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
     budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
-    rules = Rules.of(budget, trigger, keep)
+    rules = SummaryTrigger.of(budget, trigger, keep)
     records = SummaryStore(MemoryStore() if store is None else store, now)
     summarizer = Summarizer(coerce_to_runnable(llm), budget, rules, SummaryPrompt(prompt), records, timeout, now)
     return HistoryPreprocessor(summarizer, Trimmer.of(budget.counter, on_overflow=on_overflow), mode)

@@ -1,4 +1,4 @@
-"""Trimming: the newest whole turns that fit."""
+"""Trimming: keep the newest whole turns that fit the budget."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_memkit.base import TokenCounter, TokenCounterLike, Window
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
-from langchain_memkit.messages.counting import approximate_tokens, count_tokens
-from langchain_memkit.messages.cuts import (
+from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
+from langchain_memkit.messages.trimming import (
     RESULTS,
     STATUS,
     MessageType,
-    find_cut,
-    lead_length,
+    find_cut_point,
+    leading_system_count,
     message_types,
     trailing_results,
     whole_tool_groups,
 )
-from langchain_memkit.preprocessors.budget import Budget, Sizes, as_messages, new_input
-from langchain_memkit.preprocessors.report import EVENT, ContextReport, has_listeners
+from langchain_memkit.preprocessors.budget import (
+    EVENT,
+    Budget,
+    ContextReport,
+    TokenSizes,
+    as_messages,
+    has_listeners,
+    new_input,
+)
 
 __all__ = ["OnOverflow", "Trimmer", "create_trim_preprocessor"]
 
@@ -38,7 +45,7 @@ MARKED = re.compile(r"\n\[\.\.\. (\d+) characters cut off \.\.\.\]$")
 
 @dataclass(frozen=True, slots=True)
 class Trimmer:
-    """The rules of a trim, without its budget."""
+    """Rules of trimming, without the budget."""
 
     counter: TokenCounter
     include_system: bool = True
@@ -47,7 +54,7 @@ class Trimmer:
 
     @classmethod
     def of(cls, counter: TokenCounter, *, on_overflow: OnOverflow, **rules: Any) -> Trimmer:
-        """Checks the policy."""
+        """Validate `on_overflow` and create the rules."""
         if on_overflow not in ("keep", "truncate_tool_results", "raise"):
             msg = f"on_overflow must be 'keep', 'truncate_tool_results' or 'raise', not {on_overflow!r:.50}"
             raise ConfigurationError(msg)
@@ -56,40 +63,46 @@ class Trimmer:
     def trim(
         self, messages: Sequence[BaseMessage], room: int, follows: Sequence[BaseMessage] = ()
     ) -> list[BaseMessage]:
-        """The newest messages within `room` tokens; see `create_trim_preprocessor`.
+        """Return the newest messages within `room` tokens; `create_trim_preprocessor` describes what is kept.
 
         Args:
-            messages: Oldest first.
-            room: Tokens in sum.
-            follows: What comes after: a new question, so that nothing in `messages` has to survive, or results of
-                tools, whose calls have to.
+            messages: Messages, oldest first.
+            room: Token budget.
+            follows: Messages that will come after these: a new question (then none of `messages` must be kept) or tool
+                results (then their calls must be kept).
         """
         asked = any(isinstance(m, HumanMessage) for m in follows)
         answers = list(takewhile(lambda m: isinstance(m, RESULTS), follows))
         if not answers:
             return self._trim(messages, room, asked=asked)
+        # Trim together with the tool results, which keeps their calls, then take the results off again.
         kept = self._trim([*messages, *answers], room + sum(count_tokens(answers, self.counter)), asked=asked)
         end, given = trailing_results(kept, 0), {getattr(m, "tool_call_id", id(m)) for m in answers}
         return [*kept[:end], *(m for m in kept[end:] if getattr(m, "tool_call_id", id(m)) not in given)]
 
     def _trim(self, messages: Sequence[BaseMessage], room: int, *, asked: bool) -> list[BaseMessage]:
-        size = Sizes(messages, self.counter)
-        lead = lead_length(messages) if self.include_system else 0
+        size = TokenSizes(messages, self.counter)
+        lead = leading_system_count(messages) if self.include_system else 0
         fixed = sum(size(i) for i in range(lead))
-        start, task, fits = find_cut(messages, size, room - fixed, lead=lead, start_on=self.start_on)
+        start, task, fits = find_cut_point(messages, size, room - fixed, lead=lead, start_on=self.start_on)
         if asked and start >= len(messages):
-            task = None  # a question without anything of its answer, before another question
+            task = None  # a new question follows: drop an old one of whose answer nothing fits
         kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *messages[start:]]
         looked_at = [*messages[: lead + 1], *messages[start if task is None else task :]]
+        # `as_messages` checks only the ends of a long list: convert it now if a message that is kept is none.
         if not all(isinstance(m, BaseMessage) for m in looked_at):
             return self._trim(convert_to_messages(messages), room, asked=asked)
         whole = whole_tool_groups(kept)
-        if self.start_on is not None and len(whole) < len(kept):  # what it was to start on may be gone
+        if self.start_on is not None and len(whole) < len(kept):  # the message to start on may have been dropped
             return self._trim(whole, room, asked=asked)
         return whole if fits else self._overflow(whole, lead, room, asked=asked)
 
     def _overflow(self, kept: list[BaseMessage], lead: int, room: int, *, asked: bool) -> list[BaseMessage]:
-        """What has to be kept is too much."""
+        """Handle messages that must be kept but do not fit, as `on_overflow` says.
+
+        Raises:
+            ContextTooLargeError: They do not fit, and `on_overflow` is `"raise"`.
+        """
         if self.on_overflow == "truncate_tool_results":
             kept = truncate_results(kept, room, self.counter)
         total = sum(count_tokens(kept, self.counter))
@@ -106,13 +119,13 @@ class Trimmer:
 
 
 def truncate_results(messages: list[BaseMessage], room: int, counter: TokenCounter) -> list[BaseMessage]:
-    """Shortens the results of tools at the end until everything fits, the longest first, and says so in them."""
+    """Shorten the trailing tool results until everything fits, the longest most, and mark them as cut off."""
     first = trailing_results(messages, 0)
     counts = count_tokens(messages, counter)
     left = room - sum(counts[:first])
     kept = list(messages)
     order = sorted(range(first, len(messages)), key=lambda i: counts[i])
-    for n, i in enumerate(order):  # what the short ones leave over goes to the long ones
+    for n, i in enumerate(order):  # shortest first: what they leave of their share goes to the longer ones
         share = left // (len(order) - n)
         if counts[i] > share:
             kept[i] = _shortened(messages[i], share, counter)
@@ -122,10 +135,11 @@ def truncate_results(messages: list[BaseMessage], room: int, counter: TokenCount
 
 
 def _shortened(message: BaseMessage, share: int, counter: TokenCounter) -> BaseMessage:
-    """The longest beginning within a share of tokens, marked; the message itself where no cut makes it smaller."""
+    """Cut a message to the longest beginning within `share` tokens, marked; unchanged if no cut makes it smaller."""
     text, gone = str(message.text), 0
+    # A message that was cut before gets one mark for all that is missing, not a second one.
     if message.response_metadata.get(STATUS) == "truncated" and (mark := MARKED.search(text)):
-        text, gone = text[: mark.start()], int(mark[1])  # cut once more: one mark, with all that is missing
+        text, gone = text[: mark.start()], int(mark[1])
 
     def cut(length: int) -> BaseMessage:
         note = {**message.response_metadata, STATUS: "truncated"}
@@ -144,7 +158,7 @@ def _shortened(message: BaseMessage, share: int, counter: TokenCounter) -> BaseM
 
 
 class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
-    """What `create_trim_preprocessor` makes."""
+    """Runnable that trims messages; created by `create_trim_preprocessor`."""
 
     def __init__(self, budget: Budget, trimmer: Trimmer) -> None:
         self.name = "trim"
@@ -153,24 +167,24 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
 
     @property
     def token_counter(self) -> TokenCounter:
-        """What counts."""
+        """The token counter."""
         return self._budget.counter
 
     @property
     def budget(self) -> Budget:
-        """How much may be shown."""
+        """The token budget."""
         return self._budget
 
     def window(self, config: RunnableConfig | None = None) -> Window:
-        """What of a history is needed: the newest rows that fill the budget."""
+        """Return the part of the history to read: the newest rows that fill the budget."""
         return self._budget.window(config)
 
     async def awindow(self, config: RunnableConfig | None = None) -> Window:
-        """Async twin of `window`."""
+        """Run `window` asynchronously."""
         return self._budget.window(config)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """Trims a list of messages, oldest first, which is not changed."""
+        """Trim a list of messages, oldest first; the list itself is not changed."""
 
         def run(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> list[BaseMessage]:
             report = self._run(value, config)
@@ -181,7 +195,7 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         return self._call_with_config(run, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[BaseMessage]:
-        """Async twin of `invoke`; a counter of yours runs in a thread, since it may do I/O."""
+        """Run `invoke` asynchronously; a custom token counter runs in a thread, since it may do I/O."""
         if not (self._budget.counts_messages or self._budget.counter is approximate_tokens):
             return await super().ainvoke(input, config, **kwargs)
 
@@ -213,36 +227,38 @@ def create_trim_preprocessor(
     start_on: MessageType | Sequence[MessageType] | None = None,
     on_overflow: OnOverflow = "keep",
 ) -> TrimPreprocessor:
-    """Makes a preprocessor that keeps the newest messages within a budget.
+    """Create a preprocessor that keeps the newest messages within a token budget.
 
-    Cuts only between turns. If the newest turn alone is too long, as the loop of an agent may be, its question and its
-    newest whole tool groups are kept. No tool call is left without its result, and no result without its call. Pipe it
-    before a prompt, or give it to `create_runnable_with_message_history(preprocessor=...)`, where the new input shares
-    the budget and no more of the history is read than fits.
+    Messages are cut only between turns. If the newest turn alone is too long, as the loop of an agent may be, its
+    question and its newest whole tool groups are kept. No tool call is left without its result, and no result without
+    its call. Pipe it before a prompt, or give it to `create_runnable_with_message_history(preprocessor=...)`, where the
+    new input shares the budget and no more of the history is read than fits.
 
-    Works from the newest message back and stops when the budget is used up, so it costs what it keeps. Counts that our
-    histories stored with the messages are used if they were made by the same `token_counter`.
+    It works from the newest message back and stops when the budget is used up, so its cost depends on what it keeps,
+    not on the length of the list. Token counts stored in memkit histories are used if the same `token_counter` made
+    them.
 
     Args:
-        max_tokens: What the model may be given, as `token_counter` counts.
+        max_tokens: Token budget of the model's input, as `token_counter` counts.
         token_counter: None or `"approximate"` (four characters a token), the name of an OpenAI encoding or model for
-            exact counts (`"o200k_base"`, extra `tokens`), a model, a function of messages, or `len`: counts messages.
+            exact counts (`"o200k_base"`, extra `tokens`), a model, a function of messages, or `len` to count messages.
         strategy: Only `"last"`, as in `trim_messages`.
         reserve_tokens: Tokens kept free for the answer.
-        tools: Tools whose schemas the model is given: they take their part of the budget.
-        include_system: Keep the system lines (and summaries) in front. Those further on are kept if they are within
-            the newest messages.
-        start_on: What the kept messages may begin with, after system lines, as in `trim_messages`; default: a turn.
-        on_overflow: If what must be kept does not fit (the system lines, the newest human message, and results of
-            tools that the model has not seen yet): `"keep"` returns it all the same, `"truncate_tool_results"`
-            shortens these results and says so in them, `"raise"` raises.
+        tools: Tools whose schemas the model is given; they count against the budget.
+        include_system: Keep leading system messages (and summaries). Later ones are kept if they are among the newest
+            messages.
+        start_on: Message types that the kept messages may begin with, after system messages, as in `trim_messages`;
+            default: the beginning of a turn.
+        on_overflow: What to do if the messages that must be kept (system messages, the newest human message, and tool
+            results that the model has not seen yet) do not fit: `"keep"` returns them all the same,
+            `"truncate_tool_results"` shortens these results and marks them, `"raise"` raises.
 
     Returns:
-        A runnable from messages to messages: the same objects, in order.
+        A runnable from messages to messages, in order; messages are the same objects unless they had to be shortened.
 
     Raises:
-        ConfigurationError: An argument makes no sense.
-        ContextTooLargeError: From the runnable, with `on_overflow="raise"`.
+        ConfigurationError: An argument is malformed.
+        ContextTooLargeError: Raised by the runnable, with `on_overflow="raise"`.
 
     Example:
         >>> from langchain_core.messages import AIMessage, HumanMessage

@@ -1,16 +1,14 @@
-"""Retrieval for follow-up questions: a question is made to stand alone before it is searched for.
+"""Retrieval for follow-up questions: turn a question into a standalone one before searching.
 
-`question` goes through it: `gate` tells whether a question stands alone, `asking` has a model rewrite it, `checking`
-refuses what is no such question, `contextualize` weighs terms without a model. `condense` puts it before any retriever,
-which `searching` and `weighing` then ask; `past` is the conversation as all of them see it.
+`question` runs the steps: `gate` decides whether a question is standalone already, `asking` prompts a model to rewrite
+it, `checking` validates the rewrite, and `contextualize` adds weighted terms without a model. `condense` wraps this
+around any retriever, which `searching` and `weighing` then call. `past` reads the conversation for all of them.
 """
 
-from langchain_memkit.retrievers.checking import refusal
-from langchain_memkit.retrievers.condense import CondenseQuestionRetriever
-from langchain_memkit.retrievers.gate import stands_alone
-from langchain_memkit.retrievers.history_aware import create_history_aware_retriever
-from langchain_memkit.retrievers.past import document_key
-from langchain_memkit.retrievers.question import StandaloneQuestion
+from langchain_memkit.retrievers.condense import CondenseQuestionRetriever, create_history_aware_retriever
+from langchain_memkit.retrievers.history import document_key
+from langchain_memkit.retrievers.rewriter import StandaloneQuestion, refusal
+from langchain_memkit.retrievers.standalone import stands_alone
 
 __all__ = [
     "CondenseQuestionRetriever",

@@ -1,4 +1,4 @@
-"""`CondenseQuestionRetriever`: any retriever, asked questions that stand alone."""
+"""`CondenseQuestionRetriever`: wraps any retriever so that follow-up questions reach it as standalone ones."""
 
 from __future__ import annotations
 
@@ -6,82 +6,78 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForRetrieverRun,
-    CallbackManagerForRetrieverRun,
-)
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.language_models import LanguageModelLike
 from langchain_core.messages import BaseMessage
+from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.runnables.config import patch_config
-from pydantic import (
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
-from langchain_memkit._events import CONDENSED, event
-from langchain_memkit._sync import adrive, drive
+from langchain_memkit._sync import CONDENSED, adrive, drive, event
 from langchain_memkit.base import Memory, did_you_mean
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.retrievers.asking import QuestionPrompt
-from langchain_memkit.retrievers.checking import refusal
-from langchain_memkit.retrievers.contextualize import CAREFUL, STRONG, Strength, Turn
-from langchain_memkit.retrievers.gate import stands_alone
-from langchain_memkit.retrievers.past import answered_by, as_messages, question_of, read_past, turns_of
-from langchain_memkit.retrievers.question import Check, Condenser, Gate, Mode, Rewrites, StandaloneQuestion
-from langchain_memkit.retrievers.searching import Search
+from langchain_memkit.retrievers.expansion import CAREFUL, STRONG, Strength, Turn
+from langchain_memkit.retrievers.history import answered_by, as_messages, question_answer_pairs, question_of, read_past
+from langchain_memkit.retrievers.rewriter import (
+    Check,
+    Condenser,
+    Gate,
+    Mode,
+    QuestionPrompt,
+    RewriteCache,
+    StandaloneQuestion,
+    refusal,
+)
+from langchain_memkit.retrievers.search import Search
+from langchain_memkit.retrievers.standalone import stands_alone
 
-__all__ = ["CondenseQuestionRetriever"]
+__all__ = ["CondenseQuestionRetriever", "create_history_aware_retriever"]
 
 QUESTION = "memkit_question"
 """Where a document's metadata holds the same."""
 
 
 class CondenseQuestionRetriever(BaseRetriever):
-    """Any retriever, which follow-up questions reach as questions that stand alone.
+    """Wraps any retriever so that follow-up questions reach it as standalone questions.
 
-    A question is searched for as it is, byte for byte and without a call of the model, if nothing was said before or if
-    the gate says that it stands alone. Otherwise the model rewrites it, and what it returns is checked. Without a
-    model, and whenever it fails, takes too long, or returns what is no such question, what was said before is added
-    with small weights: to the vector for a vector store, as terms for a `BM25Retriever`, as text for every other
-    retriever.
+    A question is searched for unchanged, byte for byte and without a model call, if there is no history or if the gate
+    decides that it is standalone. Otherwise the model rewrites it, and the rewrite is validated. Without a model, and
+    whenever it fails, times out, or returns something else than such a question, the conversation is added with small
+    weights: to the query vector of a vector store, as terms of a `BM25Retriever`, as text for every other retriever.
 
     Give `invoke` a question, or `{"input": question, "chat_history": messages}`. Every document (a copy of the inner
-    retriever's) tells in `metadata["memkit_question"]` what was searched for and why; callback handlers hear the same
-    as `memkit_condense_question`. LangChain's `create_retrieval_chain` hands a retriever the question only: give it
-    `retriever.with_config(run_name="aware")`, which gets the conversation, too.
+    retriever's) tells in `metadata["memkit_question"]` what was searched for and why; callback handlers receive the
+    same as event `memkit_condense_question`. LangChain's `create_retrieval_chain` passes a retriever the question only:
+    give it `retriever.with_config(run_name="aware")`, which receives the conversation, too.
 
     Args:
         retriever: A LangChain retriever, or any runnable or function from a string to documents.
-        llm: A chat model, a string model, or a runnable or function from messages to text; None for none.
-        mode: `"auto"`: gate, then the model if there is one, else weighted terms. `"llm"`: the model for every question
-            with a history, without the gate. `"weighted"`: never a model. `"off"`: the inner retriever, untouched.
-        prompt: For the model: an instruction, or a template that takes `input`, and `chat_history` (messages) or
+        llm: A chat model, a string model, or a runnable or function from messages to text; None for no model.
+        mode: `"auto"`: the gate, then the model if there is one, else weighted terms. `"llm"`: the model for every
+            question with a history, without the gate. `"weighted"`: never a model. `"off"`: the inner retriever only.
+        prompt: Prompt for the model: an instruction, or a template that takes `input`, and `chat_history` (messages) or
             `questions` (text).
-        n: How many of the past questions the model is given, oldest first.
-        max_tokens: At most so many tokens of them.
-        gate: `gate(question, history)`, which gets the turns as `(question, answer or None)`, oldest first, and returns
-            a bool or `(bool, reason)`: whether the question stands alone. None for no gate.
-        check: `check(question, rewrite, earlier_questions)`, which returns why a rewrite is not taken, or None if it
-            is. None for no check, where a prompt wants something else than a question (words to search for, say).
-        fuse_original: Adds what is found for the original question, by reciprocal rank fusion.
-        skip_answered: Leaves out the documents that answered earlier turns (the newest 100), as the answers'
-            `memkit_documents` in `response_metadata` name them.
-        timeout: Seconds that the model may take; None for any time.
-        cache_size: How many rewrites are kept; 0 for none.
-        history: A chat history or a memory that the questions belong to: then a string is enough.
-        k: How many documents; None for as many as the inner retriever returns.
+        n: Maximum number of past questions that the model is given, oldest first.
+        max_tokens: Token budget for those.
+        gate: `gate(question, history)` decides whether a question is standalone. It receives the turns as
+            `(question, answer or None)`, oldest first, and returns a bool or `(bool, reason)`. None for no gate.
+        check: `check(question, rewrite, earlier_questions)` returns why a rewrite is rejected, or None to accept it.
+            None for no check, for prompts that ask for something else than a question (search terms, say).
+        fuse_original: Also search for the original question, and merge by reciprocal rank fusion.
+        skip_answered: Leave out the documents that answered earlier turns (the newest 100), which the answers name as
+            `memkit_documents` in their `response_metadata`.
+        timeout: Seconds for the model to rewrite a question; None for no limit.
+        cache_size: How many rewrites are cached; 0 for none.
+        history: The chat history or memory of the conversation; then a string is enough as input.
+        k: How many documents to return; None for as many as the inner retriever returns.
 
     Raises:
-        ConfigurationError: The arguments do not fit together; the input is no question; `chat_history` holds no
-            messages.
+        ConfigurationError: The arguments do not fit together; the input is not a question; `chat_history` does not
+            hold messages.
 
     Example:
         >>> from langchain_core.runnables import RunnableLambda
@@ -115,14 +111,14 @@ class CondenseQuestionRetriever(BaseRetriever):
     history: Any = Field(default=None, repr=False)
     k: int | None = Field(default=None, ge=1)
 
-    _rewrites: Rewrites = PrivateAttr(default_factory=Rewrites)
+    _rewrites: RewriteCache = PrivateAttr(default_factory=RewriteCache)
 
     if not TYPE_CHECKING:  # type checkers read the fields
 
         def __init__(self, **kwargs: Any) -> None:
             try:
                 super().__init__(**kwargs)
-            except ValidationError as error:  # shows what it was given, credentials among it
+            except ValidationError as error:  # its text quotes the arguments, which may hold credentials
                 msg = "; ".join(_told(problem) for problem in error.errors(include_input=False, include_url=False))
                 raise ConfigurationError(msg) from None
 
@@ -154,7 +150,7 @@ class CondenseQuestionRetriever(BaseRetriever):
 
     @property
     def InputType(self) -> Any:  # noqa: N802  # LangChain's name
-        """A question, or a dict with `input` and `chat_history`."""
+        """Type of the input: a question, or a dict with `input` and `chat_history`."""
         return str | dict[str, Any]
 
     # -- searching
@@ -165,12 +161,12 @@ class CondenseQuestionRetriever(BaseRetriever):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """The documents for a question.
+        """Retrieve the documents for a question.
 
         Args:
             input: The question; or a dict with `input`, and with `chat_history` in place of the bound history.
-            config: Of the run.
-            **kwargs: `k`, how many documents; others are handed to the inner retriever.
+            config: Config of the run.
+            **kwargs: `k`, the number of documents; others are passed to the inner retriever.
 
         Returns:
             Copies of the inner retriever's documents, best first.
@@ -184,7 +180,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Async twin of `invoke`."""
+        """Run `invoke` asynchronously."""
         question, more = question_of(input)
         return await super().ainvoke(question, config, **{**kwargs, **more, "run_config": ensure_config(config)})
 
@@ -208,6 +204,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         k: int | None = None,
         **options: Any,
     ) -> list[Document]:
+        # Model and inner retriever run as children of this run, with the caller's config otherwise.
         config = patch_config(run_config, callbacks=callbacks)
         search = {"retriever": self.retriever, "k": self.k if k is None else k, "options": options, "config": config}
         turns, skipped = await self._past(question, chat_history)
@@ -225,12 +222,12 @@ class CondenseQuestionRetriever(BaseRetriever):
     def condense_question(
         self, question: str, chat_history: Any = None, config: RunnableConfig | None = None
     ) -> StandaloneQuestion:
-        """What would be searched for, and why, without a search.
+        """Make a question standalone without searching: return what would be searched for, and why.
 
         Args:
-            question: As it was asked.
-            chat_history: What was said before, oldest first; None for the bound history.
-            config: Of the run that the model's call belongs to.
+            question: The original question.
+            chat_history: The messages before it, oldest first; None for the bound history.
+            config: Config of the run that the model call belongs to.
 
         Example:
             >>> from langchain_core.runnables import RunnableLambda
@@ -244,7 +241,7 @@ class CondenseQuestionRetriever(BaseRetriever):
     async def acondense_question(
         self, question: str, chat_history: Any = None, config: RunnableConfig | None = None
     ) -> StandaloneQuestion:
-        """Async twin of `condense_question`."""
+        """Run `condense_question` asynchronously."""
         return await adrive(self._question(question, chat_history, config))
 
     async def _question(self, question: str, chat_history: Any, config: RunnableConfig | None) -> StandaloneQuestion:
@@ -252,16 +249,20 @@ class CondenseQuestionRetriever(BaseRetriever):
         return await self._condenser.condense(question, turns, self._strength(turns, skipped), ensure_config(config))
 
     async def _past(self, question: str, chat_history: Any) -> tuple[list[Turn], frozenset[str]]:
-        """What was said before, and the documents that are left out."""
+        """Read the turns before the question, and the keys of documents to leave out."""
         if self.mode == "off":
             return [], frozenset()
         messages: list[BaseMessage] = as_messages(chat_history)
         if chat_history is None and self.history is not None:
             messages = list(await read_past(self.history, question))
-        return turns_of(messages), answered_by(messages) if self.skip_answered else frozenset()
+        return question_answer_pairs(messages), answered_by(messages) if self.skip_answered else frozenset()
 
     def _strength(self, turns: list[Turn], skipped: frozenset[str]) -> Strength:
-        """Careful, unless the documents that what was answered would find are left out, or nothing was answered."""
+        """Choose how strongly the conversation is added to the question.
+
+        `STRONG` with `skip_answered`, if there are documents to leave out or no turn was answered. Else `CAREFUL`: the
+        words of the answers would find their own documents again.
+        """
         answered = any(answer for _, answer in turns)
         return STRONG if skipped or (self.skip_answered and not answered) else CAREFUL
 
@@ -282,7 +283,7 @@ class CondenseQuestionRetriever(BaseRetriever):
 
 
 def _told(problem: Any) -> str:
-    """One of pydantic's problems in a line."""
+    """Format one pydantic error as a line."""
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, ConfigurationError):
         return str(cause)
@@ -294,3 +295,49 @@ def _told(problem: Any) -> str:
 
 def _marked(document: Document, found: StandaloneQuestion) -> Document:
     return document.model_copy(update={"metadata": {**document.metadata, QUESTION: asdict(found)}})
+
+
+def create_history_aware_retriever(
+    llm: LanguageModelLike, retriever: Runnable[str, list[Document]], prompt: BasePromptTemplate[Any], **options: Any
+) -> Runnable[Any, list[Document]]:
+    """Create a history-aware retriever like LangChain's, that survives model failures and skips standalone questions.
+
+    For existing apps: their prompt may ask for anything, so the model's rewrite is searched for unchecked, and
+    documents come back as the retriever returned them. New code should use `CondenseQuestionRetriever`, which validates
+    a rewrite and reports it.
+
+    Args:
+        llm: A chat or string model.
+        retriever: A LangChain retriever, or a runnable from a string to documents.
+        prompt: A template that takes `input` and `chat_history`.
+        **options: Arguments of `CondenseQuestionRetriever`, here with the defaults `check=None`, `timeout=None` and
+            `cache_size=0`.
+
+    Returns:
+        A runnable from `{"input": question, "chat_history": messages}` to documents, best first.
+
+    Raises:
+        ValueError: The prompt does not take `input` and `chat_history`.
+
+    Example:
+        >>> from langchain_core.prompts import ChatPromptTemplate
+        >>> prompt = ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "{input}")])
+        >>> model = RunnableLambda(lambda messages: "How old is Emmanuel Macron?")
+        >>> parrot = RunnableLambda(lambda question: [Document(question)])
+        >>> aware = create_history_aware_retriever(model, parrot, prompt)
+        >>> talk = [("human", "Who is the president of France?"), ("ai", "Emmanuel Macron.")]
+        >>> aware.invoke({"input": "How old is he?", "chat_history": talk})[0].page_content
+        'How old is Emmanuel Macron?'
+    """
+    unchecked: dict[str, Any] = {"check": None, "timeout": None, "cache_size": 0}
+    ours = CondenseQuestionRetriever(retriever=retriever, llm=llm, prompt=prompt, **{**unchecked, **options})
+    # Wrap it in a function: create_retrieval_chain passes a BaseRetriever the question without the conversation.
+    chain: Runnable[Any, Any] = RunnableLambda(ours.invoke, ours.ainvoke) | _unmarked
+    return chain.with_config(run_name="history_aware_retriever")
+
+
+def _unmarked(documents: list[Document]) -> list[Document]:
+    return [
+        document.model_copy(update={"metadata": {k: v for k, v in document.metadata.items() if k != QUESTION}})
+        for document in documents
+    ]

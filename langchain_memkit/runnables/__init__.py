@@ -1,6 +1,6 @@
-"""The main door: any runnable with a durable conversation around it.
+"""Runnables with a durable conversation around them: the main entry point.
 
-A call becomes a `turn`: `session` finds its conversation, `memories` loads what is recalled, the runnable answers, and
+A call becomes a `turn`: `session` finds its history, `memories` loads the recalled records, the runnable answers, and
 `saving` stores the turn before the answer is returned. `rag` and its modules put retrieval into such a turn.
 """
 
@@ -22,10 +22,10 @@ from pydantic import BaseModel, RootModel, create_model
 from pydantic.errors import PydanticUserError
 
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
-from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor, check_arguments, shown
+from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor, check_arguments, safe_repr
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.telling import OnLoadError
-from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, Policy
+from langchain_memkit.memories.fanout import OnLoadError
+from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, TurnOptions
 from langchain_memkit.runnables.session import checked_function
 from langchain_memkit.runnables.turn import HistoryTurn
 from langchain_memkit.runnables.wiring import find_wiring, wiring_advice
@@ -65,11 +65,11 @@ MADE_WITH = {
 
 
 class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's class while it exists
-    """A drop-in for LangChain's class of the same name that saves in the call path and raises.
+    """Drop-in for LangChain's class of the same name that saves within the call and raises if that fails.
 
     Takes LangChain's arguments unchanged, and those of `create_runnable_with_message_history`, which is the same thing
-    as a function. Works without LangChain's class, which core 2.0 removes. Keys under which the prompt that the chain
-    begins with would not show the past are warned of (`UserWarning`), never refused or replaced.
+    as a function. Works without LangChain's class, which core 2.0 removes. If the chain begins with a prompt that would
+    not show the past under the given keys, a `UserWarning` says so; the keys are never refused or replaced.
 
     Example:
         >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -89,7 +89,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
     history_factory_config: Sequence[ConfigurableFieldSpec]
 
     _turn_type: ClassVar[type[HistoryTurn]] = HistoryTurn
-    _policy_type: ClassVar[type[Policy]] = Policy
+    _policy_type: ClassVar[type[TurnOptions]] = TurnOptions
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -119,7 +119,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         **kwargs: Any,
     ) -> None:
         checked_function(get_session_history, history_factory_config)
-        # pydantic would drop what it does not know
+        # Unknown arguments are refused here, since pydantic would drop them silently.
         fields = {name for own, field in type(self).model_fields.items() for name in (own, field.alias)}
         check_arguments(kwargs.keys() - fields, create_runnable_with_message_history)
         policy = self._policy_type.of(
@@ -144,8 +144,8 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         )
         if advice := wiring_advice(runnable, input_messages_key, history_messages_key):
             warnings.warn(advice, stacklevel=2)
-            turn.watched = False  # it would say the same again
-        # past LangChain's constructor, which warns that it is deprecated
+            turn.watched = False  # its warning would repeat this one
+        # Skip LangChain's constructor, which warns that it is deprecated.
         RunnableBindingBase.__init__(
             self,
             bound=turn,
@@ -162,15 +162,19 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         super().__setattr__(name, value)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, with other values for some fields; not for those that the turn was made with."""
+        """Return a copy with other values for some fields.
+
+        Raises:
+            AttributeError: A field is among those that the turns are set up with, which cannot change.
+        """
         _check_unchanged(update or ())
         return super().model_copy(update=update, deep=deep)
 
     def __repr__(self) -> str:
-        """Names the wrapped runnable, the histories and the keys; nothing that was said, no credentials."""
+        """Name the wrapped runnable, the histories and the keys, but no messages and no credentials."""
         wrapped: HistoryTurn = self.bound  # type: ignore[assignment]  # made in the constructor
         keys = ("input_messages_key", "output_messages_key", "history_messages_key")
-        told = [wrapped.runnable.get_name(), shown(self.get_session_history)]
+        told = [wrapped.runnable.get_name(), safe_repr(self.get_session_history)]
         told += [f"{key}={getattr(self, key)!r}" for key in keys if getattr(self, key)]
         return f"{type(self).__name__}({', '.join(told)})"
 
@@ -178,13 +182,13 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The keys of `config["configurable"]` that a call needs."""
+        """Keys of `config["configurable"]` that a call needs."""
         wrapped: HistoryTurn = self.bound  # type: ignore[assignment]  # made in the constructor
         return get_unique_config_specs([*wrapped.runnable.config_specs, *self.history_factory_config])
 
     @property
     def OutputType(self) -> Any:  # noqa: N802  # LangChain's name
-        """What the wrapped runnable returns, if it says so."""
+        """Output type of the wrapped runnable, if it declares one; else a dict or a list of messages, by the keys."""
         wrapped: HistoryTurn = self.bound  # type: ignore[assignment]  # made in the constructor
         try:
             declared = wrapped.runnable.OutputType
@@ -195,27 +199,27 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         return dict[str, Any] if self.history_messages_key or self.input_messages_key else list[BaseMessage]
 
     def get_input_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
-        """The new input alone; history is not part of it."""
+        """Return the schema of the new input alone; history is not part of it."""
         name, many = "RunnableWithChatHistoryInput", Sequence[BaseMessage]
         either = bool(self.input_messages_key and self.history_messages_key)
         return _schema(name, str | BaseMessage | many if either else many, self.input_messages_key)
 
     def get_output_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
-        """The output of the wrapped runnable."""
+        """Return the schema of the wrapped runnable's output."""
         kind = self.OutputType
         if inspect.isclass(kind) and issubclass(kind, BaseModel):
             return kind
         return _schema("RunnableWithChatHistoryOutput", kind)
 
     def _merge_configs(self, *configs: RunnableConfig | None) -> RunnableConfig:
-        # past LangChain's method; an enclosing chain's history is not ours
+        # Skip LangChain's method, and drop the history of an enclosing chain, which is another conversation's.
         config = RunnableBindingBase._merge_configs(self, *configs)
         ensured = ensure_config(config)
         configurable = {k: v for k, v in ensured.get("configurable", {}).items() if k != "message_history"}
         return {**ensured, "configurable": configurable}
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        """Streams one turn; when `aclose()` returns, the partial answer is stored."""
+        """Stream one turn; when `aclose()` returns, the partial answer is stored."""
         merged = self._merge_configs(config)
         async with aclosing(self.bound.astream(input, merged, **{**self.kwargs, **kwargs})) as chunks:  # type: ignore[type-var]  # a generator
             async for chunk in chunks:
@@ -224,7 +228,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
     async def atransform(
         self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        """As `astream`, for a streamed input."""
+        """Run `astream` for a streamed input."""
         merged = self._merge_configs(config)
         async with aclosing(self.bound.atransform(input, merged, **{**self.kwargs, **kwargs})) as chunks:  # type: ignore[type-var]  # a generator
             async for chunk in chunks:
@@ -232,7 +236,11 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
 
 
 def _check_unchanged(names: Iterable[str]) -> None:
-    """Refuse another value for what the turn was made with: it would not be looked at."""
+    """Refuse to change a field that the turns were set up with, since the new value would be ignored.
+
+    Raises:
+        AttributeError: One of the names is such a field.
+    """
     for name in names:
         if name in MADE_WITH:
             msg = f"{name} of a chain cannot be changed, its turns were set up with it: make another chain with {name}="
@@ -240,15 +248,16 @@ def _check_unchanged(names: Iterable[str]) -> None:
 
 
 def _schema(title: str, kind: Any, key: str | None = None) -> type[BaseModel]:
-    """A schema of a value, or of a dict with it, titled as LangChain's; what says something else has another name.
+    """Build the schema of a value, or of a dict with it under `key`, titled as LangChain titles it.
 
-    Servers know schemas by the names of their classes: LangServe fails at a second one of a name with other content.
+    Servers know schemas by the names of their classes, and LangServe fails at a second class of one name with other
+    content. So the name ends with a digest of the content.
     """
     definition: dict[str, Any] = {key: (kind, ...)} if key else {"__base__": RootModel[kind]}
     model: type[BaseModel] = create_model(title, **definition)
     try:
         says = json.dumps(model.model_json_schema(), sort_keys=True)
-    except PydanticUserError:  # what JSON cannot say
+    except PydanticUserError:  # a type without a JSON schema
         says = repr(definition)
     digest = hashlib.sha256(says.encode()).hexdigest()[:8]
     return create_model(f"{title}_{digest}", __cls_kwargs__={"title": title}, **definition)
@@ -272,7 +281,7 @@ def create_runnable_with_message_history(
     on_context_overflow: Literal["retry", "raise"] = "retry",
     on_load_error: OnLoadError = "report",
 ) -> RunnableWithMessageHistory:
-    """Puts a durable conversation around any chain, model or graph.
+    """Put a durable conversation around any chain, model or graph.
 
     Every call is one turn of the session named in its config: the history is loaded, the runnable is called with it,
     and question and answer (tool messages included) are stored as one atomic turn before the call returns. A stream is
@@ -291,21 +300,23 @@ def create_runnable_with_message_history(
         history_factory_config: Further config keys for `get_session_history`, as in LangChain's class.
         preprocessor: Messages in, messages out, applied to the loaded history: `create_history_preprocessor(...)`,
             `create_trim_preprocessor(...)`, `trim_messages(...)`. It changes what the model sees, never what is
-            stored. Ours say what they need, and of our histories no more than that is read.
-        memories: What else the model is reminded of. Each is a factory (`EntityMemory.factory(...)`, or a function
+            stored. memkit's own declare how much they need, and memkit's histories read no more than that.
+        memories: Further memories for the model. Each is a factory (`EntityMemory.factory(...)`, or a function
             `(session_id, user_id)` that makes a `Memory`), a `Memory`, or any LangChain retriever, which is only read.
-            What they recall for the new input stands in one note just before it, quoted, with source and date; it
-            counts towards the preprocessor's budget and is never stored. After the history, each is told of the turn.
-        before_save: Takes the messages of the turn and returns those to store (redaction, say), for all of these.
+            The records that they return for the new input form one note just before it, quoted, with source and date;
+            it counts towards the preprocessor's budget and is never stored. Each memory saves the turn after the
+            history has.
+        before_save: A function from the messages of the turn to those to store, for history and memories alike; use
+            it for redaction, for example.
         on_save_error: `"raise"` (a `HistoryWriteError` whose `.output` holds the answer), `"log"`, or a callable.
         on_model_error: The runnable raised: `"discard"` stores nothing, `"save_input"` keeps the question.
         on_abort: A stream was closed or cancelled: `"save_partial"` stores what had been yielded, marked
             `response_metadata["memkit_status"] = "aborted"`; `"discard"` stores nothing.
         on_dropped_turn: The session was cleared while the turn ran, so it is not stored: `"report"` logs and sends the
             event `memkit_dropped_turn` to callbacks, `"raise"` raises, or a callable.
-        on_context_overflow: The model was given more than its context holds (core's `ContextOverflowError`) and a
-            preprocessor of ours is there to give it less: `"retry"` does so once, with 70% of the budget, logs it and
-            sends the event `memkit_context_overflow`; `"raise"` leaves the error to you.
+        on_context_overflow: The prompt exceeds the model's context (core's `ContextOverflowError`), and a preprocessor
+            of memkit can shorten it: `"retry"` does so once, with 70% of the budget, logs it and sends the event
+            `memkit_context_overflow`; `"raise"` leaves the error to you.
         on_load_error: A memory cannot be loaded: `"report"` leaves it out of the turn, logs it and sends the event
             `memkit_load_error`; `"raise"` raises a `MemoryReadError`; or a callable. A `ConfigurationError` is raised.
 

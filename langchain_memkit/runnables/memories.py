@@ -1,4 +1,4 @@
-"""The memories of a turn: made with its ids, loaded into one note, told of the finished turn."""
+"""The memories of a turn: bound to its session, loaded into one note, and given the finished turn to save."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from langchain_core.messages import BaseMessage, FunctionMessage, SystemMessage,
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 
-from langchain_memkit._events import event
-from langchain_memkit._sync import Step, call_user_function, gather
+from langchain_memkit._sync import Step, call_user_function, event, gather
 from langchain_memkit.base import HistoryView, Memory, Query
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK, OnLoadError, load_failure, name_of
 from langchain_memkit.memories.retriever import RetrieverMemory
-from langchain_memkit.memories.telling import LOAD_ERROR, REMARK, OnLoadError, load_failure, name_of
-from langchain_memkit.messages.authors import is_user_message
-from langchain_memkit.messages.notes import Record, recalled
-from langchain_memkit.messages.turns import group_starts
+from langchain_memkit.messages.notes import Record, tag_source
+from langchain_memkit.messages.text import is_user_message
+from langchain_memkit.messages.trimming import group_starts
 from langchain_memkit.runnables.session import session_history
 
-__all__ = ["Memories", "with_note"]
+__all__ = ["MemoryBinder", "insert_note"]
 
 T = TypeVar("T")
 
@@ -33,15 +32,19 @@ logger = logging.getLogger("langchain_memkit")
 
 
 @dataclass(frozen=True, slots=True)
-class Memories:
-    """The `memories=` of the factory, and what is done when one cannot be loaded."""
+class MemoryBinder:
+    """The entries of `memories=`, and the policy for one that cannot be loaded."""
 
     entries: Sequence[Any]
     on_load_error: OnLoadError
 
     @classmethod
-    def of(cls, entries: Any, on_load_error: OnLoadError) -> Memories:
-        """Checks the argument and makes memories of retrievers."""
+    def of(cls, entries: Any, on_load_error: OnLoadError) -> MemoryBinder:
+        """Validate the argument and wrap retrievers into memories.
+
+        Raises:
+            ConfigurationError: The argument is not a list, or an entry is neither a memory, a factory nor a retriever.
+        """
         if isinstance(entries, (str, Memory)) or not isinstance(entries, Sequence):
             msg = f"memories must be a list, not {type(entries).__name__}"
             raise ConfigurationError(msg)
@@ -63,7 +66,12 @@ class Memories:
     async def bind(
         self, specs: Sequence[ConfigurableFieldSpec] | None, configurable: dict[str, Any], history: Any
     ) -> list[Memory]:
-        """The memories of a session.
+        """Return the memories bound to a session, factories called.
+
+        Args:
+            specs: The keys that `history_factory_config` names; None for `session_id` and `user_id`.
+            configurable: `config["configurable"]` of the call.
+            history: The history of the turn.
 
         Raises:
             ConfigurationError: An id is missing, or a memory is bound to another session or user.
@@ -83,13 +91,14 @@ class Memories:
         return bound
 
     async def beside(self, memories: Sequence[Memory], read: Step[T]) -> T:
-        """What the read of the history returns, beside which the memories read what they can at the same time.
+        """Perform the read of the history while the memories prefetch what they can; return what it returns.
 
-        On an event loop all of them do, else those that wait for a server: a thread costs more than a file does.
+        On an event loop all memories prefetch; in sync code only those that wait for a server, since a thread costs
+        more than reading a file.
 
         Args:
-            memories: Of the turn.
-            read: The read.
+            memories: The memories of the turn.
+            read: The read of the history.
         """
         able: list[Any] = [memory for memory in memories if hasattr(memory, "aprefetch")]
         if not able:
@@ -100,7 +109,8 @@ class Memories:
             if not remote:
                 return [read.sync()]
             with ContextThreadPoolExecutor(len(remote)) as pool:
-                with suppress(RuntimeError):  # the interpreter ends, and starts no threads: each load reads by itself
+                # At interpreter shutdown no threads can be started; then each memory reads in its own load.
+                with suppress(RuntimeError):
                     for memory in remote:
                         pool.submit(memory.prefetch)
                 return [read.sync()]
@@ -121,15 +131,17 @@ class Memories:
         whole: bool,
         trial: bool = False,
     ) -> list[Record]:
-        """What the memories have to say to the new input.
+        """Load the records that the memories hold for the new input.
+
+        A memory that fails is handled by `on_load_error`, except for a `ConfigurationError`, which is always raised.
 
         Args:
-            memories: Of the turn.
+            memories: The memories of the turn.
             view: The history as it was read.
             asked: The new input.
-            config: Of the turn.
+            config: The config of the turn.
             whole: Whether the model sees all of the history.
-            trial: Whether somebody only wants to see what would be shown.
+            trial: Whether this is a dry run.
         """
         if not memories:
             return []
@@ -143,15 +155,16 @@ class Memories:
             trial=trial,
             remarks=remarks if trial else None,
         )
+        # On an event loop all memories load at the same time. A failure is returned as a value and stops no other.
         results = await gather([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
         loaded: list[Record] = []
         for memory, result in zip(memories, results, strict=True):
-            if isinstance(result, ConfigurationError):  # it would fail in every turn
+            if isinstance(result, ConfigurationError):  # every turn would fail with it
                 raise result
             if isinstance(result, Exception):
                 await self._failed(memory, result, config)
             else:
-                loaded += recalled(result, name_of(memory))
+                loaded += tag_source(result, name_of(memory))
         for remark in remarks:
             await event(config, REMARK, {"message": remark})
         return loaded
@@ -167,19 +180,22 @@ class Memories:
             logger.warning("left out of the turn: %s", failure)
 
 
-def with_note(
+def insert_note(
     past: list[BaseMessage], asked: list[BaseMessage], note: BaseMessage | None, *, apart: bool
 ) -> tuple[list[BaseMessage], list[BaseMessage]]:
-    """Past and new input with the note between them: as late as providers take it.
+    """Insert the note between past and new input, as late as providers accept it.
 
-    Results belong right after the calls that they answer, so the note goes before these; a system line that begins a
-    conversation stays first.
+    Tool results must directly follow the calls that they answer, so the note goes before those calls; a system message
+    that begins a conversation stays first.
 
     Args:
-        past: Oldest first.
+        past: The past messages, oldest first.
         asked: The new input.
-        note: What memories recalled, if anything.
-        apart: Whether a prompt puts the new input after the past.
+        note: The note with the records that memories returned; None if there is none.
+        apart: Whether a prompt receives past and new input in separate places.
+
+    Returns:
+        Past and new input, one of them with the note.
     """
     if note is None:
         return past, asked
@@ -193,7 +209,7 @@ def with_note(
 
 
 def _question(asked: Sequence[BaseMessage], past: Sequence[BaseMessage]) -> str:
-    """The new input as text; while tools are called, the question that they are called for."""
+    """Return the new input as text; during tool calls, the question that they were made for."""
     texts = [str(m.text) for m in asked if is_user_message(m)]
     if not texts:
         texts = [next((str(m.text) for m in reversed(past) if is_user_message(m)), "")]
@@ -201,7 +217,7 @@ def _question(asked: Sequence[BaseMessage], past: Sequence[BaseMessage]) -> str:
 
 
 def _ids(configurable: dict[str, Any], history: Any) -> dict[str, Any]:
-    """The ids of the history in use: `history_factory_config` may have given them other names in the config."""
+    """Return the ids of the history in use, since `history_factory_config` may name them differently in the config."""
     session_id = configurable.get("session_id", configurable.get("thread_id"))
     return {
         "session_id": getattr(history, "session_id", None) or session_id,
@@ -210,7 +226,11 @@ def _ids(configurable: dict[str, Any], history: Any) -> dict[str, Any]:
 
 
 def _check_binding(memory: Memory, i: int, configurable: dict[str, Any], history: Any) -> None:
-    """Refuses a memory of somebody else: one object in `memories=` would serve every session."""
+    """Refuse a memory of another session or user: a single object in `memories=` would serve every session.
+
+    Raises:
+        ConfigurationError: The memory is bound to other ids than the turn's.
+    """
     for name, value in _ids(configurable, history).items():
         bound = getattr(memory, name)
         if bound is not None and bound != value:

@@ -1,4 +1,4 @@
-"""What is done with a finished turn: stored, or reported, as `create_runnable_with_message_history` says."""
+"""Saving of a finished turn, and the policies for failures that `create_runnable_with_message_history` documents."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._compat import ContextOverflowError
-from langchain_memkit._events import event
 from langchain_memkit._histories import add_messages, append_turn
-from langchain_memkit._sync import Step, call_user_function
-from langchain_memkit.base import Head, Memory, Preprocessor, SavedTurn, TurnContext, describe_error
-from langchain_memkit.base.ids import MAX_ID_BYTES
+from langchain_memkit._sync import Step, call_user_function, event
+from langchain_memkit.base import Memory, Preprocessor, SavedTurn, SessionHead, TurnContext, describe_error
+from langchain_memkit.base.validation import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryWriteError,
@@ -26,18 +25,18 @@ from langchain_memkit.errors import (
     MemoryWriteError,
     StaleTurnError,
 )
-from langchain_memkit.memories.telling import save_all, tell
+from langchain_memkit.memories.fanout import notify_memories, save_all
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
-from langchain_memkit.messages.notes import is_note, unmarked
-from langchain_memkit.messages.turns import same_messages, with_turn_ids
-from langchain_memkit.runnables.memories import Memories
-from langchain_memkit.runnables.wiring import PastWatch
+from langchain_memkit.messages.notes import is_note, without_forged_marks
+from langchain_memkit.messages.trimming import same_messages, with_turn_ids
+from langchain_memkit.runnables.memories import MemoryBinder
+from langchain_memkit.runnables.wiring import ModelInputWatch
 
-__all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "Policy"]
+__all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "TurnOptions"]
 
 logger = logging.getLogger("langchain_memkit")
 
-SMALLER = 0.7  # of the budget, after the model said that it was too much
+SMALLER = 0.7  # share of the budget that a retry after a context overflow uses
 
 UNSAVED = -1
 
@@ -48,7 +47,7 @@ OnDroppedTurn: TypeAlias = Literal["report", "raise"] | Callable[[HistoryWriteEr
 
 @dataclass(frozen=True, slots=True)
 class OpenTurn:
-    """A turn under way: everything that its save needs, captured when it began."""
+    """A turn in progress: everything that saving it needs, captured when it began."""
 
     history: Any
     native: bool  # has `view` and `append_turn`
@@ -61,21 +60,21 @@ class OpenTurn:
     asked: list[BaseMessage]
     input: Any
     config: RunnableConfig
-    in_graph: bool = False  # its messages were given ids on the way in, other ones in each attempt
-    replayed: bool = False  # its turn was stored once, and is run again from its middle
-    given: Sequence[BaseMessage] | None = None  # to the model, where that is known and not just what is shown
-    begun: bool = False  # the session holds turns, none of which expires: the epoch is theirs; else the first draws one
-    head: Head | None = None  # where the session stood when the history was read
-    watch: PastWatch | None = None  # hears what models are given, until it is known whether the past is among it
+    in_graph: bool = False  # the graph gave its messages ids, different ones in each attempt
+    replayed: bool = False  # the turn is stored already, and repeated from one of its own checkpoints
+    given: Sequence[BaseMessage] | None = None  # the model's input, where known and other than `shown`
+    begun: bool = False  # the session has turns that never expire, so its epoch is set; else the first turn draws one
+    head: SessionHead | None = None  # the session's last position and epoch when the history was read
+    watch: ModelInputWatch | None = None  # records the models' input until it is known whether it contains the past
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """The options of the factory; see `create_runnable_with_message_history`."""
+class TurnOptions:
+    """What to do with a turn's outcome: the options of `create_runnable_with_message_history`, checked."""
 
     output_key: str | None
     preprocessor: Preprocessor | None
-    memories: Memories
+    memories: MemoryBinder
     before_save: BeforeSave | None
     on_save_error: OnSaveError
     on_model_error: Literal["discard", "save_input"]
@@ -85,29 +84,37 @@ class Policy:
 
     @classmethod
     def of(cls, output_key: str | None, preprocessor: Any, memories: Any, before_save: Any, *words: Any) -> Self:
-        """Checks the arguments of a door.
+        """Validate the options that chain, agent and RAG chain share.
 
         Args:
-            output_key: As given.
+            output_key: The key of the answer in dict output; None if there is none.
             preprocessor: A runnable or a function, or None.
-            memories: As given.
-            before_save: As given.
-            words: The `on_...` in the order of the fields, `on_load_error` last.
+            memories: The `memories=` argument.
+            before_save: The `before_save=` argument.
+            words: The `on_...` options in the order of the fields, `on_load_error` last.
+
+        Raises:
+            ConfigurationError: An option has a wrong type or an unknown value.
         """
         if not (preprocessor is None or isinstance(preprocessor, Runnable) or callable(preprocessor)):
             msg = f"preprocessor must be a runnable or function of messages, not {type(preprocessor).__name__}"
             raise ConfigurationError(msg)
         name = getattr(preprocessor, "__name__", "")
+        # A common mistake: passing the function that creates a preprocessor instead of its result.
         if name.startswith("create_") and preprocessor.__module__.startswith("langchain_memkit.preprocessors"):
             msg = f"preprocessor is the function {name} itself: call it, as in preprocessor={name}(max_tokens=4000)"
             raise ConfigurationError(msg)
         chain = None if preprocessor is None else coerce_to_runnable(preprocessor)
-        policy = cls(output_key, chain, Memories.of(memories, words[-1]), before_save, *words[:-1])
+        policy = cls(output_key, chain, MemoryBinder.of(memories, words[-1]), before_save, *words[:-1])
         policy.check()
         return policy
 
     def check(self) -> None:
-        """Refuses misspelt policies now rather than at the first failure."""
+        """Validate the policies now rather than at the first failure.
+
+        Raises:
+            ConfigurationError: A policy is misspelt, or `before_save` is not callable.
+        """
         if self.before_save is not None and not callable(self.before_save):
             msg = f"before_save must be a function of messages, not {type(self.before_save).__name__}"  # type: ignore[unreachable]  # callers without types
             raise ConfigurationError(msg)
@@ -130,13 +137,13 @@ class Policy:
     async def overflowed(
         self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError, *, said: bool = False
     ) -> None:
-        """The model was given too much: from now on less of the budget is used; else its error.
+        """Scale the budget down for one retry after a context overflow, or raise the model's error.
 
         Args:
-            context: Of the turn.
-            config: Of the turn.
-            error: The model's.
-            said: Whether it had begun to answer.
+            context: The turn's context.
+            config: The config of the turn.
+            error: The model's error.
+            said: Whether the model had begun to answer, which rules out a retry.
         """
         if context.scale < 1 or not context.used or said or self.on_context_overflow == "raise":
             raise error
@@ -145,7 +152,7 @@ class Policy:
         context.scale = SMALLER
 
     async def save(self, turn: OpenTurn, output: Any) -> None:
-        """Stores the finished turn, and applies `on_save_error` if that fails."""
+        """Store the finished turn; if that fails, apply `on_save_error`."""
         try:
             answer = output_messages(output, self.output_key)
             messages = [*turn.new, *_without_notes(without_echo(answer, turn.shown, turn.asked))]
@@ -154,10 +161,10 @@ class Policy:
             await self._not_saved(turn, error, output)
 
     async def save_messages(self, turn: OpenTurn, messages: Sequence[BaseMessage], output: Any) -> int | None:
-        """As `save`, for who knows the messages of the turn.
+        """Store a turn whose messages are given explicitly; else like `save`.
 
         Returns:
-            Its position; None if it has none; `UNSAVED` if that failed and the failure was not to be raised.
+            The turn's position; None if it has none; `UNSAVED` if storing failed and the failure was not raised.
         """
         try:
             whole = output_messages(list(messages), None)
@@ -172,7 +179,7 @@ class Policy:
         await self._save_failed(turn, _write_error(error, turn, output))
 
     async def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> None:
-        """Stores what was yielded before the stream was closed or cancelled."""
+        """Store the partial answer of a stream that was closed or cancelled, as `on_abort` says."""
         if self.on_abort == "discard" or streamed.empty:
             return
         output = streamed.value
@@ -181,22 +188,23 @@ class Policy:
         )
 
     async def save_partial(self, turn: OpenTurn, said: Callable[[], list[BaseMessage]], output: Any) -> None:
-        """Stores what had been said when the turn was stopped, if anything; raises as a save does."""
+        """Store what was said before the turn was stopped, if anything; a failure is handled as in `save`."""
         if self.on_abort == "discard":
             return
         try:
+            # Evaluated inside the `try`, since converting an unfinished output may fail as well.
             partial = aborted(_without_notes(said()))
             if partial:
-                # an id of its own, so that a retry of the turn is still stored
+                # Under an id of its own, so that a retry of the whole turn is still stored.
                 await self._store(turn, [*turn.new, *partial], _derived_id(turn.turn_id, "aborted"))
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
             failure = _write_error(error, turn, output)
-            # perhaps nobody is left to receive it
+            # Logged in any case, since a cancelled caller may never receive the error.
             logger.error("the partial answer of a stopped turn was not stored: %s", failure)
             await self._save_failed(turn, failure)
 
     async def model_failed(self, turn: OpenTurn) -> None:
-        """The turn did not happen; with `save_input`, the question is kept. Never hides the model's error."""
+        """Drop the turn after the model failed; with `save_input`, store its question. Never hide the model's error."""
         if self.on_model_error != "save_input" or not turn.new:
             return
         try:
@@ -207,9 +215,9 @@ class Policy:
             await _event(turn, "memkit_save_error", failure)
 
     async def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> int | None:
-        given, messages = len(messages), [unmarked(message) for message in messages]
+        given, messages = len(messages), [without_forged_marks(message) for message in messages]
         if self.before_save is not None:
-            # copies, so that redacting in place changes neither the caller's input nor the answer that is returned
+            # Copies, so that redacting in place changes neither the caller's input nor the returned answer.
             copies = [m.model_copy() for m in messages]
             messages = list(await call_user_function(self.before_save, copies, name="before_save"))
         return await self._append(turn, messages, turn_id, given) if messages else None
@@ -217,29 +225,41 @@ class Policy:
     async def _append(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int) -> int | None:
         asked = len(turn.new)
         history, at = turn.history, {"epoch": turn.epoch, "since": turn.since, "head": turn.head}
+        # Histories of other packages have neither turn ids nor epochs: the turn is added through LangChain's methods,
+        # and a retry may store it twice.
         if not turn.native:
             await add_messages(history, messages)
             await save_all(turn.memories, SavedTurn(messages, turn_id))
             return None
         place = [getattr(history, "user_id", None) or "", getattr(history, "session_id", "")]
-        named = with_turn_ids(messages, place, turn_id)  # what is derived from them is told by their ids
+        # Memories identify their records by the ids of the messages that they were derived from, so ids are set
+        # before the history and the memories get the messages.
+        named = with_turn_ids(messages, place, turn_id)
         seq: int | None = None
         try:
             seq = await append_turn(history, named, turn_id=turn_id, **at)
+        # The session was cleared or purged since the turn began: storing it would bring erased text back.
         except StaleTurnError as error:
             await self._dropped(turn, error)
             return None
         except IdempotencyConflictError as error:
             if turn.in_graph:
+                # Another run on this thread has stored a part of this turn, or the turn is repeated as a branch:
+                # append what is missing under an id made from it, so that a retry of this append is stored once.
                 if rest := _rest(turn, named, error.stored):
                     return await self._append(turn, rest, _derived_id(turn.turn_id, _hash_of_ids(rest)), given)
                 messages = [_renamed(m, s) for m, s in zip(messages, error.stored, strict=False)]
-            # a retry around the chain: same question, and the model worded its answer anew. The first one stays.
+            # A retry around the chain has the same question, but the model worded its answer differently: the first
+            # answer stays. Anything else under this turn_id is a conflict.
             if len(messages) != given or not same_messages(error.stored[:asked], messages[:asked]):
                 raise
             await self._dropped(turn, error)
-            named = error.stored  # perhaps the first attempt ended before the memories were told
-        await tell(turn.memories, SavedTurn(named, turn_id, turn.epoch or 0), history, None if turn.begun else seq)
+            named = error.stored  # the first attempt may have ended before the memories saved it
+        # Only a turn that may be the session's first passes its position: it drew the epoch itself, which is looked up
+        # there.
+        await notify_memories(
+            turn.memories, SavedTurn(named, turn_id, turn.epoch or 0), history, None if turn.begun else seq
+        )
         return seq
 
     async def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> None:
@@ -264,9 +284,10 @@ class Policy:
 
 
 def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteError:
-    """Any failure of a save as a `HistoryWriteError` that carries the answer."""
+    """Turn any failure of a save into a `HistoryWriteError` that carries the answer."""
     if not isinstance(error, HistoryWriteError):
         text = f"saving the turn raised {describe_error(error)}"
+        # A history of another package may have stored the turn, or a part of it, before it raised.
         wrapped = HistoryWriteError(text, maybe_stored=not turn.native)
         wrapped.__cause__ = error
         error = wrapped
@@ -281,15 +302,16 @@ def _event(turn: OpenTurn, name: str, error: HistoryWriteError) -> Step[None]:
 
 
 def _without_notes(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """What memories recalled is never stored, whoever hands it back."""
+    """Remove notes of memories: recalled records are never stored, even if the runnable returns them."""
     return [message for message in messages if not is_note(message)]
 
 
 def _rest(turn: OpenTurn, messages: list[BaseMessage], stored: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return what is still to be stored of a run of which a row is there already; nothing if this is a retry.
+    """Return the messages of a run that an existing row of the same turn id does not hold; none if this is a retry.
 
-    If that row holds a part of the run (another run found it half done, and stored it), the rest. If it says something
-    else: all of it, if the turn was run again from its middle, and is a branch; nothing if this is a retry.
+    If the row holds a part of the run (another run found it unfinished and stored it), return the rest. If it holds
+    other messages, return all of them for a turn that is repeated from one of its own checkpoints, which makes a
+    branch.
     """
     known = {m.id for m in stored}
     new = [m for m in messages if m.id not in known]
@@ -309,7 +331,7 @@ def _renamed(message: BaseMessage, other: BaseMessage) -> BaseMessage:
 
 
 def _derived_id(turn_id: str, state: str) -> str:
-    """An id for what is left of a turn that did not end well; long ids are hashed to stay within the limit."""
+    """Return the id for a turn that did not end well; long ids are hashed to stay within the limit."""
     if len(turn_id.encode()) > MAX_ID_BYTES - len(state) - 1:
         turn_id = hashlib.sha256(turn_id.encode()).hexdigest()
     return f"{turn_id}:{state}"

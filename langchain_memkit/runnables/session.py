@@ -1,9 +1,10 @@
-"""Which conversation a call means: ids out of the config, and the call of `get_session_history`."""
+"""The session of a call: ids from the config, and the call of `get_session_history`."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from langchain_core.runnables import ConfigurableFieldSpec
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
 from langchain_memkit._sync import Step, call_user_function
 from langchain_memkit.base import GetSessionHistory, check_id, did_you_mean
-from langchain_memkit.base.ids import IDS
+from langchain_memkit.base.validation import IDS
 from langchain_memkit.errors import ConfigurationError
 
 NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -30,19 +31,24 @@ def session_history(
     configurable: dict[str, Any],
     name: str = "get_session_history",
 ) -> Step[Any]:
-    """The call of `get_session_history`, by its signature; every id is checked before.
+    """Prepare the call of `get_session_history` by its signature, after checking every id.
 
     Args:
-        function: `get_session_history` or what makes a memory, plain or async.
+        function: `get_session_history` or a memory factory, plain or async.
         specs: The keys that `history_factory_config` names; None for `session_id` and `user_id`.
         configurable: `config["configurable"]` of the call.
-        name: Of the function, for errors.
+        name: The function's name, for errors.
+
+    Returns:
+        The step that calls it; it raises a `ConfigurationError` if the function returns None.
 
     Raises:
-        TypeError: An id is no string.
-        ValueError: An id is missing or malformed, or the function cannot take one that is there.
+        TypeError: An id is not a string.
+        ValueError: An id is missing or malformed, or the function cannot take one that is present.
     """
-    parameters = inspect.signature(function).parameters
+    own = getattr(function, "does_no_io", False)  # a factory of ours, whose calls are all alike
+    kind: Any = type(function)
+    parameters = _parameters_of_calls(kind) if own else inspect.signature(function).parameters
     args, kwargs = (
         _configured_ids(specs, configurable, list(parameters), name)
         if specs
@@ -64,7 +70,7 @@ def session_history(
     async def call_now() -> Any:
         return call()
 
-    if getattr(function, "does_no_io", False):  # a factory of ours, which a thread would only make slower
+    if own:  # a thread would only make it slower
         return Step(call, call_now)
     return call_user_function(acall if inspect.iscoroutinefunction(function) else call, name=name)
 
@@ -72,12 +78,12 @@ def session_history(
 def checked_function(
     function: object, specs: Sequence[ConfigurableFieldSpec] | None = None, name: str = "get_session_history"
 ) -> GetSessionHistory:
-    """Return the argument, if it can be called, and is no class that needs more than a call gives it.
+    """Validate that the argument can be called with the ids, and is not a class that needs further arguments.
 
     Args:
-        function: `get_session_history`.
+        function: The `get_session_history=` argument.
         specs: The keys that `history_factory_config` names.
-        name: Of the argument, for errors.
+        name: The argument's name, for errors.
 
     Raises:
         ConfigurationError: It cannot be called so; the text names the factory, or a function that can.
@@ -99,6 +105,7 @@ def checked_function(
                 "SQLiteChatMessageHistory.factory(...)"
             )
             raise ConfigurationError(msg)
+        # A call passes only the configured ids, so a class that requires more would fail in each turn: refuse it now.
         needed = [p.name for p in parameters if p.default is p.empty and p.kind in NAMED]
         others = [n for n in needed if n not in ("session_id", "user_id", *(spec.id for spec in specs or ()))]
         if others and "session_id" in needed:
@@ -113,8 +120,15 @@ def checked_function(
     return function
 
 
+@lru_cache(maxsize=64)
+def _parameters_of_calls(kind: type) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters with which an object of a class is called."""
+    (_, *parameters) = inspect.signature(kind.__call__).parameters.values()  # without `self`
+    return {parameter.name: parameter for parameter in parameters}
+
+
 def _by_name_only(kind: type, parameters: Sequence[inspect.Parameter]) -> bool:
-    """Whether a class has parameters and takes none by position: a `*args` of LangChain's classes does not count."""
+    """Return whether a class has parameters, but none by position; `*args` of LangChain's base classes do not count."""
     kinds = {parameter.kind for parameter in parameters}
     if not kinds or not kinds.isdisjoint(BY_POSITION):
         return False
@@ -122,7 +136,7 @@ def _by_name_only(kind: type, parameters: Sequence[inspect.Parameter]) -> bool:
 
 
 def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:
-    """The parameters; none of what cannot be looked into."""
+    """Return the parameters of a callable; none if it has no signature."""
     try:
         return inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -132,7 +146,7 @@ def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:
 def _standard_ids(
     parameters: Mapping[str, inspect.Parameter], configurable: dict[str, Any], name: str
 ) -> tuple[list[Any], dict[str, Any]]:
-    """`session_id` (else `thread_id`) by place, `user_id` by name wherever the function takes it."""
+    """Return the arguments: `session_id` (else `thread_id`) by position, `user_id` by name if the function takes it."""
     args: list[Any] = []
     if parameters:
         session_id = configurable.get("session_id", configurable.get("thread_id"))
@@ -152,7 +166,7 @@ def _standard_ids(
 def _configured_ids(
     specs: Sequence[ConfigurableFieldSpec], configurable: dict[str, Any], parameters: list[str], name: str
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments for a factory with `history_factory_config`: its one id by place, several by name."""
+    """Return the arguments for a factory with `history_factory_config`: a single id by position, several by name."""
     names = [spec.id for spec in specs]
     extra: dict[str, Any] = {}
     if configurable.get("user_id") is not None and "user_id" not in names:

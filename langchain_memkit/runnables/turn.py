@@ -1,6 +1,6 @@
-"""One turn as a runnable: opened (ids checked, input captured), loaded, run and saved, in the call path.
+"""One turn as a runnable: check the ids, capture the input, load the past, run, and save before the call returns.
 
-The steps are flows (see `_sync`), written once for both call styles.
+The steps are flows (see `_sync`), written once for sync and async calls.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableCo
 from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._compat import ContextOverflowError
-from langchain_memkit._events import event
 from langchain_memkit._histories import is_native, stored_ids
-from langchain_memkit._sync import Step, adrive, as_step, both, drive, shielded
+from langchain_memkit._sync import Step, adrive, as_step, both, drive, event, shielded
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, Memory, TurnContext, check_id
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
-from langchain_memkit.messages.notes import is_note
-from langchain_memkit.messages.unsaid import compose_notes
-from langchain_memkit.preprocessors.loading import asks_for_window, load
-from langchain_memkit.runnables.memories import with_note
-from langchain_memkit.runnables.saving import OpenTurn, Policy
+from langchain_memkit.messages.notes import compose_notes, is_note
+from langchain_memkit.preprocessors.budget import asks_for_window, load
+from langchain_memkit.runnables.memories import insert_note
+from langchain_memkit.runnables.saving import OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import session_history
-from langchain_memkit.runnables.wiring import PAST_NOT_SHOWN, PastWatch, Wiring, first_time, shape
+from langchain_memkit.runnables.wiring import PAST_NOT_SHOWN, ModelInputWatch, Wiring, once_per_process, source_location
 
 __all__ = ["HistoryTurn"]
 
@@ -49,9 +47,9 @@ TOLD = {
 
 
 class HistoryTurn(Runnable[Any, Any]):
-    """The whole turn as a runnable: what `RunnableWithMessageHistory` binds."""
+    """Runnable that performs the whole turn; `RunnableWithMessageHistory` binds it."""
 
-    watched: bool = True  # whether what the runnable does with the past is not known
+    watched: bool = True  # whether it is still unknown if the models are given the past
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class HistoryTurn(Runnable[Any, Any]):
         input_key: str | None,
         history_key: str | None,
         specs: Sequence[ConfigurableFieldSpec] | None,
-        policy: Policy,
+        policy: TurnOptions,
     ) -> None:
         self.runnable = runnable
         self.name = "RunnableWithMessageHistory"
@@ -73,11 +71,11 @@ class HistoryTurn(Runnable[Any, Any]):
 
     @property
     def preprocessor(self) -> Any:
-        """What is applied to the history; None for nothing."""
+        """The preprocessor of the history; None if there is none."""
         return self._policy.preprocessor
 
     def open(self, input: Any, config: RunnableConfig | None = None) -> OpenTurn:
-        """The turn as far as the model: loaded and composed, nothing called, nothing stored."""
+        """Build the turn's prompt as a dry run: load and compose, without calling the model or storing anything."""
 
         def opened(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> OpenTurn:
             return drive(self._tried(value, config))
@@ -86,7 +84,7 @@ class HistoryTurn(Runnable[Any, Any]):
         return turn
 
     async def aopen(self, input: Any, config: RunnableConfig | None = None) -> OpenTurn:
-        """Async twin of `open`."""
+        """Run `open` asynchronously."""
 
         async def opened(value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> OpenTurn:
             return await adrive(self._tried(value, config))
@@ -97,7 +95,7 @@ class HistoryTurn(Runnable[Any, Any]):
     # -- the four ways to run
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """One turn."""
+        """Run one turn and return the runnable's output."""
 
         def turn_of(value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Any:
             turn = drive(self._open(value, config))
@@ -116,7 +114,7 @@ class HistoryTurn(Runnable[Any, Any]):
         return self._call_with_config(turn_of, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Async twin of `invoke`."""
+        """Run `invoke` asynchronously."""
 
         async def turn_of(value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> Any:
             turn = await adrive(self._open(value, config))
@@ -135,11 +133,11 @@ class HistoryTurn(Runnable[Any, Any]):
         return await self._acall_with_config(turn_of, input, config)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """One turn, streamed; saved when the stream ends or is closed."""
+        """Stream one turn; it is saved when the stream ends or is closed."""
         yield from self.transform(iter([input]), config, **kwargs)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        """Async twin of `stream`."""
+        """Run `stream` asynchronously."""
 
         async def once() -> AsyncIterator[Any]:
             yield input
@@ -149,7 +147,7 @@ class HistoryTurn(Runnable[Any, Any]):
                 yield chunk
 
     def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """One turn for a streamed input, which is gathered first."""
+        """Stream one turn for a streamed input, which is collected first."""
         inner: list[Any] = []
 
         def turn_of(
@@ -162,13 +160,14 @@ class HistoryTurn(Runnable[Any, Any]):
         try:
             yield from outer
         finally:
-            for generator in inner:  # core's wrapper ends without closing it, and then nothing would be saved
+            # Core's wrapper ends without closing the generator, and the partial answer would not be saved.
+            for generator in inner:
                 generator.close()
 
     async def atransform(
         self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        """Async twin of `transform`."""
+        """Run `transform` asynchronously."""
         inner: list[Any] = []
 
         def turn_of(
@@ -208,7 +207,7 @@ class HistoryTurn(Runnable[Any, Any]):
             drive(self._policy.model_failed(turn))
             raise
         except BaseException:  # closed by the consumer, collected, or Ctrl-C
-            # before the model's stream is closed: some wrappers run it to its end first
+            # Save before the model's stream is closed, since some wrappers run it to its end first.
             drive(self._policy.abort(turn, streamed))
             raise
         finally:
@@ -240,7 +239,9 @@ class HistoryTurn(Runnable[Any, Any]):
         except Exception:
             await shielded(lambda: self._policy.model_failed(turn))
             raise
-        except BaseException:  # closed by the consumer, collected, or cancelled
+        # Closed by the consumer, collected, or cancelled. Shielded, so that a second cancellation cannot interrupt the
+        # save.
+        except BaseException:
             await shielded(lambda: self._policy.abort(turn, streamed))
             raise
         finally:
@@ -254,19 +255,28 @@ class HistoryTurn(Runnable[Any, Any]):
         return await self._open(value, config, trial=True)
 
     async def _open(self, value: Any, config: RunnableConfig, scale: float = 1.0, *, trial: bool = False) -> OpenTurn:
-        """Checks, captures the input, loads, composes. Nothing is stored yet."""
+        """Check the ids, capture the input, load the past and compose the prompt. Nothing is stored.
+
+        Args:
+            value: The input of the chain.
+            config: The config of the call.
+            scale: Share of the budget to use; less than 1 after a context overflow.
+            trial: Whether this is a dry run.
+        """
         if (self._input_key or self._history_key) and not (isinstance(value, dict) or self.wiring.plain):
             msg = (
                 f"with input_messages_key or history_messages_key the input must be a dict, not {type(value).__name__}"
             )
             raise ValueError(msg)
-        # a note that comes back, in the state of a graph or from a client, is nobody's message
+        # Notes come back in the state of a graph or from a client; they are not part of the input.
         given = [m for m in input_messages(value, self._input_key) if not is_note(m)]
         value = self.wiring.as_dict(value, given)
         configurable = config.get("configurable") or {}
         turn_id = configurable.get("turn_id")
+        # One id per call makes every retry of its save idempotent; a caller's own id extends that to retries of the
+        # call.
         turn_id = str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
-        history = configurable.get("message_history")  # given to `.bound`, as LangChain's class takes it
+        history = configurable.get("message_history")  # callers of `.bound` pass it, as with LangChain's class
         if history is None:
             history = await session_history(self._get_session_history, self._specs, configurable)
         memories = await self._policy.memories.bind(self._specs, configurable, history)
@@ -274,15 +284,17 @@ class HistoryTurn(Runnable[Any, Any]):
         ids = [m.id for m in given if m.id]
         known: set[str] = set()
         read: HistoryView | None = None
+        # Only resent messages have ids, so plain input costs no lookup.
         if native and ids:
             known, read = await self._look_up(history, memories, ids, config)
             given, known = _new_or_whole(given, known)
-        # the next runnable finds the history where LangChain's class puts it
+        # The runnable finds the history where LangChain's class puts it.
         context = TurnContext(self._asked(given, known), scale=scale)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
         if read is None:
             read = await self._policy.memories.beside(memories, self._past(history, config, native=native))
         view = read
+        # For other packages' histories there is no lookup by id: the loaded messages are all that is known.
         known |= {m.id for m in view.messages if m.id} & {m.id for m in given}
         given, known = _new_or_whole(given, known)
         new = [m for m in given if not m.id or m.id not in known]
@@ -293,31 +305,36 @@ class HistoryTurn(Runnable[Any, Any]):
         loaded = await self._policy.memories.load(memories, view, asked, config, whole=whole, trial=trial)
         past: list[BaseMessage] = view.messages
         if chain is not None:
-            most = compose_notes(loaded, asked)  # what of it stands in the past is known once that is cut
+            # Reserve room for the largest possible note: which records repeat the past is known only once that is cut.
+            most = compose_notes(loaded, asked)
             context.notes = [] if most is None else [most]
             past = await Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))
         note = compose_notes(loaded, [*past, *asked])
         context.notes = [] if note is None else [note]
         asked_ids = {m.id for m in asked if m.id}
+        # A client may resend stored messages as input; the model must not see them twice.
         if any(m.id in asked_ids for m in past):
             past = [m for m in past if m.id not in asked_ids]
-        before, after = with_note(past, asked, note, apart=self._history_key is not None)
+        before, after = insert_note(past, asked, note, apart=self._history_key is not None)
         composed = self._compose(value, before, after)
+        # Epoch and time of this read travel with the turn: if the session is cleared before the save, the append is
+        # refused.
         epoch, since = (view.epoch, view.read_at) if native else (None, None)
         shown = [*before, *after]
-        watch = PastWatch(before, asked) if self.watched and before and not trial else None
+        watch = ModelInputWatch(before, asked) if self.watched and before and not trial else None
         if watch is not None:
             config = merge_configs(config, {"callbacks": [watch]})
         opened = OpenTurn(history, native, memories, turn_id, epoch, since, new, shown, asked, composed, config)
+        # With a TTL the turns may expire before the save, so that this turn draws a new epoch.
         begun = native and view.seq > 0 and not getattr(history, "ttl", None)
         return replace(opened, begun=begun, head=view.head, watch=watch)
 
     async def _look_up(
         self, history: Any, memories: list[Memory], ids: list[str], config: RunnableConfig
     ) -> tuple[set[str], HistoryView | None]:
-        """Which messages are stored; on an event loop the past is read at once, where that does not depend on it."""
+        """Look up which messages are stored; on an event loop read the past at once, if it does not depend on that."""
         chain, stored = self._policy.preprocessor, stored_ids(history, ids)
-        if asks_for_window(chain):  # how much it asks for depends on what of the input is new
+        if asks_for_window(chain):  # the window depends on which part of the input is new
             return await stored, None
 
         reads = both(stored, self._past(history, config, native=True))
@@ -327,7 +344,7 @@ class HistoryTurn(Runnable[Any, Any]):
         return as_step(lambda: load(history, self._policy.preprocessor, config, native=native))
 
     async def _finished(self, turn: OpenTurn, output: Any) -> None:
-        """Store the turn, and say it if no model was given any of its past."""
+        """Store the turn, and warn once if no model of it was given any of the past."""
         await self._policy.save(turn, output)
         verdict = None if turn.watch is None else turn.watch.verdict()
         if verdict is None or not self.watched:
@@ -335,12 +352,14 @@ class HistoryTurn(Runnable[Any, Any]):
         self.watched = False
         if verdict != "shown":
             keys = (self._input_key, self._history_key)
-            if first_time((verdict, *keys, shape(self._get_session_history), shape(self.runnable))):
+            if once_per_process(
+                (verdict, *keys, source_location(self._get_session_history), source_location(self.runnable))
+            ):
                 logger.warning(TOLD[verdict])
             await event(turn.config, PAST_NOT_SHOWN, {"reason": verdict, "turn_id": turn.turn_id})
 
     def _asked(self, given: list[BaseMessage], known: set[str]) -> list[BaseMessage]:
-        """What of the input the model is shown after the past."""
+        """Return the part of the input that the model sees after the past."""
         return given if self._history_key else ([m for m in given if not m.id or m.id not in known] or given[-1:])
 
     async def _smaller(
@@ -351,7 +370,10 @@ class HistoryTurn(Runnable[Any, Any]):
         error: ContextOverflowError,
         streamed: StreamedOutput | None = None,
     ) -> OpenTurn:
-        """The turn once more with less of the past, after the model said that it was too much; else its error."""
+        """Rebuild the turn with less of the past after a context overflow, or raise the model's error.
+
+        Turn id, epoch, history and new input stay those of the first attempt; only the prompt changes.
+        """
         context: TurnContext = turn.config["configurable"][CONTEXT]
         said = streamed is not None and not streamed.empty
         await self._policy.overflowed(context, turn.config, error, said=said)
@@ -367,9 +389,9 @@ class HistoryTurn(Runnable[Any, Any]):
 
 
 def _new_or_whole(given: list[BaseMessage], known: set[str]) -> tuple[list[BaseMessage], set[str]]:
-    """Return the new input and what of it is stored; all of it as new where only a part can be told by its id.
+    """Return the input and the ids of its stored messages; treat all of it as new if only a part has ids.
 
-    Leaving the known answers out of a conversation whose questions have no ids would store the questions alone.
+    Removing the known answers from a conversation whose questions have no ids would store the questions alone.
     """
     stored = [i for i, message in enumerate(given) if message.id in known]
     if not stored or all(message.id for message in given[: stored[-1]]):

@@ -1,4 +1,4 @@
-"""Whether a model is shown the past: looked up in the prompt when a chain is built, and watched in its first calls."""
+"""Checks that the model sees the past: by the prompt when a chain is built, and by the models' input in first calls."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from langchain_core.prompts import (
     MessagesPlaceholder,
     PromptTemplate,
 )
-from langchain_core.runnables import (
-    Runnable,
-    RunnablePassthrough,
-    RunnableSequence,
-    RunnableWithFallbacks,
-)
+from langchain_core.runnables import Runnable, RunnablePassthrough, RunnableSequence, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.passthrough import RunnableAssign
 
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import is_note
 
-__all__ = ["PAST_NOT_SHOWN", "PastWatch", "Wiring", "find_wiring", "first_time", "shape", "wiring_advice"]
+__all__ = [
+    "PAST_NOT_SHOWN",
+    "ModelInputWatch",
+    "Wiring",
+    "find_wiring",
+    "once_per_process",
+    "source_location",
+    "wiring_advice",
+]
 
 PAST_NOT_SHOWN = "memkit_past_not_shown"
 """The event that a turn's past reached none of its model calls, or reached them as a Python repr."""
 
-MOST_SAID = 1000  # what is kept of what was said; then it begins anew
+MOST_SAID = 1000  # notices remembered per process; then the set is emptied
 AS_TEXT = (
     "Use MessagesPlaceholder({0!r}) in a ChatPromptTemplate, or make it text before the prompt: "
     "RunnablePassthrough.assign({0}=lambda x: get_buffer_string(x[{0!r}])) | prompt"
@@ -44,14 +47,14 @@ WITHOUT_INPUT = "the model would be given the past, but not the new input. Give 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How new input and past reach the runnable.
+    """The keys under which new input and past reach the runnable.
 
     Attributes:
         input_key: The key of the new input; None if the messages themselves are the input.
         history_key: The key of the past; None if it is put before the new input.
-        plain: Whether an input that is no dict is put under `input_key`, which was inferred.
+        plain: Whether an input that is not a dict is put under `input_key`, which was inferred.
         inferred: Whether `history_key` was inferred, so that a caller who fills it means something else.
-        texts: The variables that the prompt shows as text: a message there would be shown as its Python repr.
+        texts: Variables that the prompt renders as text, where a message would appear as its Python repr.
     """
 
     input_key: str | None = None
@@ -68,7 +71,7 @@ class Wiring:
             given: The messages in it.
 
         Raises:
-            ValueError: The caller fills the place of the past.
+            ValueError: The input has a value under the inferred key of the past.
         """
         if self.plain and not isinstance(value, dict):
             return {self.input_key: list(given)}
@@ -82,7 +85,7 @@ class Wiring:
         return value
 
     def with_texts(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the input of the prompt with text, not messages, where the prompt shows text.
+        """Replace messages by their text under the keys that the prompt renders as text.
 
         Raises:
             ValueError: A message there holds more than text, or there are several.
@@ -117,21 +120,21 @@ def _text(name: str, value: Any) -> str:
 class _Variable(NamedTuple):
     name: str
     place: int
-    messages: bool = False  # a place for messages, else for text
-    human: bool = False  # in a message of the user's
-    plain: bool = True  # formatted by Python: messages in it are shown as their repr; templates can do otherwise
+    messages: bool = False  # whether it is a placeholder for messages, else for text
+    human: bool = False  # whether it is in a user message
+    plain: bool = True  # whether it is an f-string, which renders messages as their repr; templates can do otherwise
 
 
 def find_wiring(runnable: Any, input_key: str | None, history_key: str | None) -> Wiring:
-    """Return the keys under which a chain's first prompt takes new input and past, inferred where none is given.
+    """Find the keys under which the chain's first prompt takes new input and past; infer those that are not given.
 
     Args:
-        runnable: What the conversation is put around. Only a prompt that takes the chain's own input decides.
-        input_key: As given.
-        history_key: As given.
+        runnable: The wrapped runnable. Only a prompt that takes the chain's own input is considered.
+        input_key: The given `input_messages_key`.
+        history_key: The given `history_messages_key`.
 
     Raises:
-        ConfigurationError: The model could not see the past, or the choice between two readings is the caller's.
+        ConfigurationError: The model could not see the past, or the prompt can be read in two ways.
     """
     if input_key is not None and input_key == history_key:
         msg = f"input_messages_key and history_messages_key are both {input_key!r}: {WITHOUT_INPUT.format(input_key)}"
@@ -142,6 +145,7 @@ def find_wiring(runnable: Any, input_key: str | None, history_key: str | None) -
     if found is None or variables is None:
         return asked
     prompt, added = found
+    # Keys that a step before the prompt assigns are not the caller's to give.
     variables = [variable for variable in variables if variable.name not in added]
     messages = {variable.name for variable in variables if variable.messages}
     texts = frozenset(v.name for v in variables if v.plain and not v.messages) - messages
@@ -186,13 +190,17 @@ def _inferred(
     *,
     assigned: bool,
 ) -> Wiring:
-    """The wiring of a chain without keys."""
+    """Infer the wiring of a chain without keys.
+
+    Raises:
+        ConfigurationError: The prompt has no place for the past, or can be read in several ways.
+    """
     places = list(dict.fromkeys(v.name for v in free if v.messages))
     rest = {v.name for v in free if not v.messages}
     alone = prompt.input_variables[0] if len(prompt.input_variables) == 1 and not assigned else None
-    if alone in places:  # the whole conversation, as a prompt takes a list
+    if alone in places:  # its only variable takes the whole conversation as a list
         return Wiring()
-    if len(places) == 1 and not rest and not assigned:  # the same, where the place is an optional one
+    if len(places) == 1 and not rest and not assigned:  # likewise, with an optional placeholder
         return Wiring(places[0], plain=True)
     questions = [v for v in free if v.human and not v.messages]
     names = {v.name for v in questions}
@@ -200,7 +208,7 @@ def _inferred(
     if len(names) == 1 and len(past) == 1:
         name = questions[0].name
         return Wiring(name, past[0], plain=rest == names, inferred=True, texts=texts | names)
-    if alone is not None and alone not in texts and alone in rest:  # a template that may well show messages
+    if alone is not None and alone not in texts and alone in rest:  # a template that may be able to render messages
         return Wiring()
     if not (past or assigned) and (questions or not places):
         raise ConfigurationError(
@@ -215,7 +223,7 @@ def _inferred(
 
 
 def wiring_advice(runnable: Any, input_key: str | None, history_key: str | None) -> str | None:
-    """Return what is wrong with these keys, for who leaves them as they are; None if nothing is known to be."""
+    """Return what is wrong with these keys, for a caller that keeps them; None if no fault is known."""
     try:
         found = find_wiring(runnable, input_key, history_key)
     except ConfigurationError as error:
@@ -228,7 +236,7 @@ def wiring_advice(runnable: Any, input_key: str | None, history_key: str | None)
 
 
 def _first_prompt(runnable: Any) -> tuple[BasePromptTemplate[Any], frozenset[str]] | None:
-    """The prompt that takes the chain's own input, and what is assigned to that before."""
+    """Find the prompt that takes the chain's own input, and the keys assigned to that before it."""
     added: frozenset[str] = frozenset()
     steps = [runnable]
     while steps:
@@ -249,8 +257,10 @@ def _first_prompt(runnable: Any) -> tuple[BasePromptTemplate[Any], frozenset[str
 
 
 def _variables(prompt: Any) -> list[_Variable] | None:
-    """The variables of a prompt in the order of its messages; None if it formats them in a way of its own."""
+    """Return the variables of a prompt in the order of its messages; None if a subclass formats them differently."""
     if isinstance(prompt, (PromptTemplate, FewShotPromptTemplate)):
+        # A subclass that formats in its own way may render messages correctly, so nothing can be concluded from its
+        # variables.
         if type(prompt).format not in (PromptTemplate.format, FewShotPromptTemplate.format):
             return None
         return list(_text_variables(prompt, 0, [*prompt.input_variables, *prompt.partial_variables]))
@@ -282,13 +292,13 @@ def _text_variables(part: Any, place: int, names: Iterable[str]) -> Iterator[_Va
 
 
 def _unfilled(prompt: BasePromptTemplate[Any], variables: Sequence[_Variable]) -> list[_Variable]:
-    """What a caller has to give; places for messages that are optional have an empty value."""
+    """Return the variables that a caller must fill; optional placeholders for messages have an empty default."""
     filled: Mapping[str, Any] = prompt.partial_variables
     return [v for v in variables if not (filled.get(v.name) if v.messages else v.name in filled)]
 
 
 def _before(free: Sequence[_Variable], questions: Sequence[_Variable]) -> list[str]:
-    """The places for messages before the first of these: what stands after the question is no past."""
+    """Return the placeholders for messages before the first question: what follows a question is not the past."""
     first = min((v.place for v in questions), default=-1)
     return list(dict.fromkeys(v.name for v in free if v.messages and v.place < first))
 
@@ -301,13 +311,19 @@ def _told(variables: Sequence[_Variable]) -> str:
 
 
 def _give(**choices: Sequence[str]) -> str | None:
-    """The advice to give one of these names for each argument; None if there is none."""
+    """Return the advice to pass one of these names for each argument; None if there are no names."""
     told = [f"{argument}={_listed(names, 'or')}" for argument, names in choices.items() if names]
     return f"Give {' and '.join(told)}" if told else None
 
 
 def _make_place(input_key: str | None, history_key: str | None, behind: Sequence[str] = ()) -> str:
-    """The advice for a prompt without a place for the past; `behind` are places for messages after the question."""
+    """Return the advice for a prompt without a placeholder for the past.
+
+    Args:
+        input_key: The given `input_messages_key`.
+        history_key: The given `history_messages_key`.
+        behind: Placeholders for messages after the question.
+    """
     place = history_key or "chat_history"
     wanted = [] if input_key else ["input_messages_key= (the variable of the new input)"]
     wanted += [] if history_key else [f"history_messages_key={place!r}"]
@@ -328,10 +344,10 @@ def _listed(names: Sequence[str], last: str) -> str:
 Verdict: TypeAlias = Literal["shown", "not shown", "repr"] | None
 
 
-class PastWatch(BaseCallbackHandler):
-    """Keep what the models of a turn are given, to tell whether any of its past is among it."""
+class ModelInputWatch(BaseCallbackHandler):
+    """Callback that keeps the input of a turn's models, to find out whether it contains any of the past."""
 
-    run_inline = True  # it only keeps references, no thread is needed for that
+    run_inline = True  # it only keeps references, which needs no thread
     ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
 
     def __init__(self, past: Sequence[BaseMessage], asked: Sequence[BaseMessage]) -> None:
@@ -340,26 +356,28 @@ class PastWatch(BaseCallbackHandler):
         self._given: list[Any] = []
 
     def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **kwargs: Any) -> None:
-        """Keep what a chat model is given."""
+        """Keep the input of a chat model."""
         self._given += [message for batch in messages for message in batch]
 
     def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
-        """Keep what a string model is given."""
+        """Keep the input of a string model."""
         self._given += prompts
 
     def verdict(self) -> Verdict:
-        """Return whether a model was given any of the past, as Python's repr or as it is; None if none can tell.
+        """Return whether a model was given any of the past, as text or as Python's repr; None if that cannot be told.
 
-        Without a model's call nothing can be told, nor by a past that says no more than the new input does.
+        It cannot without a model call, nor if the past has no line that the new input does not contain as well.
         """
         if not self._given:
             return None
         texts = [given if isinstance(given, str) else str(given.text) for given in self._given]
         suspects = [text for text in texts if "(content=" in text]  # first, since a repr of every message takes long
         written = [repr(message) for message in self.past] if suspects else []
+        # A repr of the past contains its text as well, so such prompts are set apart before the text is searched.
         reprs = {text for text in suspects if any(each in text for each in written)}
         asked = _words("\n".join(str(m.text) for m in self._asked))
         lines = {_words(line, 8) for message in self.past for line in str(message.text).splitlines()}
+        # Lines that the new input repeats prove nothing.
         telling = [line for line in lines if line and f" {line} " not in f" {asked} "]
         shown = _words("\n".join(text for text in texts if text not in reprs))
         if any(f" {line} " in f" {shown} " for line in telling):
@@ -367,8 +385,8 @@ class PastWatch(BaseCallbackHandler):
         return "repr" if reprs else "not shown" if telling else None
 
 
-def shape(part: Any) -> Hashable:
-    """Return where a runnable or function was written, alike for all that one place of an app makes.
+def source_location(part: Any) -> Hashable:
+    """Return where a runnable or function was written, equal for all that one place of an app creates.
 
     Args:
         part: A runnable, a function or a factory.
@@ -378,9 +396,9 @@ def shape(part: Any) -> Hashable:
         ('RunnablePassthrough', 'RunnablePassthrough')
     """
     if isinstance(part, RunnableSequence):
-        return tuple(shape(step) for step in part.steps)
+        return tuple(source_location(step) for step in part.steps)
     if isinstance(part, RunnableBindingBase):
-        return shape(part.bound)
+        return source_location(part.bound)
     function = (getattr(part, "func", None) or getattr(part, "afunc", None)) if isinstance(part, Runnable) else part
     code = getattr(function, "__code__", None)
     if code is None:
@@ -391,13 +409,13 @@ def shape(part: Any) -> Hashable:
 _said: set[Hashable] = set()
 
 
-def first_time(what: Hashable) -> bool:
-    """Return whether this is to be said for the first time in this process.
+def once_per_process(what: Hashable) -> bool:
+    """Return whether a notice is due, being the first of its kind in this process.
 
-    Apps make a chain for each request, and would have it in the log with each.
+    Apps create a chain for each request, and would otherwise log it with each.
 
     Args:
-        what: What tells one notice from another.
+        what: Key of the notice.
 
     Example:
         >>> first_time("it rains"), first_time("it rains")
@@ -412,5 +430,10 @@ def first_time(what: Hashable) -> bool:
 
 
 def _words(text: str, most: int | None = None) -> str:
-    """The words of a text, the first so many, however a chain has quoted, wrapped, indented or cut them."""
+    """Return the words of a text without punctuation and layout, so that quoting, wrapping and indenting do not matter.
+
+    Args:
+        text: The text.
+        most: Maximum number of words; None for all.
+    """
     return " ".join(re.findall(r"\w+", text)[:most])

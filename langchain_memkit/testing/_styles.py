@@ -1,4 +1,4 @@
-"""The styles of a call, for tests that run in each."""
+"""Call styles, for tests that run in each of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ITERATORS = ("iter_", "yield_")
 
 
 class Styles:
-    """The same call in one of the four styles; `stop_after` closes a stream early."""
+    """A call in one of the four styles invoke, ainvoke, stream and astream; `stop_after` closes a stream early."""
 
     def __init__(self, style: str) -> None:
         self.asynchronous = style.startswith("a")
         self.streams = style.endswith("stream")
 
     def __call__(self, chain: Runnable[Any, Any], value: Any, config: Any, stop_after: int | None = None) -> Any:
-        """The output, or the list of chunks."""
+        """Return the output, or the list of chunks of a stream."""
         if self.asynchronous:
             return asyncio.run(self._acall(chain, value, config, stop_after))
         if not self.streams:
@@ -51,7 +51,7 @@ class Styles:
 
 
 def streaming(function: Any) -> Any:
-    """A runnable that streams what the generator function yields for its whole input."""
+    """Make a runnable that streams what the generator function yields for its whole input."""
     if inspect.isasyncgenfunction(function):
 
         async def atransform(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -74,7 +74,7 @@ def streaming(function: Any) -> Any:
 
 
 def call_sync(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """A verb or property of a history or store, iterators as lists."""
+    """Call a method or read a property of a history or store; iterators are returned as lists."""
     member = getattr(target, name)
     if not callable(member):
         return member
@@ -83,7 +83,7 @@ def call_sync(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 async def call_async(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """The async twin of a verb or property, iterators as lists."""
+    """Call the async twin of a method or property; iterators are returned as lists."""
     if name == "messages":
         return await target.aget_messages()
     result = getattr(target, f"a{name}")(*args, **kwargs)
@@ -91,11 +91,11 @@ async def call_async(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 class BothStyles:
-    """A base of contracts whose cases run in both styles."""
+    """Base class of contracts whose cases run in both styles."""
 
     @pytest.fixture(params=["sync", "async"])
     def call(self, request: pytest.FixtureRequest) -> Iterator[Call]:
-        """`call(store, "mset", ...)` in both styles; `call(history, "messages")` reads; iterators come as lists."""
+        """Yield `call(store, "mset", ...)` in both styles; `call(history, "messages")` reads; iterators give lists."""
         if request.param == "sync":
             yield call_sync
             return

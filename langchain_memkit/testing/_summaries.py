@@ -1,4 +1,4 @@
-"""What summaries over a durable history promise, as tests; for our histories and key-value stores."""
+"""Contract for summaries over a durable history, for memkit's histories and key-value stores."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from langchain_memkit.base import purge_user
 from langchain_memkit.preprocessors import create_history_preprocessor
 from langchain_memkit.runnables import create_runnable_with_message_history
-from langchain_memkit.testing._scribe import Scribe, marked, marks, talk
 from langchain_memkit.testing._styles import Styles
-from langchain_memkit.testing.fakes import FakeChatModel
+from langchain_memkit.testing.fakes import FakeChatModel, Scribe, marked, marks, talk
 
 __all__ = ["SummariesContract"]
 
@@ -23,31 +22,31 @@ SMALL: dict[str, Any] = {"max_tokens": 600, "trigger": ("tokens", 300), "keep": 
 
 
 def shown(model: FakeChatModel) -> str:
-    """What the model was given last, as text."""
+    """Return the last prompt of the model as text."""
     return "\n".join(message.text for message in model.calls[-1])
 
 
 class SummariesContract:
-    """Give it a `get_session_history` factory and a `make_store` (of the same durable key-value store at each call)."""
+    """Contract with two fixtures: a `get_session_history` factory, and `make_store`, which reopens one store."""
 
     @pytest.fixture
     def get_session_history(self) -> Any:
-        """Override: a factory over one store per test."""
+        """Return a factory over one store per test; override it."""
         raise RuntimeError("give the contract a `get_session_history` fixture")
 
     @pytest.fixture
     def make_store(self) -> Any:
-        """Override: a function that opens the key-value store."""
+        """Return a function that opens the key-value store; override it."""
         raise RuntimeError("give the contract a `make_store` fixture")
 
     @pytest.fixture(params=["invoke", "ainvoke"])
     def run(self, request: pytest.FixtureRequest) -> Styles:
-        """`run(chain, value, config)` in both styles."""
+        """Return `run(chain, value, config)` in both styles."""
         return Styles(request.param)
 
     @pytest.fixture
     def say(self, get_session_history: Any, run: Styles) -> Any:
-        """One turn of a conversation with a new preprocessor: what the model saw."""
+        """Return a function that runs one turn with a new preprocessor and returns the model's prompt."""
 
         def turn(text: str, scribe: Scribe, store: Any, session: str = "s1", user: str = "u1", **how: Any) -> str:
             model = FakeChatModel()
@@ -79,7 +78,7 @@ class SummariesContract:
         assert sorted(scribe.seen + asked[:-1]) == sorted(stored), "each message: summarized once, or shown"
 
     def test_log_is_never_changed(self, get_session_history: Any, make_store: Any, say: Any) -> None:
-        """What is stored is equal before and after a summary."""
+        """The stored messages are equal before and after a summary."""
         history = get_session_history("s1", "u1")
         history.add_messages(talk(60))
         before = history.messages
@@ -154,7 +153,7 @@ class SummariesContract:
         assert len(list(store.yield_keys())) <= 2
 
     def test_position_inside_an_imported_row(self, get_session_history: Any, make_store: Any, say: Any) -> None:
-        """A summary may end within a row of 100 messages: what comes after it is read, and nothing else."""
+        """A summary may end within a row of 100 messages: exactly the messages after it are read."""
         get_session_history("s1", "u1").add_messages(talk(250))
         scribe, store = Scribe(), make_store()
         first = marks(say("and now?", scribe, store))
@@ -163,7 +162,7 @@ class SummariesContract:
         assert marks(say("again?", scribe, store)) == first
 
     def test_hidden_turn_at_the_position(self, get_session_history: Any, make_store: Any, say: Any) -> None:
-        """The turn where the summary ends is deleted softly: what comes after it is found all the same."""
+        """The turn at which the summary ends is soft-deleted: the messages after it are found all the same."""
         history = get_session_history("s1", "u1")
         for i in range(0, 60, 2):
             history.add_messages(talk(2, 10, i))
@@ -202,7 +201,7 @@ class SummariesContract:
         assert later.prompts == []
 
     def test_furthest_record_is_taken(self, get_session_history: Any, make_store: Any, say: Any) -> None:
-        """A worker that is slow and covers less does not hide the one that covers more."""
+        """A slow worker whose summary covers less does not hide one that covers more."""
         history, store = get_session_history("s1", "u1"), make_store()
         history.add_messages(talk(60))
         slow = Scribe(say="the slow one")
@@ -228,7 +227,7 @@ class SummariesContract:
 
 
 def agent_loop(n: int) -> list[BaseMessage]:
-    """One question and `n` tool groups, each message marked."""
+    """Make one question and `n` tool groups, each message with its number."""
     messages: list[BaseMessage] = [HumanMessage(marked(0, "do it"))]
     for i in range(n):
         call = {"name": "look", "args": {"q": "x"}, "id": f"c{i}"}

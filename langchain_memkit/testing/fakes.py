@@ -1,4 +1,4 @@
-"""Fakes for tests and demos: a chat model that knows only what it is given, and a clock that stands still."""
+"""Fakes for tests and demos: a chat model that knows only its prompt, and a clock that stands still."""
 
 from __future__ import annotations
 
@@ -21,9 +21,90 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field
 
-from langchain_memkit.messages.counting import approximate_tokens
+from langchain_memkit.messages.tokens import approximate_tokens
 
-__all__ = ["FakeChatModel", "FrozenClock"]
+__all__ = ["FakeChatModel", "FrozenClock", "Scribe", "marked", "marks", "talk"]
+
+
+class Scribe(BaseChatModel):
+    """Chat model that answers with the facts (`FACT` and a word) in its prompt, and a number of filler words.
+
+    Attributes:
+        words: Number of filler words in each summary.
+        fail_on: Numbers of the calls that raise, from 1.
+        say: A fixed answer, if set.
+        delay: Seconds for one call.
+        gate: Called in each call, before it answers.
+        prompts: The prompts of all calls.
+        styles: `"sync"` or `"async"` for each call.
+    """
+
+    words: int = 0
+    fail_on: Sequence[int] = ()
+    say: str | None = None
+    delay: float = 0.0
+    gate: Callable[[], object] | None = None
+    prompts: list[str] = Field(default_factory=list)
+    styles: list[str] = Field(default_factory=list)
+
+    @property
+    def _llm_type(self) -> str:
+        return "memkit-scribe"
+
+    @property
+    def seen(self) -> list[int]:
+        """Numbers of all messages that it was to summarize, call by call."""
+        return [mark for prompt in self.prompts for mark in marks(prompt.split("<messages>")[-1])]
+
+    def _answer(self, messages: list[BaseMessage], style: str) -> ChatResult:
+        prompt = "\n".join(message.text for message in messages)
+        self.prompts.append(prompt)
+        self.styles.append(style)
+        if self.gate:
+            self.gate()
+        if len(self.prompts) in self.fail_on:
+            raise ConnectionError("the model is away")
+        facts = sorted(set(re.findall(r"FACT \w+", prompt)))
+        text = f"Summary {len(self.prompts)}. {' '.join(facts)} {'blah ' * self.words}"
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(text if self.say is None else self.say))])
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        time.sleep(self.delay)
+        return self._answer(messages, "sync")
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        await asyncio.sleep(self.delay)
+        return self._answer(messages, "async")
+
+
+def marked(i: int, text: str = "") -> str:
+    """Return text that carries a number."""
+    return f"[#{i}] {text}".strip()
+
+
+def marks(text: str) -> list[int]:
+    """Return the numbers in a text."""
+    return [int(mark) for mark in re.findall(r"\[#(\d+)\]", text)]
+
+
+def talk(n: int, words: int = 10, first: int = 0) -> list[BaseMessage]:
+    """Make `n` messages, questions and answers in turn, each with its number; the very first one holds `FACT Nemo`."""
+    kinds = (HumanMessage, AIMessage)
+    fact = ["FACT Nemo "] + [""] * (first + n)
+    return [kinds[i % 2](marked(i, fact[i] + "word " * words)) for i in range(first, first + n)]
+
 
 STOP_WORDS = frozenset(
     re.findall(
@@ -37,7 +118,7 @@ STOP_WORDS = frozenset(
         """,
     )
 )
-# "I'm Nemo." and "hi! I'm bob" tell a name, "I'm tired." does not
+# "I'm Nemo." and "hi! I'm bob" state a name, "I'm tired." does not.
 NAMED = re.compile(
     r"\b(?i:i['\u2019]m|i am|call me)\s+[A-Z]|(?i:^\W*(?:hi|hey|hello)\b.*\bi(?:['\u2019]m| am)\s+\w+\W*$)"
 )
@@ -45,20 +126,20 @@ WHO = re.compile(r"\bwho am i\b", re.IGNORECASE)
 
 
 class FakeChatModel(BaseChatModel):
-    """A chat model without a model: it answers from the messages that it is given, and from nothing else.
+    """Chat model without a model: it answers from the messages in its prompt, and from nothing else.
 
-    A question is answered with the earlier human message that shares most words with it, so a conversation that was
-    not remembered shows at once. Anything else is answered with "Noted.". It calls tools as `responses` say.
+    A question is answered with the earlier human message that shares most words with it, which shows at once if a
+    conversation was not remembered. Anything else is answered with "Noted.". It calls tools as `responses` say.
 
     Args:
         responses: The answers to its first calls, in order: texts, or AI messages, which may call tools. Afterwards it
             answers as above.
         delay: Seconds to wait before every word of a stream.
-        error: Raised instead of answering, if set.
-        error_after: Words to stream before `error` is raised.
+        error: Error to raise instead of answering, if set.
+        error_after: Number of words to stream before `error` is raised.
 
     Attributes:
-        calls: What it was given, call by call.
+        calls: The prompts of all calls.
 
     Example:
         >>> model = FakeChatModel()
@@ -91,17 +172,17 @@ class FakeChatModel(BaseChatModel):
         tool_choice: str | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Take tools, as an agent binds them; they are called where `responses` say so."""
+        """Bind tools as an agent does; they are called only where `responses` say so."""
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
 
     def get_num_tokens(self, text: str) -> int:
-        """Return about how many tokens a text has, counted without a tokenizer."""
-        if self.custom_get_token_ids is not None:  # as core's models count with it
+        """Estimate the tokens of a text without a tokenizer."""
+        if self.custom_get_token_ids is not None:  # like core's models
             return super().get_num_tokens(text)
         return approximate_tokens([HumanMessage(text)])
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """Return about how many tokens messages have, or by `custom_get_token_ids`; tools are not counted."""
+        """Estimate the tokens of messages, or count with `custom_get_token_ids`; tools are not counted."""
         if self.custom_get_token_ids is not None:
             return super().get_num_tokens_from_messages(messages)
         return approximate_tokens(messages)
@@ -120,7 +201,7 @@ class FakeChatModel(BaseChatModel):
             return "Noted."
         question = _words(said[-1]) | ({"name"} if WHO.search(said[-1]) else set())
         facts = [text for text in said[:-1] if not text.rstrip().endswith("?")]
-        # the newest of the best: a correction counts more than what it corrects
+        # Of equal matches the newest wins, since it may be a correction.
         best = max(enumerate(facts), key=lambda f: (len(question & _told(f[1])), f[0]), default=(0, ""))[1]
         return f"You told me: {best}" if question & _told(best) else "You have not told me that."
 
@@ -184,15 +265,15 @@ def _words(text: str) -> set[str]:
 
 
 def _told(text: str) -> set[str]:
-    """What a fact is about: who introduces himself tells his name."""
+    """Return the words that a fact is about, "name" included if its speaker introduces himself."""
     return _words(text) | ({"name"} if NAMED.search(text) else set())
 
 
 class FrozenClock:
-    """A clock that moves only when told to: pass it as `now=`.
+    """Clock that moves only when told to: pass it as `now=`.
 
     Args:
-        start: Where it stands, aware; default the first of January 2026, UTC.
+        start: Initial time, aware; the default is 1 January 2026, UTC.
 
     Example:
         >>> clock = FrozenClock()
@@ -207,9 +288,9 @@ class FrozenClock:
         self._time = start or datetime(2026, 1, 1, tzinfo=UTC)
 
     def __call__(self) -> datetime:
-        """The present."""
+        """Return the current time of the clock."""
         return self._time
 
     def tick(self, seconds: float) -> None:
-        """Moves the clock."""
+        """Move the clock by a number of seconds."""
         self._time += timedelta(seconds=seconds)

@@ -1,4 +1,4 @@
-"""What memkit's own chat histories promise beyond LangChain's verbs, as tests."""
+"""What every chat message history must do."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from langchain_core.messages import (
-    AIMessage,
-    BaseMessage,
-    HumanMessage,
-    ToolMessage,
-)
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
+from langchain_memkit.base import HistoryMessages, Position, Window
 from langchain_memkit.errors import (
     HistoryConflictError,
     HistoryWriteError,
@@ -22,17 +18,157 @@ from langchain_memkit.errors import (
     StaleTurnError,
 )
 from langchain_memkit.testing._styles import Call
-from langchain_memkit.testing._windows import WindowCases
 from langchain_memkit.testing.langchain_histories import LangChainHistoryContract, MakeHistory, exchange, texts
 
-__all__ = ["ChatMessageHistoryContract"]
+__all__ = ["ChatMessageHistoryContract", "WindowCases", "position_of"]
+
+
+def position_of(messages: Any, text: str) -> Position:
+    """Return the position of the message with this text."""
+    return messages.position(texts(messages).index(text))  # type: ignore[no-any-return]  # any history
+
+
+def _filled(history: Any, call: Call, said: str = "abcd") -> Any:
+    """Append turns of two messages, and return them as read back."""
+    for text in said:
+        call(history, "append_turn", exchange(text))
+    return call(history, "view").messages
+
+
+class WindowCases(LangChainHistoryContract):
+    """Cases for histories whose `view` takes a window."""
+
+    def test_window_after_a_position(self, make_history: MakeHistory, call: Call) -> None:
+        """Everything after a message is returned, whether it ends its turn or is inside it; limits are ignored."""
+        history = make_history("s1")
+        everything = _filled(history, call)
+        for i, message in enumerate(everything):
+            window = Window(after=everything.position(i), max_messages=1, max_tokens=1, summary="so far")
+            view = call(history, "view", window=window)
+            assert view.messages == everything[i + 1 :], message.text
+            assert view.messages.window == window
+            assert (view.seq, view.epoch) == (4, everything.epoch)
+        call(history, "append_turn", exchange("e"))
+        after = Window(after=everything.position(7))
+        assert texts(call(history, "view", window=after).messages) == ["e", "re: e"]
+
+    def test_window_after_a_message_that_is_not_there(self, make_history: MakeHistory, call: Call) -> None:
+        """A position whose message is unknown starts at its whole turn: rather too much than too little."""
+        history = make_history("s1")
+        inside = position_of(_filled(history, call), "b")
+        for unknown in ("nobody", None):
+            view = call(history, "view", window=Window(after=inside._replace(message_id=unknown)))
+            assert texts(view.messages) == texts([m for text in "bcd" for m in exchange(text)])
+
+    def test_window_of_a_cleared_session(self, make_history: MakeHistory, call: Call) -> None:
+        """A position from before a clear is void: everything is returned, and the view says so."""
+        history = make_history("s1")
+        before = Window(after=position_of(_filled(history, call), "re: b"), summary="so far")
+        call(make_history("s1"), "clear")
+        view = call(history, "view", window=before)
+        assert view.messages == []
+        assert view.messages.window.after is None
+        _filled(history, call, "xyz")
+        view = call(history, "view", window=before)
+        assert texts(view.messages) == texts([m for text in "xyz" for m in exchange(text)])
+        assert view.messages.window.after is None
+        again = Window(after=position_of(view.messages, "re: y"))
+        assert texts(call(history, "view", window=again).messages) == ["z", "re: z"]
+
+    def test_window_after_a_deleted_turn(self, make_history: MakeHistory, call: Call) -> None:
+        """A turn deleted at the position, or after it, changes nothing else."""
+        history = make_history("s1")
+        everything = _filled(history, call)
+        first, middle, last = (Window(after=position_of(everything, f"re: {text}")) for text in "abd")
+        call(history, "delete_turn", 2)
+        assert texts(call(history, "view", window=middle).messages) == ["c", "re: c", "d", "re: d"]
+        assert texts(call(history, "view", window=first).messages) == ["c", "re: c", "d", "re: d"]
+        call(history, "delete_turn", 1)
+        assert texts(call(history, "view", window=first).messages) == ["c", "re: c", "d", "re: d"]
+        call(history, "delete_turn", 4)
+        view = call(history, "view", window=last)
+        assert view.messages == []
+        assert view.messages.window == last
+        call(history, "restore_turn", 2)
+        assert texts(call(history, "view", window=first).messages) == ["b", "re: b", "c", "re: c"]
+
+    def test_window_in_an_import(self, make_history: MakeHistory, call: Call) -> None:
+        """A position inside a row of a hundred messages, or at its end, is resolved to the message."""
+        history = make_history("s1")
+        given = [m.model_copy(update={"id": f"{i}-{m.type}"}) for i in range(150) for m in exchange(str(i))]
+        call(history, "add_messages", given)
+        everything = call(history, "view").messages
+        assert everything == given
+        ends = [i for i in range(299) if everything.turns[i] is not everything.turns[i + 1]]
+        assert ends
+        for i in (0, 57, 100, ends[0] - 1, ends[0], ends[0] + 1, 298, 299):
+            view = call(history, "view", window=Window(after=everything.position(i)))
+            assert view.messages == given[i + 1 :]
+
+    @pytest.mark.parametrize("rows", ["turns", "import"])
+    def test_window_by_budget(self, make_history: MakeHistory, call: Call, rows: str) -> None:
+        """Budgets return the newest whole rows that reach them, or everything if there is less."""
+        history = make_history("s1")
+        given = [m for i in range(150) for m in exchange(str(i))]
+        batches = [given] if rows == "import" else [given[i : i + 2] for i in range(0, 300, 2)]
+        for batch in batches:
+            call(history, "add_messages", batch)
+        everything = call(history, "view").messages
+        for n in (1, 7, 130, 300, 999):
+            messages = call(history, "view", window=Window(max_messages=n)).messages
+            _check_newest(messages, everything, min(n, 300), [1] * 300)
+            tokens = n * everything.tokens[-1]
+            messages = call(history, "view", window=Window(max_tokens=tokens)).messages
+            _check_newest(messages, everything, min(tokens, sum(everything.tokens)), everything.tokens)
+            assert rows == "import" or len(messages) <= 3 * n + 128
+        assert call(history, "view", window=Window()).messages == everything
+
+    def test_messages_know_what_was_stored(self, make_history: MakeHistory, call: Call) -> None:
+        """A view, from the beginning or from inside a turn, knows tokens, turn and position of each message."""
+        history = make_history("s1")
+        stored = call(history, "iter_turns") if _filled(history, call) else []
+        whole = call(history, "view").messages
+        part = call(history, "view", window=Window(after=whole.position(2))).messages
+        for messages, begin in ((whole, 0), (part, 3), (call(history, "view", max_messages=4).messages, 4)):
+            assert isinstance(messages, HistoryMessages)
+            assert list(messages.tokens) == [n for turn in stored for n in turn.tokens][begin:]
+            assert [turn.seq for turn in messages.turns] == [1, 1, 2, 2, 3, 3, 4, 4][begin:]
+            assert messages.counter == "approximate"
+            assert all(messages.knows(i) for i in range(len(messages)))
+            for i, message in enumerate(messages):
+                seq = (begin + i) // 2 + 1
+                assert messages.position(i) == (whole.epoch, seq, stored[seq - 1].op, message.id)
+
+    def test_changed_list_knows_what_still_holds(self, make_history: MakeHistory, call: Call) -> None:
+        """After a change, metadata is given only for messages that are the ones read at their positions."""
+        history = make_history("s1")
+        messages = _filled(history, call, "ab")
+        where = messages.position(3)
+        messages[1] = AIMessage("other")
+        assert [messages.knows(i) for i in range(4)] == [True, False, True, True]
+        messages.append(HumanMessage("more"))
+        assert not any(messages.knows(i) for i in range(5))
+        messages.pop()
+        messages.reverse()
+        assert not any(messages.knows(i) for i in range(4))
+        assert call(history, "view", window=Window(after=where)).messages == []
+        assert texts(call(history, "messages")) == ["a", "re: a", "b", "re: b"]
+
+
+def _check_newest(got: Any, everything: Any, least: int, sizes: list[int]) -> None:
+    """Assert that these are the newest whole rows, with at least `least` in sum."""
+    begin = len(everything) - len(got)
+    assert list(got) == list(everything[begin:])
+    assert sum(sizes[begin:]) >= least
+    assert begin == 0 or everything.turns[begin - 1].seq != everything.turns[begin].seq
+
 
 HOSTILE_IDS = [{"$ne": None}, {"$gt": ""}, None, 123, b"s1", ["s1"], True, 1.5, ("s1",)]
 BAD_IDS = ["", "a\x00b", "\ud800", "x" * 513, "é" * 257]
 
 
 class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
-    """For histories with memkit's verbs: atomic turns, positions, epochs, retries, strict ids, users apart."""
+    """Contract for memkit's history methods: atomic turns, positions, epochs, retries, strict ids, separate users."""
 
     @pytest.mark.parametrize("bad", HOSTILE_IDS, ids=repr)
     @pytest.mark.parametrize("name", ["session_id", "user_id"])
@@ -51,7 +187,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
             make_history(**{"session_id": "s1", name: bad})
 
     def test_users_are_apart(self, make_history: MakeHistory, call: Call) -> None:
-        """The same session id of two users, and of nobody, are three conversations."""
+        """The same session id of two users, and without an owner, names three conversations."""
         users = ["u1", "u2", None]
         for user in users:
             call(make_history("s1", user), "add_messages", [HumanMessage(str(user))])
@@ -62,7 +198,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
     def test_a_conversation_of_nobody(
         self, make_history: MakeHistory, call: Call, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Who begins to pass a user_id is told once that the old conversation is there, and how to move it."""
+        """The first use of a user_id logs once that the conversation exists without an owner, and how to migrate it."""
 
         def said() -> list[str]:
             return [r.getMessage() for r in caplog.records if r.name == "langchain_memkit" and "user_id" in r.msg]
@@ -101,7 +237,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert texts(call(history, "messages")) == ["a", "re: a", "b", "c"]
 
     def test_same_turn_id_with_other_content(self, make_history: MakeHistory, call: Call) -> None:
-        """A reused turn_id is an error that shows what is stored, and changes nothing."""
+        """A reused turn_id with other content raises an error that holds the stored messages, and changes nothing."""
         history = make_history("s1")
         call(history, "append_turn", exchange("a"), turn_id="t1")
         with pytest.raises(IdempotencyConflictError) as raised:
@@ -111,7 +247,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert len(call(history, "messages")) == 2
 
     def test_expected_position(self, make_history: MakeHistory, call: Call) -> None:
-        """An expected position stores only if nobody was faster."""
+        """A turn with an expected position is stored only if no other turn was stored first (compare-and-set)."""
         history = make_history("s1")
         assert call(history, "append_turn", exchange("a"), expected_seq=0) == 1
         with pytest.raises(HistoryConflictError):
@@ -119,7 +255,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert call(history, "append_turn", exchange("b"), expected_seq=1) == 2
 
     def test_turn_that_began_before_a_clear(self, make_history: MakeHistory, call: Call) -> None:
-        """Erased text does not come back through a turn that was under way; a new turn is stored."""
+        """Erased text does not come back through a turn that was in progress; a new turn is stored."""
         history = make_history("s1")
         call(history, "add_messages", exchange("a"))
         before = call(history, "view")
@@ -132,7 +268,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert texts(call(history, "messages")) == ["b", "re: b"]
 
     def test_first_turn_of_a_session_and_clear(self, make_history: MakeHistory, call: Call) -> None:
-        """A turn that began on an empty session is stored beside another one, but not after a clear."""
+        """A turn that began on an empty session is stored after another one, but not after a clear."""
         history = make_history("s1")
         empty = call(history, "view").epoch
         call(make_history("s1"), "add_messages", exchange("other"))
@@ -172,7 +308,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
             call(make_history("s1"), "add_messages", [Mine(content="a")])
 
     def test_tail_is_cut_at_turns(self, make_history: MakeHistory, call: Call) -> None:
-        """A tail is at most what was asked for and begins at a human message."""
+        """A tail is within its limits and begins at a human message."""
         history = make_history("s1")
         for text in "abcd":
             call(history, "add_messages", exchange(text))
@@ -215,7 +351,7 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert len(turns) > 1
 
     def test_iterating_between_positions(self, make_history: MakeHistory, call: Call) -> None:
-        """Iteration takes exclusive bounds."""
+        """Iteration takes exclusive bounds of positions."""
         history = make_history("s1")
         for text in "abcd":
             call(history, "add_messages", [HumanMessage(text)])
@@ -244,13 +380,13 @@ class ChatMessageHistoryContract(WindowCases, LangChainHistoryContract):
         assert call(make_history("s1"), "stored_ids", []) == set()
 
     def test_limits_are_checked(self, make_history: MakeHistory, call: Call) -> None:
-        """A limit that is no whole number is refused instead of ignored."""
+        """A limit that is not a whole number is refused, not ignored."""
         for bad in (-1, 1.5, "3", True):
             with pytest.raises(ValueError, match="max_messages"):
                 call(make_history("s1"), "tail", max_messages=bad)
 
     def test_clear_against_writers(self, make_history: MakeHistory) -> None:
-        """While others write, a clear leaves no half turn and positions without a gap."""
+        """While others write, a clear leaves no partial turn and no gap between positions."""
         stop = threading.Event()
 
         def write(writer: int) -> None:

@@ -1,4 +1,4 @@
-"""What memkit's key-value stores promise, as tests. The list of cases is the specification. Needs hypothesis.
+"""Contract for memkit's key-value stores. The list of cases is the specification. Needs hypothesis.
 
 Example:
     ```python
@@ -69,18 +69,18 @@ BYTES = [b"", b"\x00\xff", b"_memkit", bytes(range(256)) * 50]
 
 
 class KeyValueStoreContract(BothStyles):
-    """For a `BaseStore` of dicts, bytes and Documents with async twins, `purge` and `close`.
+    """Contract for a `BaseStore` of dicts, bytes and Documents with async twins, `purge` and `close`.
 
     Give it a `make_store` fixture: `make_store()` returns a new store object over one place per test.
     """
 
     @pytest.fixture
     def make_store(self) -> MakeStore:
-        """Override: a function without arguments."""
+        """Return a function without arguments that opens the store; override it."""
         raise RuntimeError("give the contract a `make_store` fixture")
 
     def test_starts_empty(self, make_store: MakeStore, call: Call) -> None:
-        """Nothing is there, and nothing to do is no error."""
+        """A new store is empty, and calls without work are no errors."""
         store = make_store()
         assert call(store, "mget", ["a", "b"]) == [None, None]
         assert call(store, "mget", []) == []
@@ -90,7 +90,7 @@ class KeyValueStoreContract(BothStyles):
         assert call(store, "yield_keys") == []
 
     def test_survives_reopening(self, make_store: MakeStore, call: Call) -> None:
-        """What one object stored, another one reads, and so does the first after it was closed."""
+        """Another object reads what one has stored, and so does the first after it was closed."""
         store = make_store()
         call(store, "mset", [("k", VALUE)])
         assert call(make_store(), "mget", ["k"]) == [VALUE]
@@ -111,7 +111,7 @@ class KeyValueStoreContract(BothStyles):
         assert asyncio.run(inside()) == [{"n": 1}]
 
     def test_repeated_keys(self, make_store: MakeStore, call: Call) -> None:
-        """Keys in a call behave as in a dict: the last value counts, whole, and each is answered."""
+        """Repeated keys behave as in a dict: the last value is stored whole, and each requested key is answered."""
         store = make_store()
         call(store, "mset", [("k", {"n": 1}), ("other", {"a": 1, "b": 2}), ("k", {"n": 2})])
         assert call(store, "mget", ["k", "none", "k"]) == [{"n": 2}, None, {"n": 2}]
@@ -121,7 +121,7 @@ class KeyValueStoreContract(BothStyles):
         assert call(store, "mget", ["other"]) == [{"c": 3}]
 
     def test_values_are_copies(self, make_store: MakeStore, call: Call) -> None:
-        """What the caller does to a value, before or after, is not seen by the store or by another reader."""
+        """Changes that the caller makes to a value, before or after, reach neither the store nor another reader."""
         store, given_value = make_store(), copy.deepcopy(VALUE)
         call(store, "mset", [("k", given_value)])
         given_value["n"].clear()
@@ -130,7 +130,7 @@ class KeyValueStoreContract(BothStyles):
         assert [second, *call(store, "mget", ["k"])] == [VALUE, VALUE]
 
     def test_bytes_and_documents(self, make_store: MakeStore, call: Call) -> None:
-        """Bytes and Documents come back as they were, of the same type, beside dicts that look like them."""
+        """Bytes and Documents come back equal and of the same type, next to dicts that look like them."""
         store = make_store()
         given_values: list[Any] = [*BYTES, *DOCUMENTS, {"_memkit": "bytes", "value": "YQ=="}, {"a": b"1"}]
         pairs = [(str(i), value) for i, value in enumerate(given_values)]
@@ -165,7 +165,7 @@ class KeyValueStoreContract(BothStyles):
 
     @pytest.mark.parametrize("wrap", NESTINGS.values(), ids=NESTINGS.keys())
     def test_the_deepest_value_is_readable(self, make_store: MakeStore, wrap: Callable[[Any], Any]) -> None:
-        """Whatever nesting is accepted comes back: no store has a lower limit than the refusal."""
+        """Every accepted nesting comes back: no store has a lower limit than the refusal."""
         store = make_store()
 
         def deeper(depth: int, value: Any) -> None:
@@ -256,7 +256,7 @@ class KeyValueStoreContract(BothStyles):
         assert asyncio.run(apurge_user("u2", store)) == [{"keys": 1}]
 
     def test_writers_at_once(self, make_store: MakeStore) -> None:
-        """Parallel writers lose nothing; on one key a value of one of them stands whole."""
+        """Parallel writers lose nothing; a shared key holds the complete value of one of them."""
 
         def write(writer: int) -> None:
             store = make_store()
@@ -291,7 +291,7 @@ class KeyValueStoreContract(BothStyles):
         assert accepted > 150, "most of what was tried should be storable"
 
     def test_behaves_like_a_dict(self, make_store: MakeStore, call: Call) -> None:
-        """Random operations leave what a dict would hold."""
+        """After random operations the store holds the same as a dict."""
         store = make_store()
 
         @settings(SETTINGS, max_examples=60)

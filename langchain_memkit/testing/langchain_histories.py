@@ -1,4 +1,4 @@
-"""What any LangChain chat history must do, as tests. The list of cases is the specification.
+"""Contract for any LangChain chat history. The list of cases is the specification.
 
 Example:
     ```python
@@ -41,17 +41,17 @@ MakeHistory: TypeAlias = Callable[..., Any]
 
 
 def exchange(text: str) -> list[BaseMessage]:
-    """A question and its answer."""
+    """Make a question and its answer."""
     return [HumanMessage(text), AIMessage(f"re: {text}")]
 
 
 def texts(messages: Sequence[BaseMessage]) -> list[str]:
-    """The text of each message."""
+    """Return the text of each message."""
     return [message.text for message in messages]
 
 
 def one_of_each() -> list[BaseMessage]:
-    """Every message type with every kind of field, tool calls and artifacts included."""
+    """Make every message type with every kind of field, tool calls and artifacts included."""
     call = {"name": "search", "args": {"q": "sea", "deep": {"k": [1, None, 2.5]}}, "id": "c1", "type": "tool_call"}
     partial = tool_call_chunk(name="f", args='{"a', id="c3", index=0)
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -82,18 +82,18 @@ def one_of_each() -> list[BaseMessage]:
 
 
 class LangChainHistoryContract(BothStyles):
-    """For any LangChain chat history; give it a `make_history` fixture.
+    """Contract for any LangChain chat history; give it a `make_history` fixture.
 
     `make_history(session_id, user_id=None)` returns a new history object over one store per test.
     """
 
     @pytest.fixture
     def make_history(self) -> MakeHistory:
-        """Override: a function of (session_id, user_id=None)."""
+        """Return a function of (session_id, user_id=None) that opens the history; override it."""
         raise RuntimeError("give the contract a `make_history` fixture")
 
     def test_starts_empty(self, make_history: MakeHistory, call: Call) -> None:
-        """A session nobody wrote to has no messages."""
+        """A new session has no messages."""
         assert call(make_history("s1"), "messages") == []
 
     def test_order_within_and_across_batches(self, make_history: MakeHistory, call: Call) -> None:
@@ -104,7 +104,7 @@ class LangChainHistoryContract(BothStyles):
         assert texts(call(history, "messages")) == ["a", "re: a", "b", "re: b", "c", "re: c"]
 
     def test_is_seen_by_another_object(self, make_history: MakeHistory, call: Call) -> None:
-        """What one object stored, another one reads: nothing lives in the object."""
+        """Messages that one object stored are read by another: no state lives in the object."""
         call(make_history("s1"), "add_messages", exchange("a"))
         assert texts(call(make_history("s1"), "messages")) == ["a", "re: a"]
 
@@ -180,7 +180,7 @@ class LangChainHistoryContract(BothStyles):
         assert stored[1::2] == [f"re: {question}" for question in stored[::2]]
 
     def test_sync_and_async_agree(self, make_history: MakeHistory) -> None:
-        """What one style writes the other style reads."""
+        """Each style reads what the other one has written."""
 
         async def write_and_read() -> list[BaseMessage]:
             await make_history("s1").aadd_messages(exchange("async"))

@@ -1,4 +1,4 @@
-"""What a memory promises, as tests. The list of cases is the specification.
+"""Contract for a memory. The list of cases is the specification.
 
 Example:
     ```python
@@ -24,7 +24,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit.base import Memory, Query, SavedTurn
 from langchain_memkit.messages.notes import is_note
-from langchain_memkit.messages.text import said
+from langchain_memkit.messages.text import message_text
 from langchain_memkit.runnables import create_runnable_with_message_history
 from langchain_memkit.testing._styles import BothStyles, Call
 from langchain_memkit.testing.fakes import FakeChatModel
@@ -70,7 +70,7 @@ HOSTILE_TEXTS = [
 
 
 def assert_framed(message: BaseMessage) -> None:
-    """Fails unless a note is one frame: every line in it is a heading of ours or quoted, and nothing is outside."""
+    """Assert that a note is one frame: each of its lines is a heading or quoted, and nothing is outside."""
     assert is_note(message)
     lines = str(message.content).splitlines()
     assert lines[1] == "<records>"
@@ -85,41 +85,41 @@ def assert_framed(message: BaseMessage) -> None:
 
 
 class ListHistory(BaseChatMessageHistory):
-    """A history that lasts as long as this object, for chains whose memories are what is tested."""
+    """In-memory history for chains whose memories are under test."""
 
     def __init__(self) -> None:
         self.messages: list[BaseMessage] = []
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Appends."""
+        """Append messages."""
         self.messages = [*self.messages, *messages]
 
     async def aget_messages(self) -> list[BaseMessage]:
-        """Async twin of `messages`."""
+        """Run `messages` asynchronously."""
         return self.messages
 
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `add_messages`."""
+        """Run `add_messages` asynchronously."""
         self.add_messages(messages)
 
     def clear(self) -> None:
-        """Forgets."""
+        """Delete all messages."""
         self.messages = []
 
 
 def texts(messages: list[BaseMessage]) -> str:
-    """All that is said."""
-    return "\n".join(said(message) for message in messages)
+    """Return the text of all messages, joined."""
+    return "\n".join(message_text(message) for message in messages)
 
 
 class MemoryContract(BothStyles):
-    """For a `Memory`; give it a `make_memory(session_id, user_id=None, **options)` fixture over one place per test.
+    """Contract for a `Memory` with a fixture `make_memory(session_id, user_id=None, **options)`, one store per test.
 
     Attributes:
         fact: A statement that the memory can recall.
         question: A question that recalls it.
         other: Another statement that the question recalls, with `{}` for a number.
-        across_sessions: Whether a user's other sessions recall it.
+        across_sessions: Whether the memory is recalled in the user's other sessions.
     """
 
     fact: ClassVar[str] = "Harrison likes machine learning."
@@ -129,15 +129,15 @@ class MemoryContract(BothStyles):
 
     @pytest.fixture
     def make_memory(self) -> MakeMemory:
-        """Override: `make_memory(session_id, user_id=None, read_only=False)`; a factory of ours is one."""
+        """Return `make_memory(session_id, user_id=None, read_only=False)`, such as a memory factory; override it."""
         raise RuntimeError("give the contract a `make_memory` fixture")
 
     def turn(self, text: str, number: int = 1) -> list[BaseMessage]:
-        """A turn with ids, as histories store it."""
+        """Make a turn with ids, as histories store it."""
         return [HumanMessage(text, id=f"q{number}"), AIMessage("Noted.", id=f"a{number}")]
 
     def test_starts_empty(self, make_memory: MakeMemory, call: Call) -> None:
-        """Nothing is recalled, and nothing to save or to clear is no error."""
+        """Nothing is recalled, and saving or clearing nothing is no error."""
         memory = make_memory("s1", "u1")
         assert isinstance(memory, Memory)
         assert (memory.session_id, memory.user_id) == ("s1", "u1")
@@ -148,14 +148,14 @@ class MemoryContract(BothStyles):
         assert call(memory, "load", self.question) == []
 
     def test_remembers(self, make_memory: MakeMemory, call: Call) -> None:
-        """What was saved is recalled, by this object and by a new one."""
+        """A saved turn is recalled, by this object and by a new one."""
         memory = make_memory("s1", "u1")
         call(memory, "save", self.turn(self.fact))
         assert self.fact.rstrip(".") in texts(call(memory, "load", self.question))
         assert self.fact.rstrip(".") in texts(call(make_memory("s1", "u1"), "load", self.question))
 
     def test_messages_are_the_callers(self, make_memory: MakeMemory, call: Call) -> None:
-        """Saving changes no message, and changing what was loaded changes nothing that is stored."""
+        """Saving changes no message, and changing loaded messages changes nothing that is stored."""
         memory, turn = make_memory("s1", "u1"), [HumanMessage(self.fact), AIMessage("Noted.")]
         before = copy.deepcopy(turn)
         call(memory, "save", turn)
@@ -178,7 +178,7 @@ class MemoryContract(BothStyles):
         assert call(memory, "load", self.question) == call(make_memory("s1", "u1"), "load", self.question) == once
 
     def test_sessions(self, make_memory: MakeMemory, call: Call) -> None:
-        """Another session of the user recalls it, or does not, as the memory says; clearing one spares the other."""
+        """The user's other session recalls the turn if the contract says so; clearing one session spares the other."""
         call(make_memory("s1", "u1"), "save", self.turn(self.fact))
         elsewhere = make_memory("s2", "u1")
         assert (self.fact.rstrip(".") in texts(call(elsewhere, "load", self.question))) == self.across_sessions
@@ -200,7 +200,7 @@ class MemoryContract(BothStyles):
         assert "1002" in texts(call(make_memory("s1", "ab"), "load", self.question))
 
     def test_saved_after_clear(self, make_memory: MakeMemory, call: Call) -> None:
-        """A cleared session begins anew, for old and for new objects."""
+        """A cleared session starts again, for old and for new objects."""
         old = make_memory("s1", "u1")
         call(old, "save", self.turn(self.fact))
         call(make_memory("s1", "u1"), "clear")
@@ -224,14 +224,14 @@ class MemoryContract(BothStyles):
         assert before
 
     def test_any_query(self, make_memory: MakeMemory, call: Call) -> None:
-        """Any text is a query, and one that knows the turn as well."""
+        """Any text is a query, and so is a `Query` with the turn's past."""
         memory = make_memory("s1", "u1")
         call(memory, "save", self.turn(self.fact))
         for query in ["", " \n", "?", "x" * 20_000, "\ud83d", *HOSTILE_TEXTS[:5], Query("?", [HumanMessage("hi")], 7)]:
             assert isinstance(call(memory, "load", query), list)
 
     def test_hostile_texts(self, make_memory: MakeMemory, call: Call) -> None:
-        """What was said comes back as data: a note is one frame, whatever its records forge."""
+        """Stored text comes back as data: a note is one frame, whatever its records forge."""
         memory = make_memory("s1", "u1")
         for i, text in enumerate(HOSTILE_TEXTS):
             said_so = f"Harrison said {text}"
@@ -256,7 +256,7 @@ class MemoryContract(BothStyles):
         assert [i for i in range(8) if str(100 + i) not in seen] == []
 
     def test_in_a_chain(self, make_memory: MakeMemory) -> None:
-        """`memories=[...]` recalls before the new input, and is told of the turn."""
+        """`memories=[...]` recalls before the new input, and saves the turn."""
         kept: dict[str, Any] = {}
         model = FakeChatModel()
         chat = create_runnable_with_message_history(

@@ -1,4 +1,4 @@
-"""A real, throwaway MongoDB for tests, demos and notebooks: started, used and gone again, without any set-up.
+"""A real, throwaway MongoDB for tests, demos and notebooks, started and removed again without any set-up.
 
 ```python
 with local_mongodb() as server:  # a standalone server, up in half a second
@@ -55,7 +55,7 @@ class LocalMongoDB:
 
     Attributes:
         uri: Connection string for `MongoClient`, with `replicaSet` where there is a set.
-        hosts: `host:port` of each node; the place in this tuple is the `index` of the methods.
+        hosts: `host:port` of each node; the position in this tuple is the `index` of the methods.
     """
 
     def __init__(self, uri: str, nodes: Sequence[Node], timeout: float) -> None:
@@ -66,15 +66,15 @@ class LocalMongoDB:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The process id of each node, in the order of `hosts`; a killed node keeps its last. Empty if not ours."""
+        """Process ids in the order of `hosts`; a killed node keeps its last. Empty if named by the environment."""
         return tuple(node.process.pid for node in self._nodes if node.process is not None)
 
     def kill(self, index: int) -> None:
-        """Ends one node at once (SIGKILL), as a crash would. Its data stays for `restart`."""
+        """Kill one node (SIGKILL), like a crash. Its data is kept for `restart`."""
         self._node(index).kill()
 
     def restart(self, index: int) -> None:
-        """Starts a node again, on the same data and port; one that still runs is killed first.
+        """Restart a node on the same data and port; one that still runs is killed first.
 
         It listens when this returns; `wait_ready` waits until it has caught up.
         """
@@ -82,10 +82,10 @@ class LocalMongoDB:
         self._node(index).launch()
 
     def primary_index(self, timeout: float = 30.0) -> int:
-        """The place in `hosts` of the node that takes writes, once an election is over.
+        """Return the index in `hosts` of the node that takes writes, once an election is over.
 
         Args:
-            timeout: Seconds to wait for it.
+            timeout: Seconds to wait for the election.
 
         Returns:
             The index of the primary; 0 for a standalone server.
@@ -103,13 +103,13 @@ class LocalMongoDB:
             time.sleep(0.05)
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Waits until a majority takes writes: one node is primary, all others that run are secondaries and caught up.
+        """Wait until a majority takes writes: one node is primary, all others that run are caught-up secondaries.
 
         Args:
             timeout: Seconds to wait; default: the `startup_timeout` of the block.
 
         Raises:
-            MongoDBStartError: It took longer; the text says what was missing.
+            MongoDBStartError: It took longer; the text says what is missing.
         """
         timeout = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + timeout
@@ -119,7 +119,7 @@ class LocalMongoDB:
             time.sleep(0.05)
 
     def _missing(self) -> str:
-        """What is still missing until majority writes pass; empty if nothing is."""
+        """Return what is missing until majority writes succeed; an empty string if nothing is."""
         acknowledged: int | str = "majority"
         try:
             if self._nodes and "replicaSet=" in self.uri:
@@ -146,20 +146,20 @@ class LocalMongoDB:
 def local_mongodb(
     nodes: int = 1, replica_set: bool | None = None, directory: Path | None = None, startup_timeout: float = 60.0
 ) -> Iterator[LocalMongoDB]:
-    """Starts a real MongoDB for the length of a `with` block.
+    """Start a real MongoDB for the duration of a `with` block.
 
     Args:
-        nodes: How many servers; more than one form a replica set `rs0` with an election timeout of 2 s.
+        nodes: Number of servers; more than one form a replica set `rs0` with an election timeout of 2 s.
         replica_set: True for a replica set of one node (transactions, change streams). Default: `nodes > 1`.
-        directory: Where to make the temporary folder for the data, removed at the end. Default: the system's place.
-        startup_timeout: Seconds after which a server that does not come up is an error.
+        directory: Parent of the temporary folder for the data, which is removed at the end. Default: the system's.
+        startup_timeout: Seconds after which a server that is not ready is an error.
 
     Yields:
-        The server, ready for majority writes. One named by an environment variable is neither started nor ended.
+        The server, ready for majority writes. One named by an environment variable is neither started nor stopped.
 
     Raises:
         MongoDBNotFoundError: There is no server to start.
-        MongoDBStartError: The server did not come up; the text ends with its log.
+        MongoDBStartError: The server did not start; the text ends with its log.
 
     Example:
         >>> from pymongo import MongoClient
@@ -199,7 +199,7 @@ def _initiate(members: Sequence[Node]) -> None:
 
 
 def _ask(node: Node, command: str) -> dict[str, Any]:
-    """Runs an admin command on exactly this node; an empty answer if it is down or refuses."""
+    """Run an admin command on exactly this node; an empty answer if it is down or refuses."""
     if not node.running():
         return {}
     try:

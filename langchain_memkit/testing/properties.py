@@ -1,9 +1,9 @@
-"""Properties of a chat history on random input: exact round trips, and behaving like a list. Needs hypothesis."""
+"""Contract for a chat history with random input: exact round trips, and the behaviour of a list. Needs hypothesis."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -23,12 +23,149 @@ from langchain_core.messages import (
     RemoveMessage,
     SystemMessage,
     ToolMessage,
+    ToolMessageChunk,
 )
 
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
 from langchain_memkit.messages import cut_tail
+from langchain_memkit.messages.trimming import STATUS, SUMMARY
 
 __all__ = ["HistoryPropertiesContract", "messages"]
+
+CALL_BLOCKS = ("tool_use", "tool_call", "function_call")
+
+sentences = st.sampled_from(
+    ["", "yes", "What is the weather in Sydney?", "one two three four five six seven eight " * 3]
+)
+message_ids = st.none() | st.sampled_from(["m1", "m2", "m3"])
+call_ids = st.none() | st.sampled_from(["c1", "c2", "c3", ""])
+
+
+def _calls(ids: Sequence[str | None]) -> list[Any]:
+    return [{"name": "f", "args": {"q": "x"}, "id": i, "type": "tool_call"} for i in ids]
+
+
+def _bad_calls(ids: Sequence[str | None]) -> list[Any]:
+    return [{"name": "f", "args": "{", "id": i, "error": "cut", "type": "invalid_tool_call"} for i in ids]
+
+
+def _block(kind: str, call_id: str | None) -> dict[str, Any]:
+    if kind == "function_call":
+        return {"type": kind, "id": f"item_{call_id}", "call_id": call_id, "name": "f", "arguments": "{}"}
+    return {"type": kind, "id": call_id, "name": "f", "input": {}}
+
+
+def _chunk(content: Any, calls: Sequence[Any], message_id: str | None) -> AIMessageChunk:
+    parts: Any = [
+        {"name": "f", "args": '{"q": "x"}', "id": c["id"], "index": n, "type": "tool_call_chunk"}
+        for n, c in enumerate(calls)
+    ]
+    return AIMessageChunk(content=content, tool_call_chunks=parts, id=message_id)
+
+
+@st.composite
+def tool_groups(draw: st.DrawFn) -> list[BaseMessage]:
+    """Draw an AI message with tool calls, and results in any order: too few, too many, duplicated, or none."""
+    asked = draw(st.lists(call_ids, min_size=1, max_size=3))
+    invalid = draw(st.lists(call_ids, max_size=1))
+    text = draw(sentences)
+    in_blocks: list[list[str | None]] = [asked, asked[:1], ["c9"]]
+    blocks = [_block(draw(st.sampled_from(CALL_BLOCKS)), i) for i in draw(st.sampled_from(in_blocks))]
+    content: Any = draw(st.sampled_from([text, [{"type": "text", "text": text}, *blocks], blocks]))
+    message_id = draw(message_ids)
+    head = draw(
+        st.sampled_from(
+            [
+                AIMessage(content, tool_calls=_calls(asked), invalid_tool_calls=_bad_calls(invalid), id=message_id),
+                AIMessage(content, tool_calls=_calls(asked), id=message_id),
+                AIMessage(content, id=message_id),
+                _chunk(content, _calls(asked), message_id),
+            ]
+        )
+    )
+    # Mostly complete groups, so that there is something to keep.
+    answered = draw(st.just([i for i in asked if i is not None]) | st.permutations(asked) | st.lists(call_ids))
+    kind = draw(st.sampled_from([ToolMessage, ToolMessage, ToolMessageChunk]))
+    results = [kind(draw(sentences), tool_call_id=i or "none", id=draw(message_ids)) for i in answered]
+    return [head, *results]
+
+
+@st.composite
+def legacy_groups(draw: st.DrawFn) -> list[BaseMessage]:
+    """Draw a legacy function call, as of 2023, with or without its result."""
+    kwargs = {"function_call": {"name": "f", "arguments": "{}"}}
+    head = AIMessage(draw(sentences), additional_kwargs=kwargs)
+    return [head, *[FunctionMessage(content=draw(sentences), name="f")] * draw(st.integers(0, 2))]
+
+
+humans = st.builds(lambda t, i: HumanMessage(t, id=i), sentences, message_ids)
+chunks = st.builds(lambda t, i: HumanMessageChunk(content=t, id=i), sentences, message_ids)
+answers = st.builds(lambda t, i: AIMessage(t, id=i), sentences, message_ids)
+systems = st.builds(lambda t, i: SystemMessage(t, id=i), sentences, message_ids)
+strays = st.one_of(
+    st.builds(lambda t, i: ToolMessage(t, tool_call_id=i or "none"), sentences, call_ids),
+    st.builds(lambda t: FunctionMessage(content=t, name="f"), sentences),
+    st.builds(lambda t: ChatMessage(content=t, role="pirate"), sentences),
+)
+summaries = st.builds(
+    lambda text, kind: kind(f"{SUMMARY}> {text}", id="memkit-summary-1", response_metadata={STATUS: "summary"}),
+    sentences,
+    st.sampled_from([HumanMessage, AIMessage, SystemMessage]),
+)
+_one = st.one_of(humans, humans, chunks, answers, answers, systems, strays).map(lambda m: [m])
+_pieces = st.one_of(_one, _one, tool_groups(), tool_groups(), legacy_groups())
+conversations: st.SearchStrategy[list[BaseMessage]] = st.builds(
+    lambda lead, pieces: [*lead, *(m for piece in pieces for m in piece)],
+    st.lists(systems | summaries, max_size=2),
+    st.lists(_pieces, max_size=10),
+)
+"""What a store may hold after years of aborts, retries and other people's code."""
+
+plain_conversations: st.SearchStrategy[list[BaseMessage]] = st.builds(
+    lambda system, rounds, last: [*system, *(m for pair in rounds for m in pair), *last],
+    st.lists(systems, max_size=1),
+    st.lists(st.tuples(humans, answers), max_size=8),
+    st.lists(humans, max_size=1),
+)
+"""A system line if any, then questions and answers in turn."""
+
+
+def refused(messages: Sequence[BaseMessage]) -> list[str]:
+    """List what a provider would refuse, one line each: calls without a result, results without a call."""
+    faults: list[str] = []
+    waiting: set[Any] = set()
+    function = False
+    for i, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in waiting:
+                faults.append(f"{i}: a result nobody waits for")
+            waiting.discard(message.tool_call_id)
+            continue
+        if isinstance(message, FunctionMessage):
+            faults += [] if function else [f"{i}: a function's result nobody waits for"]
+            function = False
+            continue
+        faults += [f"{i}: before it, a call has no result"] if waiting or function else []
+        faults += [f"{i}: the same call twice"] if _doubled(message) else []
+        waiting, function = called(message), "function_call" in message.additional_kwargs
+    return faults + (["the end: a call has no result"] if waiting or function else [])
+
+
+def _doubled(message: BaseMessage) -> bool:
+    calls = [*message.tool_calls, *message.invalid_tool_calls] if isinstance(message, AIMessage) else []
+    ids = [call["id"] for call in calls]
+    return len(ids) > len(set(ids))
+
+
+def called(message: BaseMessage) -> set[Any]:
+    """Return the ids of all calls in a message, content blocks included."""
+    if not isinstance(message, AIMessage):
+        return set()
+    ids = {c["id"] for c in (*message.tool_calls, *message.invalid_tool_calls)}
+    blocks = [b for b in message.content if isinstance(b, dict) and b.get("type") in CALL_BLOCKS]
+    parts = {c["id"] for c in message.tool_call_chunks} if isinstance(message, AIMessageChunk) else set()
+    return ids | parts | {b.get("call_id") or b.get("id") for b in blocks}
+
 
 MakeHistory: TypeAlias = Callable[..., Any]
 
@@ -37,7 +174,7 @@ SETTINGS = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], derandomize=True
 )
 
-# surrogates and NUL included: models do produce them
+# Surrogates and NUL included, since models do produce them.
 texts = st.text(st.characters(codec=None), max_size=20)
 keys = texts | st.integers() | st.sampled_from(["$ne", "a.b", "_memkit", "", "\x00", "role", "id"])
 scalars = (
@@ -104,11 +241,11 @@ messages: st.SearchStrategy[BaseMessage] = st.one_of(
 
 
 class HistoryPropertiesContract:
-    """Give it the `make_history` fixture of the other contracts."""
+    """Contract with random input; give it the `make_history` fixture of the other contracts."""
 
     @pytest.fixture
     def make_history(self) -> MakeHistory:
-        """Override: a function of (session_id, user_id=None)."""
+        """Return a function of (session_id, user_id=None) that opens the history; override it."""
         raise RuntimeError("give the contract a `make_history` fixture")
 
     def test_what_is_accepted_comes_back_equal(self, make_history: MakeHistory) -> None:
@@ -136,7 +273,7 @@ class HistoryPropertiesContract:
         assert accepted > 250, "most of what was tried should be storable"
 
     def test_behaves_like_a_list(self, make_history: MakeHistory) -> None:
-        """Random operations of several writers, in both call styles, leave what a list would hold."""
+        """After random operations of several writers, in both call styles, the session holds the same as a list."""
         run_state_machine_as_test(
             lambda: _ListMachine(make_history),  # type: ignore[arg-type]  # any callable will do
             settings=settings(SETTINGS, max_examples=40, stateful_step_count=25),
@@ -144,7 +281,7 @@ class HistoryPropertiesContract:
 
 
 class _ListMachine(RuleBasedStateMachine):
-    """Compares a session with a plain list of turns."""
+    """State machine that compares a session with a plain list of turns."""
 
     def __init__(self, make_history: MakeHistory) -> None:
         super().__init__()
@@ -155,12 +292,12 @@ class _ListMachine(RuleBasedStateMachine):
 
     @initialize()
     def open_session(self) -> None:
-        """A session of its own for every run, with several writers on it."""
+        """Open a new session for each run, with several writers."""
         session = str(uuid4())
         self.writers = [self.make_history(session, "u1") for _ in range(WRITERS)]
 
     def call(self, writer: int, asynchronous: bool, name: str, *args: Any, **kwargs: Any) -> Any:
-        """One verb, by one writer, in one style."""
+        """Call a method as one writer, in one style."""
         history = self.writers[writer]
         if not asynchronous:
             return getattr(history, name)(*args, **kwargs)
@@ -170,7 +307,7 @@ class _ListMachine(RuleBasedStateMachine):
 
     @rule(writer=writer, asynchronous=style, said=st.lists(texts, min_size=1, max_size=3))
     def append(self, writer: int, asynchronous: bool, said: list[str]) -> None:
-        """A new turn gets the next position."""
+        """Append a turn and check that it gets the next position."""
         batch: list[BaseMessage] = [m for text in said for m in (HumanMessage(text), AIMessage(text))]
         turn_id = str(uuid4())
         seq = self.call(writer, asynchronous, "append_turn", batch, turn_id=turn_id)
@@ -181,20 +318,20 @@ class _ListMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.turns)
     @rule(writer=writer, asynchronous=style, data=st.data())
     def retry(self, writer: int, asynchronous: bool, data: st.DataObject) -> None:
-        """A retried turn changes nothing."""
+        """Append a stored turn again, which changes nothing."""
         turn_id, batch = data.draw(st.sampled_from(self.turns))
         self.call(writer, asynchronous, "append_turn", batch, turn_id=turn_id)
 
     @rule(writer=writer, asynchronous=style)
     def look(self, writer: int, asynchronous: bool) -> None:
-        """A view knows the position."""
+        """Read a view and check messages and position."""
         view = self.call(writer, asynchronous, "view")
         self.check(view.messages)
         assert view.seq == self.last_seq
 
     @rule(writer=writer, asynchronous=style)
     def clear(self, writer: int, asynchronous: bool) -> None:
-        """Everything goes, and turns that began before are refused."""
+        """Clear the session, and check that a turn which began before is refused."""
         before = self.call(writer, asynchronous, "view").epoch
         self.call(writer, asynchronous, "clear")
         self.turns.clear()
@@ -207,7 +344,7 @@ class _ListMachine(RuleBasedStateMachine):
 
     @rule(writer=writer, asynchronous=style, wrong=st.integers(1, 3))
     def conflict(self, writer: int, asynchronous: bool, wrong: int) -> None:
-        """A wrong expected position stores nothing."""
+        """Append with a wrong expected position, which stores nothing."""
         try:
             self.call(writer, asynchronous, "append_turn", [HumanMessage("x")], expected_seq=self.last_seq + wrong)
         except HistoryConflictError:
@@ -216,7 +353,7 @@ class _ListMachine(RuleBasedStateMachine):
 
     @rule(writer=writer, asynchronous=style, limit=st.integers(0, 12))
     def tail(self, writer: int, asynchronous: bool, limit: int) -> None:
-        """The tail is the cut of the list."""
+        """Compare the tail with the cut of the list."""
         everything = [m for _, batch in self.turns for m in batch]
         expected = cut_tail(everything, [0] * len(everything), max_messages=limit)
         got = self.call(writer, asynchronous, "tail", max_messages=limit)
@@ -224,13 +361,13 @@ class _ListMachine(RuleBasedStateMachine):
 
     @rule(writer=writer)
     def iterate(self, writer: int) -> None:
-        """Iterating gives the same messages as reading at once."""
+        """Check that iterating gives the same messages as reading at once."""
         self.check(list(self.writers[writer].iter_messages()))
 
     def check(self, got: list[BaseMessage]) -> None:
-        """The session holds what the list holds."""
+        """Check that the session holds what the list holds."""
         assert [(m.type, m.content) for m in got] == [(m.type, m.content) for _, batch in self.turns for m in batch]
 
     def teardown(self) -> None:
-        """Ends the event loop."""
+        """Close the event loop."""
         self.runner.close()

@@ -1,4 +1,4 @@
-"""What recall promises over any vector store, as tests.
+"""Contract for recall by `VectorMemory` over any vector store.
 
 Example:
     ```python
@@ -41,26 +41,26 @@ def _turn(asked: str, told: str, name: str | None = None) -> list[BaseMessage]:
 
 
 class RecallContract(MemoryContract):
-    """For a vector store under `VectorMemory`; give it a `store` fixture: an empty store for each test.
+    """Contract for a vector store under `VectorMemory`; give it a `store` fixture with an empty store for each test.
 
     Attributes:
-        operations: How many random operations two users do.
+        operations: Number of random operations of two users.
     """
 
     operations: ClassVar[int] = 500
 
     @pytest.fixture
     def store(self) -> VectorStore:
-        """Override: the store under test."""
+        """Return the store under test; override it."""
         raise RuntimeError("give the contract a `store` fixture")
 
     @pytest.fixture
     def make_memory(self, store: VectorStore) -> MakeMemory:
-        """Memories over the store."""
+        """Return a function that opens memories over the store."""
         return lambda session_id, user_id=None, **options: VectorMemory(store, session_id, user_id=user_id, **options)
 
     def test_another_session_recalls_it(self, make_memory: MakeMemory, call: Call) -> None:
-        """With date and speakers, in both styles."""
+        """Another session recalls a round with its date and speakers, in both styles."""
         call(make_memory("s1", "u1", now=lambda: AT), "save", _turn("My cat is called Nemo.", "A fine name!"))
         call(make_memory("s1", "u1", now=lambda: AT), "save", _turn("I work in Oslo.", "By the sea?"))
         [note] = call(make_memory("s2", "u1"), "load", "What is the name of my cat?")
@@ -69,7 +69,7 @@ class RecallContract(MemoryContract):
         assert (hit.session_id, hit.date, hit.speakers) == ("s1", AT, ("human", "ai"))
 
     def test_doubled_rounds(self, make_memory: MakeMemory, call: Call) -> None:
-        """LlamaIndex's `set` twice tripled rounds: here the same messages make the same records."""
+        """Saving the same messages again stores the same records (LlamaIndex's `set`, called twice, tripled rounds)."""
         memory = make_memory("s1", "u1")
         turns = [*_turn("My cat is called Nemo.", "Cute!", "1"), *_turn("I work in Oslo.", "By the sea?", "2")]
         for _ in range(3):
@@ -78,7 +78,7 @@ class RecallContract(MemoryContract):
         assert len(call(memory, "search", "Nemo in Oslo")) == 2
 
     def test_reset_secret(self, make_memory: MakeMemory, call: Call) -> None:
-        """LlamaIndex's `reset` keeps the open batch, so a deleted number came back; `clear` forgets it."""
+        """`clear` deletes an open round too (LlamaIndex's `reset` keeps it, so that a deleted number came back)."""
         memory = make_memory("s1", "u1")
         call(memory, "save", [HumanMessage("My SSN is 078-05-1120.")])
         call(memory, "clear")
@@ -86,7 +86,7 @@ class RecallContract(MemoryContract):
         assert not any("078" in hit.text for hit in call(make_memory("s2", "u1"), "search", "SSN 078-05-1120"))
 
     def test_other_users_cleared(self, make_memory: MakeMemory, call: Call) -> None:
-        """LlamaIndex's `reset` clears the store of all users; ours one session of one user."""
+        """`clear` empties one session of one user (LlamaIndex's `reset` clears the store of all users)."""
         for user in ("u1", "u2"):
             for session in ("s1", "s2"):
                 call(make_memory(session, user), "save", _turn("My cat is called Nemo.", f"Cute, {session}!"))
@@ -97,7 +97,7 @@ class RecallContract(MemoryContract):
         assert {user: sorted(sessions) for user, sessions in found.items()} == {"u1": ["s2"], "u2": ["s1", "s2"]}
 
     def test_sticky_filters(self, make_memory: MakeMemory, call: Call) -> None:
-        """LlamaIndex's first filter stays on the shared block: user B reads A's memories. Ours are per call."""
+        """Filters apply to one call (LlamaIndex's first filter stays on the shared block: user B reads A's memory)."""
         call(make_memory("s1", "u1", now=lambda: AT), "save", _turn("Nemo is my cat.", "Cute!"))
         call(make_memory("s2", "u1", now=lambda: AT + timedelta(days=9)), "save", _turn("Nemo ate a fish.", "Oh!"))
         memory = make_memory("s3", "u1")
@@ -108,7 +108,7 @@ class RecallContract(MemoryContract):
             assert len(call(memory, "search", "Nemo")) == 2
 
     def test_purge(self, make_memory: MakeMemory, store: VectorStore, call: Call) -> None:
-        """Everything of one user goes, and nothing else."""
+        """A purge deletes everything of one user, and nothing else."""
         for user in ("u1", "u2"):
             call(make_memory("s1", user), "save", _turn("My cat is called Nemo.", "Cute!"))
         factory = VectorMemory.factory(store)
@@ -117,7 +117,7 @@ class RecallContract(MemoryContract):
         assert len(call(make_memory("s2", "u2"), "search", "cat Nemo")) == 1
 
     def test_two_users_never_meet(self, make_memory: MakeMemory, store: VectorStore) -> None:
-        """Property: same words, same sessions, random operations; nobody finds what is not theirs or is gone."""
+        """Random operations of two users with equal words and sessions: nobody finds another's or deleted records."""
         step = st.tuples(st.sampled_from(VERBS), st.booleans(), st.sampled_from("xyz"), st.sampled_from(WORDS))
 
         @settings(

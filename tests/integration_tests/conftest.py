@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 from pymongo import MongoClient
+from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
 from langchain_memkit.testing import local_mongodb
 from langchain_memkit.testing._mongod import Node, find_mongod, guarded
@@ -53,6 +54,29 @@ def root_of_guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def server(request: pytest.FixtureRequest) -> Any:
     """Each of the two."""
     return request.getfixturevalue(request.param)
+
+
+class Commands(CommandListener):
+    """Notes the commands that a client sends."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Any]] = []
+
+    def started(self, event: CommandStartedEvent) -> None:
+        """Note name and body."""
+        self.sent.append((event.command_name, event.command))
+
+    def succeeded(self, event: CommandSucceededEvent) -> None:
+        """Nothing to note."""
+
+    def failed(self, event: CommandFailedEvent) -> None:
+        """Nothing to note."""
+
+
+@pytest.fixture
+def listener() -> Commands:
+    """What was sent, for `MongoClient(uri, event_listeners=[listener])`."""
+    return Commands()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.recall_data import RecallSet
 from benchmarks.recall_floors import ABLATIONS, FLOORS, WORDS_ONLY, Kept, lines, measured, missed
 from benchmarks.recall_set import FILE, made
-from langchain_memkit.scoring.ranking import Ranking
+from langchain_memkit.ranking.ranking import Ranking
 
 LARGEST = 1_000_000  # bytes
 UNANSWERABLE, EVERYDAY = 700, 110  # tokens for what nothing answers, the mean

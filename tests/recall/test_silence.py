@@ -28,8 +28,8 @@ from langchain_memkit.base import Query
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.explain import aexplain_turn
 from langchain_memkit.memories.retriever import RetrieverMemory
-from langchain_memkit.memories.vector.core import floor_given
-from langchain_memkit.scoring.ranking import Ranking
+from langchain_memkit.memories.vector.core import check_floor
+from langchain_memkit.ranking.ranking import Ranking
 from langchain_memkit.testing import FakeChatModel
 
 UNRELATED = ["What is 2+2?", "Write a haiku about autumn.", "Who painted the Mona Lisa?", "How do I tie a bow tie?"]
@@ -207,7 +207,7 @@ def test_search_has_no_floor(make: Callable[..., VectorMemory]) -> None:
 def test_generative_agents_recall_always() -> None:
     """As in their paper, unless a number is given."""
     agents = Ranking.generative_agents()
-    assert [floor_given("auto", agents), floor_given(1.5, agents), floor_given("auto", Ranking())] == [None, 1.5, 1.0]
+    assert [check_floor("auto", agents), check_floor(1.5, agents), check_floor("auto", Ranking())] == [None, 1.5, 1.0]
 
 
 @pytest.mark.parametrize("floor", [-1, True, "high", float("inf"), float("nan"), [1]])

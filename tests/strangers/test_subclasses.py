@@ -41,7 +41,7 @@ from langchain_memkit import (
 from langchain_memkit._histories import is_native
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.migrate import export_history, import_history, migrate
-from langchain_memkit.retrievers.past import read_past
+from langchain_memkit.retrievers.history import read_past
 from langchain_memkit.testing import FakeChatModel
 
 with warnings.catch_warnings():

@@ -47,7 +47,7 @@ from langchain_memkit import (
 )
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.runnables import wiring
-from langchain_memkit.runnables.wiring import MOST_SAID, first_time
+from langchain_memkit.runnables.wiring import MOST_SAID, once_per_process
 from langchain_memkit.testing import FakeChatModel
 
 S1: Any = {"configurable": {"session_id": "s1"}}
@@ -474,9 +474,9 @@ async def test_a_chain_for_each_request(style: str, histories: Any, caplog: pyte
 
 def test_what_was_said_is_kept_within_bounds() -> None:
     """After so many it begins anew: nothing grows with the chains of a process."""
-    assert [first_time(("a test", n)) for n in (0, 0, 1)] == [True, False, True]
-    assert all(first_time(("a test", n)) for n in range(2, MOST_SAID + 1))
-    assert first_time(("a test", 0))
+    assert [once_per_process(("a test", n)) for n in (0, 0, 1)] == [True, False, True]
+    assert all(once_per_process(("a test", n)) for n in range(2, MOST_SAID + 1))
+    assert once_per_process(("a test", 0))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from langchain_memkit import (
     create_history_preprocessor,
     create_runnable_with_message_history,
 )
-from langchain_memkit.backends.mongodb.layout_langchain import row_text
+from langchain_memkit.backends.mongodb.layouts import row_text
 from langchain_memkit.errors import MemkitError, MemoryWriteError
 from langchain_memkit.messages.codec import decode_legacy_message, decode_message
 from langchain_memkit.migrate import import_history, langchain_sql_source, migrate

@@ -33,7 +33,7 @@ from langchain_memkit import (
 )
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
 from langchain_memkit.explain import PARTS, TurnExplanation, aexplain_turn
-from langchain_memkit.messages.counting import approximate_tokens
+from langchain_memkit.messages.tokens import approximate_tokens
 from langchain_memkit.testing import FakeChatModel
 
 S1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}

@@ -33,7 +33,7 @@ from langchain_memkit import (
 )
 from langchain_memkit.base import Mention, Query
 from langchain_memkit.classic import as_classic_memory
-from langchain_memkit.retrievers.past import turns_of
+from langchain_memkit.retrievers.history import question_answer_pairs
 from langchain_memkit.testing import FakeChatModel
 
 CONFIG: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
@@ -130,7 +130,7 @@ def test_key_value_memory_does_not_follow_it(call: Call) -> None:
 
 def test_turns_for_condensing() -> None:
     """The gate and the condenser see what the user asked and what was answered."""
-    assert turns_of(TALK) == [("Harrison lives in Oslo.", "Good.")]
+    assert question_answer_pairs(TALK) == [("Harrison lives in Oslo.", "Good.")]
 
 
 def test_condensing(call: Call) -> None:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_memkit._unicode import MARKS, few_marks
-from langchain_memkit.matching import folding
-from langchain_memkit.matching.folding import fold, fold_text
-from langchain_memkit.scoring import words
-from langchain_memkit.scoring.words import stems
+from langchain_memkit.matching import normalize as folding
+from langchain_memkit.matching.normalize import fold, fold_text
+from langchain_memkit.ranking import tokenize as words
+from langchain_memkit.ranking.tokenize import tokenize
 
 TEXTS = ["", "plain", "cafe\u0301", "\u0e01\u0e33\u0e49", "\u05e9\u05c1\u05dc", "e" + "\u0301" * MARKS, "\u65e5" * 500]
 
@@ -60,5 +60,5 @@ def test_nothing_sorts_thousands_of_marks(text: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(words, "unicodedata", watched)
     fold.cache_clear()
     assert fold(text).text == fold_text(text)
-    stems(text)
+    tokenize(text)
     assert 0 < watched.longest <= MARKS + 1

@@ -1,9 +1,11 @@
 """Chat histories, key-values and vectors in MongoDB: standalone, replica set or sharded cluster.
 
-`clients` are shared, `commands` runs flows of commands on a collection, `repeating` those that may be sent again.
-Histories: `store` over `reader` and `append`; `documents` builds every filter; `layout_*` write the rows of others.
-Vectors: `vectors` over `vector_records`, `vector_writer`, `vector_reader`; `vector_documents` builds every filter. They
-need the extra `vector`, so they are not imported here.
+`clients` shares driver clients, `commands` runs flows of commands on a collection, `repeating` retries idempotent
+writes.
+Histories: `store` builds on `reader` and `append`; `documents` builds every filter; the `layout_*` modules write the
+documents of other packages.
+Vectors: `vectors` builds on `vector_records`, `vector_writer` and `vector_reader`; `vector_documents` builds every
+filter. They need the extra `vector`, so they are not imported here.
 """
 
 from langchain_memkit.backends.mongodb.history import MongoDBChatMessageHistory

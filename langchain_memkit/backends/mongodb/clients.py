@@ -1,4 +1,4 @@
-"""One sync client per process, URI and options; one async client per event loop as well. Never one per history."""
+"""Share driver clients: one sync client per process and connection string, one async client per event loop as well."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from langchain_memkit.errors import ConfigurationError
 __all__ = ["Clients", "hosts_of", "redact"]
 
 SCHEMES = ("mongodb://", "mongodb+srv://")
-GOODBYE_SECONDS = 1.0  # closing tells the server, which may be down
+GOODBYE_SECONDS = 1.0  # limit for closing a client, which tells the server; that may be down
 
 _lock = threading.RLock()
 _sync: dict[tuple[int, str], MongoClient[dict[str, Any]]] = {}
 _async: dict[tuple[int, int, str], tuple[asyncio.AbstractEventLoop, AsyncMongoClient[dict[str, Any]], Any]] = {}
-_users: dict[tuple[int, str], weakref.WeakSet[Clients]] = {}  # factories that were dropped hold nothing open
+_users: dict[tuple[int, str], weakref.WeakSet[Clients]] = {}  # weak: a dropped factory keeps no client open
 
 try:
     _DRIVER = DriverInfo("langchain-memkit", version("langchain-memkit"))
@@ -37,25 +37,29 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 
 def redact(text: str) -> str:
-    """The text without the user and password of any connection string in it."""
+    """Return the text without the user and password of any connection string in it."""
     return re.sub(r"//[^/?#]*@", "//", text)
 
 
 def hosts_of(uri: str) -> str:
-    """The hosts of a connection string, for messages: no credentials, no options."""
+    """Return the hosts of a connection string, for messages: no credentials, no options."""
     authority = re.split(r"[/?#]", uri.partition("//")[2], maxsplit=1)[0]
     return authority.rpartition("@")[2] or "the server"
 
 
 class Clients:
-    """Where a store gets its clients: given ones, or shared ones for a connection string.
+    """Source of a store's clients: the caller's own, or shared ones for a connection string.
 
     A shared client is looked up at every use, so it is a new one after a fork and in another event loop.
+    A caller's own client is never closed.
 
     Args:
         uri: The connection string; None if clients are given.
-        client: The caller's own sync client, never closed here.
-        async_client: The caller's own async client, never closed here.
+        client: The caller's own sync client.
+        async_client: The caller's own async client.
+
+    Raises:
+        ConfigurationError: Neither or both are given, or `uri` is no connection string.
     """
 
     def __init__(
@@ -76,7 +80,7 @@ class Clients:
         self._async_client = async_client
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs: the connection string."""
+        """Return the state for pickling, which is the connection string; given clients cannot be pickled."""
         if not self._uri:
             msg = "a client of yours cannot be pickled: give a connection_string instead of client= or async_client="
             raise TypeError(msg)
@@ -87,17 +91,17 @@ class Clients:
         return self
 
     def __repr__(self) -> str:
-        """Names hosts only."""
+        """Name the hosts, but no credentials."""
         return f"Clients({self.hosts})"
 
     @property
     def hosts(self) -> str:
-        """Host names for messages."""
+        """The host names, for messages; no credentials."""
         return hosts_of(self._uri) if self._uri else "the given client"
 
     @property
     def servers(self) -> Any:
-        """Equal for connection strings that name the same hosts, in whatever order and with whatever options."""
+        """A key that is equal for connection strings with the same hosts, in any order and with any options."""
         if not self._uri:
             return self.key
         hosts = hosts_of(self._uri).lower().split(",")
@@ -106,24 +110,27 @@ class Clients:
 
     @property
     def key(self) -> Any:
-        """Equal for stores that talk to the same server."""
+        """A key that is equal for stores with the same connection string or given client."""
         return self._uri or id(self._client if self._client is not None else self._async_client)
 
     @property
     def async_runs_in_thread(self) -> bool:
-        """True if all there is is a sync client of the caller's, or if the running loop is shutting down."""
+        """Whether async methods use the sync client in a thread: only that was given, or the loop is shutting down."""
         if self._async_client is not None:
             return False
-        # the driver's async client is no use any more then, and a stream that is ended now must still be stored
+        # The driver's async client fails on a loop that is shutting down, but a stream that is closed in that moment
+        # must still store what it had.
         return not self._uri or getattr(asyncio.get_running_loop(), "_asyncgens_shutdown_called", False)
 
     def sync(self) -> MongoClient[dict[str, Any]]:
-        """The sync client for this process."""
+        """Return the sync client for this process."""
         if self._client is not None:
             return self._client
         if not self._uri:
             msg = "only an async_client was given: use the async methods, or pass client= as well"
             raise ConfigurationError(msg)
+        # The process id in the key gives a forked child a client of its own: the driver's threads and sockets do not
+        # survive a fork. The lock is taken only where a client may have to be made.
         key = (os.getpid(), self._uri)
         client = _sync.get(key)
         if client is None or _is_closed(client):
@@ -135,39 +142,40 @@ class Clients:
 
     @property
     def loop_key(self) -> tuple[int, int, str]:
-        """Names the async client of the running loop."""
+        """The cache key of the running loop's async client."""
         return (os.getpid(), id(asyncio.get_running_loop()), self._uri)
 
     async def asynchronous(self) -> AsyncMongoClient[dict[str, Any]]:
-        """The async client for this process and the running event loop."""
+        """Return the async client for this process and the running event loop."""
         if self._async_client is not None:
             return self._async_client
         loop, key = asyncio.get_running_loop(), self.loop_key
         entry = _async.get(key)
+        # The id of a loop that is gone may be given to a new one, so the loop itself is compared as well.
         if entry is None or entry[0] is not loop or _is_closed(entry[1]):
             for stale in [k for k, (other, _, _) in list(_async.items()) if other.is_closed()]:
                 _async.pop(stale, None)
             client = self._new(AsyncMongoClient)
             keeper = _close_with_loop(client, key)
             _async[key] = entry = (loop, client, keeper)
-            await anext(keeper)
+            await anext(keeper)  # start the generator, so that the loop ends it at shutdown
         return entry[1]
 
     def _new(self, cls: Any) -> Any:
         try:
-            # connect=False: no threads and no DNS look-ups before the first operation
+            # `connect=False`: no threads and no DNS look-ups before the first operation.
             return cls(self._uri, connect=False, driver=_DRIVER)
         except (InvalidURI, DriverConfigurationError, ValueError, TypeError) as error:
             msg = f"connection_string is not valid: {redact(str(error))}"
             raise ConfigurationError(msg) from None
 
     def hold(self) -> None:
-        """Counts a factory as a user of the shared client in this process."""
+        """Register this object as a user of the shared client in this process."""
         with _lock:
             _users.setdefault((os.getpid(), self._uri), weakref.WeakSet()).add(self)
 
     def release(self) -> None:
-        """Closes the shared sync client when the last factory that held it lets go."""
+        """Unregister this object, and close the shared sync client if it was the last user."""
         key = (os.getpid(), self._uri)
         with _lock:
             holders = _users.setdefault(key, weakref.WeakSet())
@@ -178,17 +186,17 @@ class Clients:
                 client.close()
 
     async def arelease(self) -> None:
-        """Async twin of `release`: closes the shared async client of the running loop as well."""
+        """Run `release` asynchronously; the last user closes the running loop's async client as well."""
         await asyncio.to_thread(self.release)
         if not _users.get((os.getpid(), self._uri)) and (entry := _async.get(self.loop_key)):
             await entry[2].aclose()
 
 
 def _check_address(given: object) -> None:
-    """Raises unless it is a connection string, or nothing: the driver would take a file's name for a host's."""
+    """Refuse anything but a connection string or nothing: the driver would take a file name for a host name."""
     if given is None or given == "" or (isinstance(given, str) and given.startswith(SCHEMES)):
         return
-    # never the value: a mistyped address holds a password
+    # Never quote the value: a mistyped connection string holds a password.
     what = "this text" if isinstance(given, str) else f"a {type(given).__name__}"
     msg = (
         f"connection_string must begin with {' or '.join(SCHEMES)}, as in mongodb://localhost:27017, which {what} does "
@@ -199,21 +207,21 @@ def _check_address(given: object) -> None:
 
 
 def _is_closed(client: Any) -> bool:
-    """Whether somebody closed the shared client, which a history's `client` hands out: then a new one is due."""
+    """Return whether a shared client was closed by a caller, who gets it from a history's `client`."""
     return bool(getattr(client, "_closed", False))
 
 
 async def _close_with_loop(
     client: AsyncMongoClient[dict[str, Any]], key: tuple[int, int, str]
 ) -> AsyncGenerator[None, None]:
-    """Closes the client when its loop shuts down: `asyncio.run` ends every started async generator first.
+    """Close the client when its loop shuts down: `asyncio.run` ends every started async generator first.
 
     Streams that are ended in the same moment store what they had with the sync client: see `async_runs_in_thread`.
     """
     try:
         yield
     finally:
-        _async.pop(key, None)  # whoever comes later gets a new client
+        _async.pop(key, None)  # a later caller gets a new client
         with pymongo.timeout(GOODBYE_SECONDS):
             await client.close()
 

@@ -1,4 +1,4 @@
-"""Running commands on a collection: guarantees pinned, time limits kept, errors told apart."""
+"""Commands to a MongoDB server: one body for sync and async, repeated safely, read where they are safe."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pymongo
 from bson import CodecOptions, DatetimeConversion
@@ -27,10 +27,9 @@ from pymongo.read_preferences import ReadPreference
 from pymongo.write_concern import WriteConcern
 
 from langchain_memkit._sync import Flow, Operation, adrive, drive, drive_in_thread
-from langchain_memkit.backends._history.rows import Batch
 from langchain_memkit.backends.mongodb.clients import Clients, redact
 from langchain_memkit.backends.mongodb.failures import driver_errors
-from langchain_memkit.base import Now, TokenCounter, seconds_given
+from langchain_memkit.base import Now, TokenCounter, check_seconds
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryReadError,
@@ -38,6 +37,7 @@ from langchain_memkit.errors import (
     MemkitError,
     MessageTooLargeError,
 )
+from langchain_memkit.stores.history_rows import Batch
 
 T = TypeVar("T")
 
@@ -49,13 +49,13 @@ CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
 )
 TRANSIENT_CODES = {6, 7, 50, 64, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
 DUPLICATE_KEY = 11000
-LEAST = 0.05  # seconds before a deadline in which no new try begins: the driver would carry it beyond
+LEAST = 0.05  # seconds before a deadline in which no new try begins, because the driver would overrun it
 NOT_IN_NAMES = (frozenset('/\\. "$\x00'), frozenset("$\x00"))  # of databases, of collections
 TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
 
 
 @dataclass(slots=True)
-class Call(Operation[Any]):
+class Command(Operation[Any]):
     """One command: `function(collection)` for a sync or an async collection, with its time limit in seconds."""
 
     function: Callable[[Any], Any]
@@ -63,26 +63,37 @@ class Call(Operation[Any]):
 
 
 def jitter(longest: float) -> float:
-    """Seconds to wait before the next try, random so that writers do not meet again."""
+    """Draw the seconds to wait before the next try, from a fifth of `longest` up to it, so that writers spread out."""
     return random.uniform(longest / 5, longest)  # noqa: S311  # no secret
 
 
 @dataclass(slots=True)
 class Pause(Operation[None]):
-    """Wait before the next try."""
+    """A wait before the next try, in seconds."""
 
     seconds: float
 
 
 def next_try(deadline: float, longest: float = 0.25) -> Pause | None:
-    """The pause before the next try, no longer than half of what is left; None if too little is left for one."""
+    """Return the pause before the next try, at most half of the time that is left; None if the deadline is too near.
+
+    Args:
+        deadline: By `time.monotonic()`, in seconds.
+        longest: Upper limit of the pause in seconds.
+    """
     left = deadline - time.monotonic()
     return Pause(min(jitter(longest), left / 2)) if left > LEAST else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Which collection, and the time limits of commands on it, in seconds."""
+class CollectionRef:
+    """The collection of a store, and the time limits of commands on it.
+
+    Attributes:
+        names: Database and collection.
+        timeout: Seconds within which reads and the first use fail.
+        save_timeout: Seconds for which a write is retried on a server that was reached before.
+    """
 
     names: tuple[str, str]  # database, collection
     timeout: float
@@ -92,16 +103,16 @@ class Place:
         given: tuple[Any, Any] = self.names
         for name, argument, refused in zip(given, ("database_name", "collection_name"), NOT_IN_NAMES, strict=True):
             if not isinstance(name, str) or not name or not refused.isdisjoint(name):
-                # not the value: a connection string in the wrong place has a password
+                # Never quote the value: a connection string passed as the wrong argument holds a password.
                 msg = f"{argument} must be a str without any of {' '.join(sorted(map(repr, refused)))}"
                 raise ConfigurationError(msg)
-        seconds_given(self.timeout, "timeout")
-        seconds_given(self.save_timeout, "save_timeout")
+        check_seconds(self.timeout, "timeout")
+        check_seconds(self.save_timeout, "save_timeout")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Place):
-    """The arguments of `MongoDBChatMessageHistory` that concern its collection; see there."""
+class Settings(CollectionRef):
+    """The arguments of `MongoDBChatMessageHistory` that concern its collection; that class documents them."""
 
     legacy_keys: tuple[str, str]  # session_id_key, history_key
     user_id_key: str  # of layout "qa"
@@ -113,37 +124,45 @@ class Settings(Place):
 
 
 _reached: set[Any] = set()
-_clocks: dict[Any, float] = {}  # of servers: seconds since 1970, less those of our monotonic clock
+_clocks: dict[Any, float] = {}  # per server: its Unix time in seconds, minus our monotonic clock
 
 
 class Runner:
-    """Runs flows of `Call` and `Pause` on a collection, with the sync or the async client."""
+    """Runs flows of `Command` and `Pause` on a collection, with the sync or the async client.
 
-    def __init__(self, clients: Clients, settings: Place) -> None:
+    Args:
+        clients: The driver clients.
+        settings: The collection's names and time limits.
+    """
+
+    def __init__(self, clients: Clients, settings: CollectionRef) -> None:
         self.clients = clients
         self.settings = settings
 
     def __repr__(self) -> str:
-        """Names hosts and collection only."""
+        """Name hosts and collection only."""
         return f"{type(self).__name__}({self.clients.hosts}, {'.'.join(self.settings.names)})"
 
     @property
     def place(self) -> Any:
-        """Equal for stores on the same collection."""
+        """A key that is equal for stores on the same collection."""
         return (self.clients.key, self.settings.names)
 
     @property
     def reached(self) -> bool:
-        """Whether the server answered this process once: saves are then retried longer."""
+        """Whether the server has answered this process before; saves are then retried for longer."""
         return self.clients.key in _reached
 
     @property
     def patience(self) -> float:
-        """Seconds for which a write is tried: long on a server that was reached before."""
+        """Seconds for which a write is tried: `save_timeout` on a server that was reached before, else `timeout`."""
         return self.settings.save_timeout if self.reached else self.settings.timeout
 
     def collection(self, client: Any) -> Any:
-        """The collection with the guarantees pinned, whatever the connection string says."""
+        """Return the collection with the guarantees pinned, whatever the connection string says.
+
+        Writes wait for a majority and the journal; reads go to the primary and see what a majority has.
+        """
         database, name = self.settings.names
         return client[database].get_collection(
             name,
@@ -154,9 +173,9 @@ class Runner:
         )
 
     def run(self, flow: Flow[T]) -> T:
-        """Runs a flow with the sync client."""
+        """Run a flow with the sync client."""
 
-        def perform(operation: Call | Pause) -> Any:
+        def perform(operation: Command | Pause) -> Any:
             if isinstance(operation, Pause):
                 time.sleep(operation.seconds)
                 return None
@@ -168,11 +187,11 @@ class Runner:
         return drive(flow, perform)
 
     async def arun(self, flow: Flow[T]) -> T:
-        """Runs a flow with the async client of the running loop."""
+        """Run a flow with the async client of the running loop."""
         if self.clients.async_runs_in_thread:
             return await drive_in_thread(flow, self.run)
 
-        async def perform(operation: Call | Pause) -> Any:
+        async def perform(operation: Command | Pause) -> Any:
             if isinstance(operation, Pause):
                 return await asyncio.sleep(operation.seconds)
             collection = self.collection(await self.clients.asynchronous())
@@ -184,23 +203,36 @@ class Runner:
         return await adrive(flow, perform)
 
     def close(self) -> None:
-        """Lets go of the shared client."""
+        """Release the shared client, which closes it if no other factory uses it."""
         self.clients.release()
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
         await self.clients.arelease()
 
     async def retried(self, function: Callable[[Any], Any], patience: float | None = None) -> Any:
-        """A repeatable command, sent again for so many seconds; None: as long as a write is."""
+        """Run an idempotent command, and run it again after transient errors.
+
+        Args:
+            function: The command, given the collection.
+            patience: Seconds for all tries together; None for those of a write.
+
+        Returns:
+            The command's result.
+        """
 
         async def once(seconds: float) -> Any:
-            return await Call(function, seconds)
+            return await Command(function, seconds)
 
         return await self._again(once, patience or self.patience)
 
     async def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> T:
-        """Makes an attempt, told how many seconds are left, until one does not break off."""
+        """Repeat an attempt after transient errors until the deadline.
+
+        Args:
+            attempt: Makes one try, given the seconds that are left.
+            patience: Seconds for all tries together.
+        """
         deadline, unknown = time.monotonic() + patience, False
         while True:
             try:
@@ -208,29 +240,31 @@ class Runner:
             except PyMongoError as error:
                 unselected, pause = isinstance(error, ServerSelectionTimeoutError), next_try(deadline)
                 if not is_transient(error) or pause is None:
-                    if unknown and unselected:  # this attempt did nothing, but one before it may have
+                    # The last try sent nothing, but an earlier one may have been applied: the caller must not conclude
+                    # from a failed server selection that nothing was done.
+                    if unknown and unselected:
                         raise ConnectionFailure(str(error)) from error
                     raise
                 unknown = unknown or not unselected
             await pause
 
     async def aggregate(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The result of an aggregation; these look at a whole user, so they get the long time limit."""
+        """Run an aggregation. Ours look at a whole user, so they get `save_timeout`; a dead server fails earlier."""
 
         async def whole(seconds: float) -> list[dict[str, Any]]:
             deadline = time.monotonic() + seconds
-            cursor = await Call(lambda c: c.aggregate(pipeline), seconds)
-            return await Call(lambda c: cursor.to_list(), max(deadline - time.monotonic(), 0.1))  # type: ignore[no-any-return]  # untyped
+            cursor = await Command(lambda c: c.aggregate(pipeline), seconds)
+            return await Command(lambda c: cursor.to_list(), max(deadline - time.monotonic(), 0.1))  # type: ignore[no-any-return]  # untyped
 
         await self.there()
         return await self._again(whole, self.settings.save_timeout)
 
     async def there(self) -> None:
-        """Tells within `timeout` that the server is down, before a command that may take longer."""
+        """Ping the server, so that a dead one fails within `timeout` before a command that may take longer."""
         await self.retried(lambda c: c.database.command("ping"), self.settings.timeout)
 
     async def reading(self, flow: Flow[T]) -> T:
-        """The flow with a driver's errors raised as `HistoryReadError`."""
+        """Run a flow, raising the driver's errors as `HistoryReadError`."""
         try:
             return await flow
         except PyMongoError as error:
@@ -238,7 +272,16 @@ class Runner:
             raise HistoryReadError(msg) from error
 
     async def writing(self, flow: Flow[T], batch: Batch | None = None) -> T:
-        """The flow with a driver's errors raised as `HistoryWriteError`, which carries the batch."""
+        """Run a flow, raising the driver's errors as `HistoryWriteError` with the batch.
+
+        Args:
+            flow: The flow.
+            batch: What it stores; None if the error should carry no messages.
+
+        Raises:
+            HistoryWriteError: A driver's error; `maybe_stored` unless it is certain that nothing was.
+            MessageTooLargeError: A document is over 16 MB or cannot be encoded.
+        """
         context = batch.error_context if batch else {}
         try:
             return await flow
@@ -259,42 +302,43 @@ class Runner:
 
 
 class Commands(Runner):
-    """The same for stores of chat histories."""
+    """A runner for stores of chat histories, which also knows the server's clock."""
 
     settings: Settings
 
     @property
     def place(self) -> Any:
-        """Equal for stores on the same collection, however the server is spelled: asks the server who it is."""
+        """A key that is equal for stores on the same collection, however the server is spelled; it asks the server."""
         return (self.run(self.reading(self._server())), self.settings.names)
 
     async def read_clock(self) -> None:
-        """Asks the server for its time, once in a process."""
+        """Read the server's clock, once per process and server."""
         if self.clients.key not in _clocks:
-            said = await Call(lambda c: c.database.command("hello"), self.settings.timeout)
+            said = await Command(lambda c: c.database.command("hello"), self.settings.timeout)
             moment = said["localTime"]
             _clocks[self.clients.key] = (
                 moment if moment.tzinfo else moment.replace(tzinfo=UTC)
             ).timestamp() - time.monotonic()
 
     def server_now(self) -> datetime:
-        """The server's time, whatever the clock of this machine says."""
+        """Return the server's time, whatever this machine's clock says; `read_clock` must have run."""
         return datetime.fromtimestamp(_clocks[self.clients.key] + time.monotonic(), UTC)
 
     async def _server(self) -> Any:
         said = await self.retried(lambda c: c.database.client.admin.command("hello"))
         process = (said.get("topologyVersion") or {}).get("processId")
-        is_router = said.get("msg") == "isdbgrid"  # several of them lead to one cluster
+        # Several routers lead to one sharded cluster: by their process ids one collection would look like two.
+        is_router = said.get("msg") == "isdbgrid"
         return self.clients.servers if process is None or is_router else process
 
 
 def text_of(error: PyMongoError) -> str:
-    """A driver's error in words: no credentials, and no document, which a bulk error carries whole."""
+    """Describe a driver's error, in at most some 600 characters, without credentials or stored documents."""
     if isinstance(error, BulkWriteError):
         details = error.details or {}
         failures = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
         return "; ".join(f"{f.get('errmsg', 'failed')} (code {f.get('code')})" for f in failures[:3])[:500]
-    # the driver goes on with its settings and everything it knows of every server
+    # Cut off the settings and the topology description that the driver appends.
     said = re.sub(r" \(configured timeouts: [^)]*\)|, full error: \{.*", "", redact(str(error)), flags=re.DOTALL)
     said = " ".join(re.split(r",? (?:Timeout: -?[\d.]+s, )?Topology Description: ", said)[0].split()).rstrip(".")[:500]
     if isinstance(error, ServerSelectionTimeoutError):
@@ -303,19 +347,139 @@ def text_of(error: PyMongoError) -> str:
 
 
 def codes_of(error: PyMongoError) -> set[int]:
-    """The server's error codes, those of single writes included."""
+    """Return the server's error codes, including those of single writes in a bulk write."""
     details = getattr(error, "details", None) or {}
     nested = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
     return {code for code in (getattr(error, "code", None), *(e.get("code") for e in nested)) if isinstance(code, int)}
 
 
 def is_transient(error: PyMongoError) -> bool:
-    """Whether trying the same again may help: connection, election, time-out, write concern."""
+    """Return whether a retry may succeed, as after a lost connection, election, time-out or failed write concern."""
     if isinstance(error, ConnectionFailure) or error.timeout:
         return True
-    if isinstance(error, InvalidOperation):  # another factory closed the shared client: the next try gets a new one
+    # Another factory closed the shared client in the same moment; the next try gets a new client.
+    if isinstance(error, InvalidOperation):
         return "after close" in str(error)
     details = getattr(error, "details", None) or {}
     if error.has_error_label("RetryableWriteError") or details.get("writeConcernErrors"):
         return True
     return bool(codes_of(error) & TRANSIENT_CODES)
+
+
+async def read_committed(
+    store: Commands, query: dict[str, Any], fields: dict[str, Any] | list[str] | None, deadline: float
+) -> list[dict[str, Any]] | None:
+    """Return the matching documents once a majority has all that the primary has; None if not before the deadline.
+
+    Args:
+        store: The collection.
+        query: The filter.
+        fields: The fields to return; None for all.
+        deadline: By `time.monotonic()`, in seconds.
+    """
+
+    def primary_only(collection: Any) -> Any:
+        return collection.with_options(read_concern=ReadConcern("local")).find(query, ["_id"]).to_list()
+
+    while True:
+        timeout = min(max(deadline - time.monotonic(), 0.1), store.settings.timeout)
+        here = await Command(primary_only, timeout)
+        there = await Command(lambda c: c.find(query, fields).to_list(), timeout) if here else []
+        if {d["_id"] for d in here} == {d["_id"] for d in there}:
+            return there
+        if time.monotonic() > deadline:
+            return None
+        await Pause(jitter(0.05))
+
+
+async def find_committed(
+    store: Commands,
+    query: dict[str, Any],
+    fields: dict[str, Any] | list[str],
+    batch: Batch,
+    deadline: float,
+) -> list[dict[str, Any]]:
+    """Return the documents of a batch that are stored already, retrying after transient errors until the deadline.
+
+    Args:
+        store: The collection.
+        query: The filter that finds the batch's documents.
+        fields: The fields to return.
+        batch: The batch, for errors.
+        deadline: By `time.monotonic()`, in seconds.
+
+    Raises:
+        HistoryWriteError: Some are stored, but no majority has confirmed them in time.
+    """
+    while True:
+        try:
+            found = await read_committed(store, query, fields, deadline)
+        except PyMongoError as error:
+            pause = next_try(deadline)
+            if not is_transient(error) or pause is None:
+                raise
+        else:
+            if found is None:
+                raise unknown_outcome(store, "no majority has confirmed it", batch)
+            return found
+        await pause
+
+
+def unknown_outcome(store: Commands, reason: str, batch: Batch) -> HistoryWriteError:
+    """Build the error for an unknown outcome: the batch may be stored or not."""
+    msg = f"cannot write to {store.clients.hosts}: {reason}. It may be stored: retry with the same turn_id."
+    return HistoryWriteError(msg, maybe_stored=True, **batch.error_context)
+
+
+BATCH = 500  # documents in one command
+
+
+class DuplicateKey(Exception):  # noqa: N818  # never leaves the flows
+    """A document with this id exists already."""
+
+
+class RepeatingRunner(Runner):
+    """A runner whose writes are idempotent, so that they can be sent again unchanged."""
+
+    upserts_may_meet: ClassVar[bool] = False
+    """Whether an id that is taken means that two upserts of it met, of which the other goes through next time."""
+
+    async def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Any:
+        """Run an idempotent write command, retrying it until the deadline.
+
+        Args:
+            function: The command, given the collection.
+            begun: Earlier commands of the same call have written already.
+
+        Returns:
+            The command's result.
+
+        Raises:
+            Taken: A document with this id exists. With `upserts_may_meet` the command is retried instead.
+            HistoryWriteError: The server refused, or the deadline has passed.
+        """
+        deadline = time.monotonic() + self.patience
+        while True:
+            try:
+                return await Command(function, max(deadline - time.monotonic(), 0.1))
+            except PyMongoError as error:
+                taken = DUPLICATE_KEY in codes_of(error)
+                if taken and not self.upserts_may_meet:
+                    raise DuplicateKey from error
+                again = taken or is_transient(error)
+                # The error must tell whether anything may be stored: the bulk write was done in part, or its outcome is
+                # unknown. Only a failed server selection proves that nothing was sent.
+                counts = getattr(error, "details", None) or {}
+                begun = begun or counts.get("nUpserted", 0) + counts.get("nMatched", 0) > 0
+                begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
+                if not again or time.monotonic() > deadline:
+                    state = "Some of it may be done: calling again is safe" if begun else "Nothing was changed"
+                    limit = f" within {self.patience:g} s" if again else ""
+                    msg = f"cannot write to {self.clients.hosts}{limit}: {text_of(error)}. {state}."
+                    raise HistoryWriteError(msg, maybe_stored=begun) from error
+            await Pause(jitter(0.25))
+
+
+def batches(items: Sequence[Any]) -> Iterator[list[Any]]:
+    """Split a list into parts of at most `BATCH` items, as many as one command takes."""
+    return (list(items[i : i + BATCH]) for i in range(0, len(items), BATCH))

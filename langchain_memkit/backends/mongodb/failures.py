@@ -1,4 +1,4 @@
-"""The driver's errors without what they quote: that of a refused write carries the whole document."""
+"""Strip stored content from the driver's errors: the error of a refused write carries the whole document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from langchain_memkit.backends.mongodb.clients import redact
 
 __all__ = ["driver_errors", "without_documents"]
 
-# where a server begins to quote: a document, a command, a value. An apostrophe within a word is none
+# Where a server begins to quote a document, a command or a value. An apostrophe within a word is no quote.
 QUOTE = re.compile(r"""[{"]|(?<!\w)'""")
 LABELS = (
     "RetryableWriteError",
@@ -30,7 +30,7 @@ LISTS = ("writeErrors", "writeConcernErrors")
 
 @contextmanager
 def driver_errors() -> Iterator[None]:
-    """Raise what the driver raises inside as a copy that quotes nothing of what was sent or stored."""
+    """Re-raise the driver's errors as copies that quote nothing of what was sent or stored."""
     try:
         yield
     except (PyMongoError, BSONError) as error:
@@ -38,14 +38,17 @@ def driver_errors() -> Iterator[None]:
         try:
             raise failure.with_traceback(error.__traceback__)
         finally:
-            failure.__context__ = None  # which is the error that quotes
+            failure.__context__ = None  # the original error, which a traceback would print
 
 
 def without_documents(error: Exception) -> Exception:
-    """Return a copy of a driver's error: class, code, labels and what the server said, up to where it quotes.
+    """Copy a driver's error: its class, code, labels and the server's text up to the first quotation.
 
     Args:
-        error: Of the driver; a class that is not the driver's own becomes the one above it that is.
+        error: The driver's error. Of a subclass that is not the driver's own, the nearest driver class is used.
+
+    Returns:
+        The copy.
     """
     kind: Any = next(cls for cls in type(error).__mro__ if cls.__module__ in ("pymongo.errors", "bson.errors"))
     labels = [label for label in LABELS if isinstance(error, PyMongoError) and error.has_error_label(label)]
@@ -61,16 +64,16 @@ def without_documents(error: Exception) -> Exception:
         return kind(_said(str(error).partition(", full error: ")[0]), error.code, details)  # type: ignore[no-any-return]  # chosen at run time
     text = redact(str(error).partition(", full error: ")[0])
     if isinstance(error, AutoReconnect):
-        return kind(text, {"errorLabels": labels})  # type: ignore[no-any-return]  # as above
+        return kind(text, {"errorLabels": labels})  # type: ignore[no-any-return]  # chosen at run time
     if isinstance(error, ConnectionFailure):
-        return kind(text, labels)  # type: ignore[no-any-return]  # as above
+        return kind(text, labels)  # type: ignore[no-any-return]  # chosen at run time
     if isinstance(error, driver.EncryptionError):
         return driver.EncryptionError(Exception(type(error.cause).__name__))
-    return kind(text)  # type: ignore[no-any-return]  # as above
+    return kind(text)  # type: ignore[no-any-return]  # chosen at run time
 
 
 def _reply(details: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
-    """A server's answer: its numbers, and what it says of each write."""
+    """Copy a server's reply: its numbers, its failures of single writes, and the labels."""
     kept: dict[str, Any] = {k: value for k, value in details.items() if isinstance(value, (bool, int, float))}
     kept |= {name: [_failure(each) for each in details[name]] for name in LISTS if details.get(name)}
     return {**kept, **_failure(details), **({"errorLabels": labels} if labels else {})}
@@ -86,5 +89,5 @@ def _failure(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _said(text: str) -> str:
-    """What a server says, up to where it quotes."""
+    """Return a server's text up to the first quotation, without credentials."""
     return QUOTE.split(redact(text), maxsplit=1)[0].rstrip(" :,;([") or "failed"

@@ -1,4 +1,4 @@
-"""`MongoDBChatMessageHistory`: the arguments of langchain-mongodb's class, on the storage model of memkit."""
+"""`MongoDBChatMessageHistory`: takes the arguments of langchain-mongodb's class, stores turns as memkit does."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.collection import Collection
 
-from langchain_memkit.backends._history.factory import HistoryFactory, check_options
-from langchain_memkit.backends._history.verbs import TurnHistory
 from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import Settings
 from langchain_memkit.backends.mongodb.documents import FIELDS
-from langchain_memkit.backends.mongodb.layout_langchain import LangChainRowStore
-from langchain_memkit.backends.mongodb.layout_qa import QAStore
-from langchain_memkit.backends.mongodb.store import MongoTurnStore
-from langchain_memkit.base import Now, TokenCounterLike, check_id, seconds_given, utc_now
+from langchain_memkit.backends.mongodb.layouts import LangChainRowStore, QAStore
+from langchain_memkit.backends.mongodb.turns import MongoTurnStore
+from langchain_memkit.base import Now, TokenCounterLike, check_id, check_seconds, utc_now
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.counting import resolve_counter
+from langchain_memkit.messages.tokens import resolve_counter
+from langchain_memkit.stores.history import HistoryFactory, TurnHistory, check_options
 
 logger = logging.getLogger("langchain_memkit")
 
-_said: set[str] = set()  # what is said once in a process
+_said: set[str] = set()  # warnings that were logged, each once per process
 
 STORES: dict[str, Any] = {"turns": MongoTurnStore, "langchain": LangChainRowStore, "qa": QAStore}
 MIN_TTL = 60  # the server removes expired documents once a minute
@@ -66,29 +64,30 @@ class MongoDBChatMessageHistory(TurnHistory):
         collection_name: The collection; indexes are built at first use.
         session_id_key: The field in which langchain-mongodb's rows keep the session id.
         history_key: The field in which they keep the message.
-        create_index: False builds none, and refuses to write where the unique indexes are missing.
+        create_index: Whether indexes are built at first use. If False, writes are refused where the unique indexes are
+            missing.
         history_size: `messages` returns at most this many, cut at a turn. None returns all.
         index_kwargs: More options for the index on `session_id_key`.
         client: Your own `MongoClient`, never closed here. The async methods then use a worker thread.
         async_client: Your own `AsyncMongoClient`, never closed here.
-        user_id: Whose it is. Histories of the same session id and different users never meet. langchain-mongodb's rows
-            carry no user, so only histories without one see them.
+        user_id: The user. Histories with the same session id and different users are separate. langchain-mongodb's
+            rows carry no user, so only histories without one see them.
         ttl: Seconds (from 60) after which a turn disappears. None keeps it.
         timeout: Seconds within which reads and the first use fail if the server cannot be reached.
         save_timeout: Seconds for which a save is retried on a server that was reached before (elections take over 10).
         token_counter: Counts tokens of messages when they are stored: None or `"approximate"` (fast), an OpenAI
             encoding or model (`"o200k_base"`, `"gpt-4o"`: exact, extra `tokens`), a function of messages, or a model.
-            Stored counts serve whoever counts with the same name.
+            Stored counts are used by every reader whose counter has the same name.
         layout: `"turns"`, the storage model of memkit. `"langchain"` writes langchain-mongodb's rows, for a rolling
             deploy or the way back: turns are not atomic there and have no positions. `"qa"` reads and writes documents
             `{question, response, chatId, userId, isActive, isDeleted, createdAt, updatedAt}`, ordered by date.
-        user_id_key: For `layout="qa"`: the field that says whose a document is, `"userId"` or `"email"`.
+        user_id_key: For `layout="qa"`: the field that holds the user's id, `"userId"` or `"email"`.
         on_corrupt: `"report"` leaves damaged messages out and logs them, `"raise"` raises `MessageDecodeError`.
         now: The clock, for tests.
 
     Raises:
-        TypeError: An id is no string.
-        ValueError: An id is empty or malformed, or arguments do not fit together.
+        TypeError: An id is not a string.
+        ValueError: An id is empty or malformed, or the arguments contradict each other.
 
     Example:
         ```python
@@ -128,7 +127,7 @@ class MongoDBChatMessageHistory(TurnHistory):
         on_corrupt: Literal["report", "raise"] = "report",
         now: Now = utc_now,
     ) -> None:
-        check_id(session_id, "session_id")  # before the address: they are easily swapped
+        check_id(session_id, "session_id")  # before the connection string: the two are easily swapped
         _check_arguments(session_id_key, history_key, user_id_key, ttl, layout)
         self.layout = layout
         counter = resolve_counter(token_counter)
@@ -182,9 +181,9 @@ class MongoDBChatMessageHistory(TurnHistory):
     def collection(self) -> Any:
         """The collection, with the guarantees pinned, for queries of your own.
 
-        Under `layout="turns"` a document is a turn, with `user_id`, `session_id`, `seq` and `messages`; queries over
-        langchain-mongodb's `SessionId` and `History` want `layout="langchain"`, and the log says so once. Set another
-        collection (of pymongo's sync client), and this history reads and writes there.
+        With `layout="turns"` a document is a turn, with `user_id`, `session_id`, `seq` and `messages`. Queries over
+        langchain-mongodb's `SessionId` and `History` need `layout="langchain"`, which is logged once. Set it to another
+        collection (of pymongo's sync client) to make this history read and write there.
         """
         if self.layout == "turns" and "collection" not in _said:
             _said.add("collection")
@@ -200,7 +199,7 @@ class MongoDBChatMessageHistory(TurnHistory):
     @collection.setter
     def collection(self, collection: Any) -> None:
         if "_store" not in vars(self):
-            return  # our constructor is still to come
+            return  # a subclass sets it before it calls our constructor
         if not isinstance(collection, Collection):
             msg = f"collection must be a collection of pymongo's MongoClient, not {type(collection).__name__}"
             raise TypeError(msg)
@@ -231,7 +230,7 @@ class MongoDBChatMessageHistory(TurnHistory):
         return self._mongo.settings.legacy_keys[1]
 
     def close(self) -> None:
-        """Does nothing: the client is shared by every history of the process and closes at exit, or with its factory.
+        """Do nothing: the client is shared by every history of the process and closes at exit, or with its factory.
 
         Kept because apps call it on langchain-mongodb's class.
         """
@@ -244,19 +243,19 @@ class MongoDBChatMessageHistory(TurnHistory):
         collection_name: str = "message_store",
         **options: Unpack[MongoDBOptions],
     ) -> HistoryFactory[Self]:
-        """A `get_session_history(session_id, user_id=None)` for one collection. No I/O.
+        """Create a `get_session_history(session_id, user_id=None)` for one collection. No I/O.
 
         Args:
-            connection_string: As in the class.
-            database_name: As in the class.
-            collection_name: As in the class.
-            **options: The class's further arguments, by the same names, and those of your subclass.
+            connection_string: `mongodb://...`; None if `client` or `async_client` is given.
+            database_name: The database.
+            collection_name: The collection; indexes are built at first use.
+            **options: The other arguments of the constructor, by the same names, and those of your subclass.
 
         Returns:
-            A callable that makes histories of this class, with `list_sessions`, `purge`, `setup` and `close`.
+            A callable that returns histories of this class, with `list_sessions`, `purge`, `setup` and `close`.
 
         Raises:
-            ConfigurationError: There is no such argument, or the constructor of your subclass takes others.
+            ConfigurationError: An argument is unknown, or the constructor of your subclass does not take it.
 
         Example:
             ```python
@@ -265,13 +264,14 @@ class MongoDBChatMessageHistory(TurnHistory):
             ```
         """
         check_options(cls, options)
-        given: dict[str, Any] = dict(options)  # and no defaults: the constructor of a subclass may not take them
+        # Pass only what was given, no defaults: the constructor of a subclass may not take these arguments.
+        given: dict[str, Any] = dict(options)
         if database_name != "chat_history":
             given["database_name"] = database_name
         if collection_name != "message_store":
             given["collection_name"] = collection_name
         make: Any = partial(cls, connection_string, **given)
-        # the pattern that sessions are copied from; that layout wants a user
+        # The template from which the histories of sessions are copied; layout "qa" requires a user.
         first = make("-", user_id="-") if options.get("layout") == "qa" else make("-")
         first._mongo.clients.hold()
         return HistoryFactory(first, None if cls.__init__ is MongoDBChatMessageHistory.__init__ else make)
@@ -288,7 +288,7 @@ def _check_arguments(
         if not value or value in FIELDS or value.startswith("$") or "." in value:
             msg = f"{name} must be a plain field name other than {', '.join(FIELDS)}; got {value!r:.50}"
             raise ConfigurationError(msg)
-    seconds_given(ttl, "ttl", none="to keep turns")
+    check_seconds(ttl, "ttl", none="to keep turns")
     if ttl is not None and ttl < MIN_TTL:
         msg = f"ttl is in seconds, from {MIN_TTL} (the server removes expired turns once a minute); got {ttl!r:.50}"
         raise ConfigurationError(msg)

@@ -1,4 +1,4 @@
-"""`MongoDBKeyValueStore`: values under keys, one document for each."""
+"""`MongoDBKeyValueStore`: one document per key."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient, DeleteMany, MongoClient, ReplaceOne, UpdateOne
 from pymongo.errors import BulkWriteError
 
-from langchain_memkit.backends._key_value.data import KeyRange, Stored
-from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
 from langchain_memkit.backends.mongodb.clients import Clients
-from langchain_memkit.backends.mongodb.commands import Call, Place
-from langchain_memkit.backends.mongodb.repeating import RepeatingRunner, batches
+from langchain_memkit.backends.mongodb.commands import CollectionRef, Command, RepeatingRunner, batches
 from langchain_memkit.errors import HistoryWriteError, MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
+from langchain_memkit.stores.key_value import KeyRange, KeyValueStore, StoredValue, V
 
 MAX_DOCUMENT = 16 * 2**20
 IMMUTABLE = 66  # the server's code for a write that would change an `_id`
 
 
 class MongoDBKeyValueStore(KeyValueStore[V]):
-    """Values under text keys in MongoDB: a LangChain `BaseStore`, stored by a majority or an error is raised.
+    """A LangChain `BaseStore` in MongoDB with text keys: a write is stored by a majority, or an error is raised.
 
-    For what belongs to a user rather than to a conversation. Values are dicts, bytes (as `CacheBackedEmbeddings` and
-    `create_kv_docstore` store them) or Documents (`ParentDocumentRetriever`). A type checker is told which:
-    `MongoDBKeyValueStore[bytes](...)`; without brackets it is dicts. Everything of a user lies under
-    `user_prefix(user_id)` of `langchain_memkit.base`, which `purge` deletes. A document is `{_id: key, value: {...}}`,
-    so no further index is needed, and `{_id: 1}` is the shard key. A `mset` writes in order and can be repeated; each
-    value is whole, but of many pairs some may be stored when it fails. Of two writers on one key the last one wins. No
-    I/O happens before the first use. Clients are shared as with `MongoDBChatMessageHistory`.
+    Use it for data of a user rather than of a session. Values are dicts, bytes (as `CacheBackedEmbeddings` and
+    `create_kv_docstore` store them) or Documents (`ParentDocumentRetriever`). Tell a type checker which with
+    `MongoDBKeyValueStore[bytes](...)`; without brackets they are dicts. All keys of a user begin with
+    `user_prefix(user_id)` of `langchain_memkit.base`; `purge` deletes them. A document is `{_id: key, value: {...}}`,
+    so no further index is needed, and `{_id: 1}` is the shard key. `mset` writes in order and can be repeated; each
+    value is written whole, but when it fails, some of many pairs may be stored. Of two writers on one key the last one
+    wins. No I/O happens before the first use. Clients are shared as with `MongoDBChatMessageHistory`.
 
     Args:
         connection_string: `mongodb://...`; None if `client` or `async_client` is given. Writes wait for a majority and
@@ -44,7 +42,7 @@ class MongoDBKeyValueStore(KeyValueStore[V]):
         save_timeout: Seconds for which a write is retried on a server that was reached before.
 
     Raises:
-        ConfigurationError: Arguments do not fit together.
+        ConfigurationError: The arguments contradict each other.
 
     Example:
         ```python
@@ -70,30 +68,30 @@ class MongoDBKeyValueStore(KeyValueStore[V]):
         save_timeout: float = 30.0,
     ) -> None:
         clients = Clients(connection_string, client, async_client)
-        place = Place(names=(database_name, collection_name), timeout=timeout, save_timeout=save_timeout)
+        place = CollectionRef(names=(database_name, collection_name), timeout=timeout, save_timeout=save_timeout)
         clients.hold()
         super().__init__(_Documents(clients, place))
         self._name = f"{clients.hosts}, {database_name}.{collection_name}"
 
     def __repr__(self) -> str:
-        """Names hosts and collection only."""
+        """Name hosts and collection only."""
         return f"{type(self).__name__}({self._name})"
 
 
 class _Documents(RepeatingRunner):
-    """Flows on the collection."""
+    """Flows of the key-value collection."""
 
     upserts_may_meet = True
 
-    async def get(self, keys: Sequence[str]) -> dict[str, Stored]:
+    async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
         return await self.reading(self._get(keys))
 
-    async def _get(self, keys: Sequence[str]) -> dict[str, Stored]:
-        found: dict[str, Stored] = {}
+    async def _get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
+        found: dict[str, StoredValue] = {}
         for batch in batches(keys):
             query = {"_id": {"$in": batch}}
-            documents = await Call(lambda c, query=query: c.find(query).to_list(), self.settings.timeout)  # type: ignore[misc]  # bound now
-            found.update((d["_id"], Stored(d.get("value"), d.get("v"))) for d in documents)
+            documents = await Command(lambda c, query=query: c.find(query).to_list(), self.settings.timeout)  # type: ignore[misc]  # bound now
+            found.update((d["_id"], StoredValue(d.get("value"), d.get("v"))) for d in documents)
         return found
 
     async def page(self, keys: KeyRange, limit: int) -> list[str]:
@@ -101,7 +99,7 @@ class _Documents(RepeatingRunner):
 
     async def _page(self, keys: KeyRange, limit: int) -> list[str]:
         query = _between(keys)
-        documents = await Call(
+        documents = await Command(
             lambda c: c.find(query, {"_id": 1}).sort("_id", 1).limit(limit).to_list(), self.settings.timeout
         )
         return [document["_id"] for document in documents]
@@ -115,7 +113,9 @@ class _Documents(RepeatingRunner):
         operations: list[Any] = [_replacement(name, value) for name, value in values.items()]
         look = _failing_without(key)
         removals: list[Any] = [DeleteMany({"_id": {"$in": batch}}) for batch in batches(gone)]
-        # looked for at the end as well: who deletes the key between finds there what was written before, or it is here
+        # Each ordered bulk write checks the key at its beginning and at its end. If another process deletes the key and
+        # then everything under it, either our last check comes later and fails, so that we delete what we wrote; or it
+        # came earlier, and the other process finds all that we wrote.
         writes = [[look, *batch, look] for batch in batches(operations)] or [[look]]
         writes[-1] += removals
         for i, batch in enumerate(writes):
@@ -140,26 +140,29 @@ class _Documents(RepeatingRunner):
 
 
 def _between(keys: KeyRange) -> dict[str, Any]:
-    """A range of the index on `_id`; keys of other types are in no range of texts."""
+    """Build the filter for a range of keys, which uses the index on `_id`; ids that are not text never match."""
     return {"_id": {"$gte": keys.begin} if keys.end is None else {"$gte": keys.begin, "$lt": keys.end}}
 
 
 def _failing_without(key: str) -> UpdateOne:
-    """What changes nothing where the key is, and fails where it is not, so that an ordered write ends there.
-
-    It would have to be inserted then, under another `_id` than the one that was looked for, which no server does.
-    """
+    """Build an update that changes nothing if the key exists, and fails if not, which ends an ordered bulk write."""
+    # If the key is missing, the upsert would have to insert a document with another `_id` than that of the filter,
+    # which every server refuses.
     return UpdateOne({"_id": {"$eq": key}}, {"$setOnInsert": {"_id": None}}, upsert=True)
 
 
 def _is_missing(error: BaseException | None) -> bool:
-    """Whether a write ended there."""
+    """Return whether a bulk write ended at the check that `_failing_without` builds."""
     errors = (error.details or {}).get("writeErrors", ()) if isinstance(error, BulkWriteError) else ()
     return any(found.get("code") == IMMUTABLE for found in errors)
 
 
 def _replacement(key: str, value: Any) -> ReplaceOne[Any]:
-    """What stores one pair; refused here rather than by the server after other pairs went in."""
+    """Build the write of one pair, encoded here so that one that is too large is refused before others are stored.
+
+    Raises:
+        MessageTooLargeError: It would not fit into a document of 16 MB.
+    """
     raw = encode({"_id": key, "value": value, "v": FORMAT_VERSION})
     if len(raw) > MAX_DOCUMENT:
         msg = f"values[{key!r}] is larger than one MongoDB document may be (16 MB). Nothing was stored."

@@ -1,18 +1,21 @@
-"""What stands in a collection of vectors: documents, the one place where filters are built, and indexes. No I/O.
+"""Documents, filters, updates and indexes of a vector collection. Every filter is built here. No I/O.
 
 ```
 {_id: {id: "<id>", user_id}, user_id, session_id, round_id, position, text, said, metadata, ..., stamp, vector, v}
-{_id: {user_id, session_id}, user_id, session_id, generation, stamp, last}    a session: without it its records are dead
-{_id: {probe: 1}, user_id: "", session_id: "", probe}            what the embedding model makes of a fixed text
+{_id: {user_id, session_id}, user_id, session_id, generation, stamp, last}    a session; without it its records are dead
+{_id: {probe: 1}, user_id: "", session_id: "", probe}            the embedding of a fixed text
 ```
 
-A record of nobody has its id alone as `_id`, and so have those that memkit 0.1.0 stored for users: these are found, and
-replaced where they stand.
+An unowned record has its plain id as `_id`. So have the records that memkit 0.1.0 stored for users; these are still
+found, and replaced in place.
 
-The stamp of a record is its number. That of a session is at most 0 and goes down by a random number with each change of
-its records, after the change: so the sum over a user's sessions tells whether anything changed, and an index knows it.
-Records keep this number as `step`: so who reads some that are new knows whether these are all that has changed.
-`last` says of a session's last record whether it has to be read before the next one is written.
+The `generation` of a session is its epoch, drawn at random when the session begins; each record carries it.
+
+The `stamp` of a record is its number (above 0). The `stamp` of a session is its version: at most 0, and lowered by a
+random step after each change of its records. So the sum of the versions of a user's sessions tells whether anything has
+changed, and an index covers it. Records keep the step of their write as `step`: a reader of new records adds the steps
+up and knows whether these records explain the whole change. `last` describes the session's last record: its position,
+digest and message ids, and in `waits` whether it must be read before the next one is written.
 """
 
 from __future__ import annotations
@@ -28,20 +31,23 @@ from bson import Binary, Int64, MaxKey, encode
 from bson.raw_bson import RawBSONDocument
 from pymongo import ASCENDING, DESCENDING, IndexModel, UpdateOne
 
-from langchain_memkit.backends._vectors.rows import Cells, Row, Stored
-from langchain_memkit.backends._vectors.shelf import Since
-from langchain_memkit.errors import MessageTooLargeError
+from langchain_memkit.backends.mongodb.clients import Clients
+from langchain_memkit.backends.mongodb.commands import CollectionRef, Command
+from langchain_memkit.backends.mongodb.documents import MAX_AUTO_INDEX
+from langchain_memkit.errors import ConfigurationError, MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
-from langchain_memkit.scoring.words import STEMS_VERSION
+from langchain_memkit.ranking.tokenize import STEMS_VERSION
+from langchain_memkit.stores.vector_cache import ReadUpTo
+from langchain_memkit.stores.vector_rows import DocumentRow, IndexRow, NewRecord
 
 MAX_DOCUMENT = 16 * 2**20 - 4096  # bytes: room for the ids, which are added on the server
 VECTOR_SUBTYPE = 9
-FLOAT32 = b"\x27\x00"  # what a binary vector of 4-byte floats begins with
+FLOAT32 = b"\x27\x00"  # header of a binary vector of 4-byte floats
 CHANCE_BITS = 11
-STEP_BITS = 32  # of the numbers by which a session's stamp changes: two thousand million of them fit into 64 bits
+STEP_BITS = 32  # of the random step of a session's version: two thousand million of them fit into 64 bits
 MATTERS = {"$set": {"last.waits": True}}
-A_NUMBER = {"$lt": float("inf")}  # a condition on a position, which may be damaged
-BY_ID = [("_id", ASCENDING)]  # told to the server, which would try every index that begins with the user
+A_NUMBER = {"$lt": float("inf")}  # matches numbers only: a stored position may be damaged
+BY_ID = [("_id", ASCENDING)]  # an index hint: without it the planner tries every index that begins with the user
 LAST_FIRST = [("position", DESCENDING)]
 PROBE_ID = {"probe": 1}
 ON_CELLS = dict.fromkeys(
@@ -62,11 +68,11 @@ ON_BEGIN = {**ON_STORED, "digest": 1, "last": 1}
 
 
 def records_filter(user_id: str, session_id: str | None = None, **conditions: Any) -> dict[str, Any]:
-    """A filter on records: always with the user, always by equality, so that an id is never an operator.
+    """Build a filter on records: always with the user, always by equality, so that an id is never an operator.
 
     Args:
-        user_id: Whose; an empty string is the unowned space.
-        session_id: The conversation; None for all of the user's.
+        user_id: The user; an empty string is the unowned space.
+        session_id: The session; None for all sessions of the user.
         **conditions: Further conditions, operators included; never a caller's own value.
     """
     query: dict[str, Any] = {"user_id": {"$eq": user_id}}
@@ -76,29 +82,30 @@ def records_filter(user_id: str, session_id: str | None = None, **conditions: An
 
 
 def key_of(user_id: str, name: str) -> Any:
-    """What a new record is stored under: an id is unique for its user."""
+    """Return the `_id` of a new record: ids are unique per user."""
     return {"id": name, "user_id": user_id} if user_id else name
 
 
-def name_of(key: Any) -> Any:
-    """The id of a record, from what it is stored under."""
+def record_id_of(key: Any) -> Any:
+    """Return the id of a record, given its `_id`."""
     return key["id"] if isinstance(key, Mapping) and "id" in key else key
 
 
 def with_ids(user_id: str, ids: Sequence[str]) -> dict[str, Any]:
-    """A filter on ids, which are strings; to go with one on the user."""
+    """Build a filter on record ids, to be combined with one on the user; it matches either form of `_id`."""
     return {"_id": {"$in": [*ids, *(key_of(user_id, name) for name in ids if user_id)]}}
 
 
 def owned_filter(ids: Sequence[str]) -> dict[str, Any]:
-    """A filter on records of users, whichever, with these ids."""
-    # documents are compared field by field: these are all that begin with the id, and the index knows them
+    """Build a filter on records with these ids that belong to any user."""
+    # Embedded documents compare field by field, so this range holds every `_id` that begins with the record id, and the
+    # index on `_id` covers it.
     ranges = [{"_id": {"$gt": {"id": name}, "$lt": {"id": name, "user_id": MaxKey()}}} for name in ids]
     return {"$or": [{"_id": {"$in": list(ids)}, "user_id": {"$gt": ""}}, *ranges]}
 
 
 def session_filter(user_id: str, session_id: str) -> dict[str, Any]:
-    """A filter on the document of a session."""
+    """Build a filter on the document of a session."""
     return {
         "user_id": {"$eq": user_id},
         "session_id": {"$eq": session_id},
@@ -106,14 +113,32 @@ def session_filter(user_id: str, session_id: str) -> dict[str, Any]:
     }
 
 
-def news_pipeline(collection: str, user_id: str, session_id: str | None, since: Since | None) -> list[dict[str, Any]]:
-    """What gives a session, the sum of the stamps of all of the user's, and records that were added, in this order."""
+def news_pipeline(
+    collection: str, user_id: str, session_id: str | None, since: ReadUpTo | None
+) -> list[dict[str, Any]]:
+    """Build the one query that brings a cached index up to date.
+
+    Args:
+        collection: The collection's name.
+        user_id: The user.
+        session_id: The session whose document is read, too; None for none.
+        since: What the cache holds; None to read no records.
+
+    Returns:
+        An aggregation whose rows are the session's document, the sum of the versions of all of the user's sessions, and
+        the records added since, in this order.
+    """
     whole = [{"$match": not_records(user_id)}, {"$group": {"_id": None, "total": {"$sum": "$stamp"}}}]
     parts: list[list[dict[str, Any]]] = [whole]
-    if session_id is not None:  # before the sum: what is stored in between is then among what is new
+    # The order matters, because others may write in between. The session's version is read first: of a write after that
+    # the records are among the new ones, while the version is the old one, so that the turn's compare-and-set fails. In
+    # another order a turn could append without having seen the last record. A write between the sum and the records
+    # leaves records that do not explain the sum, so that the cache lists everything.
+    if session_id is not None:
         parts.insert(0, [{"$match": session_filter(user_id, session_id)}, {"$project": ON_SESSION}])
     if since is not None:
-        # ours may be higher than some that others wrote meanwhile
+        # Exclude our own writes one by one instead of raising the watermark to them: other processes may have stored
+        # records with lower numbers meanwhile.
         stamps = {"$gt": since.stamp, "$nin": [Int64(stamp) for stamp in since.own]}
         parts.append([{"$match": records_filter(user_id, stamp=stamps)}, {"$project": ON_CELLS}])
     first, *others = parts
@@ -121,12 +146,19 @@ def news_pipeline(collection: str, user_id: str, session_id: str | None, since: 
 
 
 def not_records(user_id: str) -> dict[str, Any]:
-    """A filter on the documents of a user's sessions."""
+    """Build a filter on the session documents of a user."""
     return {"user_id": {"$eq": user_id}, "stamp": {"$lte": 0}}
 
 
 def begin_filter(user_id: str, session_id: str, digests: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
-    """A filter on a session's document, on records with these ids, and on those with texts of these digests."""
+    """Build a filter on a session's document, on records with these ids, and on records whose text has these digests.
+
+    Args:
+        user_id: The user.
+        session_id: The session.
+        digests: Digests of texts whose stored vectors can be used again.
+        ids: Record ids.
+    """
     owned = {"user_id": {"$eq": user_id}}
     named = {
         **owned,
@@ -138,17 +170,17 @@ def begin_filter(user_id: str, session_id: str, digests: Sequence[str], ids: Seq
 
 
 def is_session(document: Mapping[str, Any]) -> bool:
-    """Whether this is the document of a session."""
+    """Return whether a document is that of a session."""
     return isinstance(document["_id"], Mapping) and "session_id" in document["_id"]
 
 
-def live(now: datetime) -> dict[str, Any]:
-    """A condition on what has not expired: the server removes it a minute later."""
+def not_expired(now: datetime) -> dict[str, Any]:
+    """Build a condition on `expires_at` that leaves out expired records, which the server deletes a minute later."""
     return {"$not": {"$lte": now}}
 
 
 def index_models() -> list[IndexModel]:
-    """Every index of a collection: number and stamps of a user's records, shard key, texts, recalls, expiry."""
+    """Return all indexes of a collection: record numbers, shard key with positions, text digests, recalls, expiry."""
 
     def model(name: str, *fields: str, **options: Any) -> IndexModel:
         return IndexModel([(field, ASCENDING) for field in fields], name=f"memkit_{name}", **options)
@@ -162,20 +194,22 @@ def index_models() -> list[IndexModel]:
     ]
 
 
-def draw_stamps(count: int) -> list[int]:
-    """Numbers of rows: in the order of writing as far as clocks agree, and unique by chance."""
+def new_record_numbers(count: int) -> list[int]:
+    """Draw new record numbers: in the order of writing as far as clocks agree, with random low bits to be unique."""
     micros = time.time_ns() // 1000
     return [(micros + i << CHANCE_BITS) + random.getrandbits(CHANCE_BITS) for i in range(count)]
 
 
-def upsert(row: Row, generation: str | None, stamp: int, step: int) -> UpdateOne:
-    """What stores a row in place of the one with its id, if that one is of the same session; its recalls stay.
+def upsert(row: NewRecord, generation: str | None, stamp: int, step: int) -> UpdateOne:
+    """Build the upsert of a record, which replaces the one with its id in the same session and keeps its last recall.
+
+    Where the id is taken by a record of another session or generation, the upsert fails with a duplicate key.
 
     Args:
-        row: The row.
-        generation: Of its session: a row of another generation is not replaced. None for plain documents.
-        stamp: The row's number.
-        step: Of the write.
+        row: The record.
+        generation: The session's generation; None for documents outside of any session.
+        stamp: The record's number.
+        step: The step of the write, by which the session's version changes.
     """
     query = record_filter(row.user_id, row.entry.session, row.entry.id)
     first = {"_id": key_of(row.user_id, row.entry.id)}
@@ -187,40 +221,46 @@ def upsert(row: Row, generation: str | None, stamp: int, step: int) -> UpdateOne
     return UpdateOne(query, change, upsert=True, hint=BY_ID)
 
 
-def insert(row: Row, generation: str, stamp: int, step: int) -> UpdateOne:
-    """What stores a row, if there is none with its id."""
+def insert(row: NewRecord, generation: str, stamp: int, step: int) -> UpdateOne:
+    """Build the insert of a record, which changes nothing if its id exists in the session's generation."""
     query = {**record_filter(row.user_id, row.entry.session, row.entry.id), "generation": {"$eq": generation}}
     fields = _fields_of(row, stamp, step, _id=key_of(row.user_id, row.entry.id))
     return UpdateOne(query, {"$setOnInsert": fields}, upsert=True, hint=BY_ID)
 
 
 def exchange(
-    user_id: str, place: tuple[str, str], name: str, digest: str, new: tuple[Row, int, int] | None
+    user_id: str, place: tuple[str, str], name: str, digest: str, new: tuple[NewRecord, int, int] | None
 ) -> UpdateOne:
-    """What replaces a record, if its text is still the one with this digest; nothing is added.
+    """Build the update that replaces a record iff its text still has this digest (compare-and-set); it inserts nothing.
 
     Args:
-        user_id: Whose.
-        place: Session and generation.
+        user_id: The user.
+        place: Session id and generation.
         name: The record's id.
-        digest: Of the text that it should have.
-        new: The new row, its number and the step of the write; None to look only.
+        digest: The digest of the text that the record should have.
+        new: The new record, its number and the step of the write; None only checks that the record is unchanged.
     """
     query = {**record_filter(user_id, place[0], name), "generation": {"$eq": place[1]}}
     if new is None:
         return UpdateOne({**query, "digest": {"$eq": digest}}, {"$set": {"digest": digest}}, hint=BY_ID)
-    # its own number: so that it may be sent again
+    # Match its own number as well: after an unknown outcome the update is sent again, and must match what it wrote.
     query["$or"] = [{"digest": {"$eq": digest}}, {"stamp": {"$eq": Int64(new[1])}}]
     return UpdateOne(query, {"$set": _fields_of(*new)}, hint=BY_ID)
 
 
 def record_filter(user_id: str, session_id: str, name: str) -> dict[str, Any]:
-    """A filter on one record of a session."""
+    """Build a filter on one record of a session."""
     return {"user_id": {"$eq": user_id}, "session_id": {"$eq": session_id}, **with_ids(user_id, [name])}
 
 
-def _fields_of(row: Row, stamp: int, step: int, **more: Any) -> RawBSONDocument:
-    """All that is stored of a row, but whose it is; encoded once, to see how large it is."""
+def _fields_of(row: NewRecord, stamp: int, step: int, **more: Any) -> RawBSONDocument:
+    """Encode the fields of a record, except for user and session, which the filter of the upsert adds.
+
+    It is encoded here, once, so that its size is known before anything is sent.
+
+    Raises:
+        MessageTooLargeError: It would not fit into a document of 16 MB.
+    """
     entry = row.entry
     fields = {
         "round_id": entry.round_id,
@@ -248,49 +288,69 @@ def _fields_of(row: Row, stamp: int, step: int, **more: Any) -> RawBSONDocument:
     return RawBSONDocument(raw)
 
 
-def draw_step() -> int:
-    """By how much the stamp of a session changes: by chance, so that no two sets of changes have the same sum."""
-    return -1 - secrets.randbits(STEP_BITS)  # whatever seed an app gives to `random` in all of its processes
+def random_increment() -> int:
+    """Draw the step, below 0, by which a session's version changes: random, so that no two sets of steps sum alike."""
+    # Not from `random`: an app may give it the same seed in all of its processes.
+    return -1 - secrets.randbits(STEP_BITS)
 
 
-def stir(user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[str, Any] | None = None) -> UpdateOne:
-    """What tells that records were changed; sent after the change, or as the last of the same command.
+def bump_version(
+    user_id: str, step: int, place: tuple[str, str] | None, last: Mapping[str, Any] | None = None
+) -> UpdateOne:
+    """Build the update that bumps a session's version; send it after the change, or last in the same bulk write.
+
+    It matches only while the session has this generation, so its result also tells whether the session still exists.
 
     Args:
-        user_id: Whose.
-        step: Of `draw_step`.
-        place: Session and generation: it matches if there is this one. None for plain documents, which have a document
-            of no session.
-        last: Of the last one of the records, as `last_of` says it; None: the session's last one has to be read.
+        user_id: The user.
+        step: A step from `random_increment`.
+        place: Session id and generation. None for documents outside of any session, whose version is kept in a document
+            with an empty session id.
+        last: The description of the newest of the written records, from `last_of`. None: the session's last record has
+            to be read before the next write.
     """
     if place is None:
         return UpdateOne(session_filter(user_id, ""), {"$inc": {"stamp": Int64(step)}}, upsert=True, hint=BY_ID)
     if last is None:
         return UpdateOne(_alive(user_id, place), {"$inc": {"stamp": Int64(step)}, **MATTERS}, hint=BY_ID)
-    # whoever stores older records, or at the same time, leaves what is said of the last one
+    # Decided on the server: a writer of older records, or a concurrent one, must not overwrite the description of a
+    # newer last record.
     newer = {"$gte": [last["position"], "$last.position"]}
     told = {"$cond": [newer, {"$literal": last}, "$last"]}
     change = {"stamp": {"$add": ["$stamp", Int64(step)]}, "last": told}
     return UpdateOne(_alive(user_id, place), [{"$set": change}], hint=BY_ID)
 
 
-def take_turn(user_id: str, step: int, place: tuple[str, str], last: Mapping[str, Any], stamp: int) -> UpdateOne:
-    """The same for newer records than all others, if nobody has changed anything since the session had this stamp.
+def append_if_unchanged(
+    user_id: str, step: int, place: tuple[str, str], last: Mapping[str, Any], stamp: int
+) -> UpdateOne:
+    """Build the update that completes an append iff the session's version is unchanged (compare-and-set).
 
-    Nor looked at it, as whoever is about to does: but for the `first_look` of those who send this.
+    Args:
+        user_id: The user.
+        step: A step from `random_increment`.
+        place: Session id and generation.
+        last: The description of the newest appended record, which becomes the session's `last`.
+        stamp: The session's version as the turn read it.
     """
+    # Besides an unchanged version, no other writer may have announced a write, which sets `last.waits` (see
+    # `if_generation`). So `waits` must still be False; only if the appended record itself waits, our own `if_unchanged`
+    # has just set it.
     here = {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}, "last.waits": {"$eq": last["waits"]}}
     here["last.position"] = {"$lt": last["position"]}
     return UpdateOne(here, {"$inc": {"stamp": Int64(step)}, "$set": {"last": last}}, hint=BY_ID)
 
 
-def look(user_id: str, place: tuple[str, str]) -> UpdateOne:
-    """What matches if the session is the one of this generation; from now on its last record has to be read."""
+def if_generation(user_id: str, place: tuple[str, str]) -> UpdateOne:
+    """Build the update that checks the session's generation and announces a write.
+
+    From then on the session's last record has to be read before the next write, and appends by compare-and-set fail.
+    """
     return UpdateOne(_alive(user_id, place), MATTERS, hint=BY_ID)
 
 
-def first_look(user_id: str, place: tuple[str, str], stamp: int) -> UpdateOne:
-    """The same, if nobody has looked or changed anything since the session had this stamp."""
+def if_unchanged(user_id: str, place: tuple[str, str], stamp: int) -> UpdateOne:
+    """Build the same announcement, which matches iff the version is unchanged and no other write was announced."""
     here = {**_alive(user_id, place), "stamp": {"$eq": Int64(stamp)}, "last.waits": {"$eq": False}}
     return UpdateOne(here, MATTERS, hint=BY_ID)
 
@@ -299,8 +359,11 @@ def _alive(user_id: str, place: tuple[str, str]) -> dict[str, Any]:
     return {**session_filter(user_id, place[0]), "generation": {"$eq": place[1]}}
 
 
-def last_of(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """What there is to know of the last one of these records."""
+def last_of(rows: Sequence[NewRecord]) -> dict[str, Any] | None:
+    """Describe the newest of these records for the session's `last`; None if there are none.
+
+    `waits` is True where a later save may have to go on with the record: its round is open, or ends with a question.
+    """
     row = max(rows, key=lambda row: row.entry.position, default=None)
     if row is None:
         return None
@@ -309,13 +372,13 @@ def last_of(rows: Sequence[Row]) -> dict[str, Any] | None:
     return {"position": Int64(row.entry.position), "waits": waits, "digest": row.digest, "messages": messages}
 
 
-def matters(last: Any, digests: Sequence[str], messages: Collection[str] | None) -> bool:
-    """Whether a session's last record has to be read.
+def must_read_last(last: Any, digests: Sequence[str], messages: Collection[str] | None) -> bool:
+    """Return whether a session's last record has to be read before the next write.
 
     Args:
-        last: As `last_of` said it.
-        digests: Of the texts that are to be written.
-        messages: Ids of the messages that are to be written; None if they may go on with it.
+        last: The stored description of the last record, from `last_of`.
+        digests: Digests of the texts to be written.
+        messages: Ids of the messages to be written; None if they may continue the last record.
     """
     if messages is None or not isinstance(last, Mapping) or last.get("waits") is not False:
         return True
@@ -323,15 +386,15 @@ def matters(last: Any, digests: Sequence[str], messages: Collection[str] | None)
 
 
 def probe_document(probe: bytes) -> dict[str, Any]:
-    """What is kept of the embedding model."""
+    """Build the document that keeps the probe of the embedding model: its vector of a fixed text."""
     return {"_id": PROBE_ID, "user_id": "", "session_id": "", "probe": Binary(FLOAT32 + probe, VECTOR_SUBTYPE)}
 
 
-def cells_of(document: Mapping[str, Any]) -> Cells:
-    """A document as it is ranked."""
+def cells_of(document: Mapping[str, Any]) -> IndexRow:
+    """Convert a document to the columns that ranking needs; a damaged one has None for its facts."""
     try:
         facts: Any = [
-            name_of(document["_id"]),
+            record_id_of(document["_id"]),
             document["session_id"],
             document["round_id"],
             _whole(document["position"]),
@@ -346,21 +409,23 @@ def cells_of(document: Mapping[str, Any]) -> Cells:
         facts = None
     get = document.get
     shown = get("text"), get("metadata"), get("digest")
-    return Cells(
+    return IndexRow(
         int(document["stamp"]), facts, get("stems_version"), vector_of(document), *shown, get("v"), get("step")
     )
 
 
-def stored_of(document: Mapping[str, Any]) -> Stored:
-    """A document as it is shown."""
+def stored_of(document: Mapping[str, Any]) -> DocumentRow:
+    """Convert a document to the columns that showing it needs."""
     get = document.get
     vector = vector_of(document)
-    place = (name_of(get("_id")), get("user_id"), get("session_id"))
-    return Stored(int(document["stamp"]), *place, get("expires_at"), get("text"), get("metadata"), vector, get("v"))
+    place = (record_id_of(get("_id")), get("user_id"), get("session_id"))
+    return DocumentRow(
+        int(document["stamp"]), *place, get("expires_at"), get("text"), get("metadata"), vector, get("v")
+    )
 
 
 def vector_of(document: Mapping[str, Any]) -> bytes | None:
-    """The floats of a document; nothing that could be a vector if it is damaged."""
+    """Return the vector of a document as bytes of 4-byte floats; None if it has none, empty if it is damaged."""
     found = document.get("vector")
     if found is None:
         return None
@@ -368,4 +433,41 @@ def vector_of(document: Mapping[str, Any]) -> bytes | None:
 
 
 def _whole(number: Any) -> Any:
-    return int(number) if isinstance(number, int) else number  # the driver has an int class of its own
+    return int(number) if isinstance(number, int) else number  # the driver's Int64 becomes a plain int
+
+
+_known: set[Any] = set()
+
+
+async def ensure_vector_indexes(
+    clients: Clients, settings: CollectionRef, *, forced: bool = False, again: bool = False
+) -> None:
+    """Ensure that the collection has its indexes; the server is asked once per process, and when a session begins.
+
+    Args:
+        clients: The clients, which identify the server.
+        settings: The collection's names and time limits.
+        forced: Build missing indexes, however large the collection is.
+        again: Ask the server even if this process has asked before.
+
+    Raises:
+        ConfigurationError: Indexes are missing, and the collection is too large to build them by surprise.
+    """
+    key = (clients.key, settings.names)
+    if key in _known and not (forced or again):
+        return
+    existing = await Command(lambda c: c.index_information(), settings.timeout)
+    present = {tuple(map(tuple, index["key"])) for index in existing.values()}
+    missing = [model for model in index_models() if tuple(model.document["key"].items()) not in present]
+    if missing and not forced:
+        count = await Command(lambda c: c.estimated_document_count(), settings.timeout)
+        if count > MAX_AUTO_INDEX:
+            names = [model.document["name"] for model in missing]
+            msg = (
+                f"collection {'.'.join(settings.names)} holds {count:,} documents and lacks the indexes {names}. "
+                "Building them takes a while, so it is not done by surprise: run MongoDBVectorStore(...).setup() once."
+            )
+            raise ConfigurationError(msg)
+    if missing:
+        await Command(lambda c: c.create_indexes(missing), None)
+    _known.add(key)

@@ -2,9 +2,9 @@
 
 Every write is one transaction (`BEGIN IMMEDIATE`) on a WAL database with `synchronous=FULL`: a turn that was
 acknowledged survives a kill and a power cut, and half a turn is never seen. Deleted text is overwritten
-(`secure_delete`), the write-ahead log is emptied after `clear` and `purge`, and a small file is written anew.
+(`secure_delete`), the write-ahead log is emptied after `clear` and `purge`, and a small file is rewritten.
 
-`database` has the connections, `transactions` runs flows on them; `operations` is the SQL of histories,
+`database` has the connections, `transactions` runs flows on them; `operations` has the SQL of histories,
 `vector_records` that of vectors. `vectors` needs the extra `vector`, so it is not imported here.
 """
 

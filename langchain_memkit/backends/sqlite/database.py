@@ -1,23 +1,89 @@
-"""Connections to a SQLite file: opened, shared, migrated."""
+"""A SQLite file: connections, threads, forks, transactions."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import os
 import re
 import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from langchain_memkit.backends.sqlite.forks import databases, operation
-from langchain_memkit.base import file_given, seconds_given
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit._sync import Flow, Operation, drive, drive_in_thread
+from langchain_memkit.base import check_path, check_seconds
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MessageTooLargeError
+
+PATIENCE = 5.0  # seconds; a fork from inside an operation must not wait for itself for ever
+
+
+class Closable(Protocol):
+    """An object whose idle connections are closed before a fork."""
+
+    def close_idle(self) -> None:
+        """Close the connections that are not in use."""
+
+
+class _Gate:
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.under_way = 0
+        self.forking = False
+
+
+_gate = _Gate()
+databases: weakref.WeakSet[Closable] = weakref.WeakSet()
+"""Everything that has connections to files."""
+
+
+@contextmanager
+def operation() -> Iterator[None]:
+    """Mark an operation that a fork waits for. If a fork is under way, wait for it first."""
+    gate = _gate
+    with gate.changed:
+        gate.changed.wait_for(lambda: not gate.forking, PATIENCE)
+        gate.under_way += 1
+    try:
+        yield
+    finally:
+        with gate.changed:
+            gate.under_way -= 1
+            gate.changed.notify_all()
+
+
+def _before() -> None:
+    with _gate.changed:
+        # from here on new operations wait; those under way may take `PATIENCE` seconds to finish
+        _gate.forking = True
+        _gate.changed.wait_for(lambda: _gate.under_way == 0, PATIENCE)
+    for database in list(databases):
+        database.close_idle()
+
+
+def _after_in_parent() -> None:
+    with _gate.changed:
+        _gate.forking = False
+        _gate.changed.notify_all()
+
+
+def _after_in_child() -> None:
+    # The parent's condition may be held by a thread that does not exist in the child, so it is replaced, not
+    # released.
+    global _gate
+    _gate = _Gate()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+
 
 MAX_IDLE = 8  # connections kept open per file
 OWNER_ALONE = 0o600
@@ -66,14 +132,14 @@ MIGRATIONS = [
     ) WITHOUT ROWID;
     CREATE TABLE vector_meta (name TEXT NOT NULL PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
     """,
-    # who changes messages by hand means it; what a disk changes no trigger sees
+    # Whoever edits messages with SQL means to, so the trigger drops the checksum. Damage on disk fires no trigger.
     """
     ALTER TABLE turns ADD COLUMN checksum INTEGER;
     CREATE TRIGGER turns_edited AFTER UPDATE OF messages ON turns BEGIN
         UPDATE turns SET checksum = NULL WHERE rowid = new.rowid;
     END;
     """,
-    # an id was unique for all users; the last number that was ever given goes with the records
+    # Ids used to be unique among all users. The last number ever given out is copied too: numbers are never reused.
     """
     CREATE TABLE vectors_of_users (
         seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, user_id TEXT NOT NULL, session_id TEXT NOT NULL,
@@ -101,7 +167,7 @@ TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", "".join(MIGRATIONS)))
 
 
 class Database:
-    """Connections to one file: a few idle ones are kept, each is used by one thread at a time."""
+    """The connections to one file: a few idle ones are kept, and each is used by one thread at a time."""
 
     def __init__(self, path: str, timeout: float, file_mode: int = OWNER_ALONE) -> None:
         self.path = path
@@ -113,14 +179,14 @@ class Database:
             databases.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Names the file, which another process opens itself."""
+        """Pickle the file name and options; another process opens the file itself."""
         if self.in_memory:
             msg = "what lies in ':memory:' cannot be pickled: give a file name as path"
             raise TypeError(msg)
         return shared_database, (self.path, self.timeout, self.file_mode)
 
     def __deepcopy__(self, memo: object) -> Database:
-        """Return itself: a copy of a history is another way to the same conversation."""
+        """Return this object: a copied history reads and writes the same conversation."""
         return self
 
     def _forget(self) -> None:
@@ -128,15 +194,17 @@ class Database:
         self._lock = threading.Lock()
         self._turnstile = threading.Lock()  # an in-memory database has a single connection
         self._closed = False
-        self._file: tuple[int, int] | None = None  # which file the idle connections belong to
+        self._file: tuple[int, int] | None = None  # the file (device, inode) to which the idle connections belong
         self._pid = os.getpid()
         weakref.finalize(self, _close_idle, self._pid, self._idle)
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """Lends a connection; it goes back to the idle ones afterwards."""
+        """Lend a connection, and take it back afterwards."""
         if self._pid != os.getpid():
-            # connections of the parent must be neither used nor closed after a fork: keep them, out of reach
+            # Connections opened in the parent must be neither used nor closed in the child
+            # (sqlite.org/howtocorrupt.html): they stay referenced, out of reach. An in-memory database stays behind
+            # with them: it counts as closed, so that using it raises instead of silently starting empty.
             _INHERITED.append(self._idle)
             self._forget()
             self._closed = self.in_memory
@@ -147,38 +215,44 @@ class Database:
     def _lend(self) -> Iterator[sqlite3.Connection]:
         file = self.identity()
         with self._lock:
-            if file != self._file:  # deleted or replaced behind our back: the old connections lead nowhere
+            # The file was deleted or replaced: the old connections write to a file that no longer has a name.
+            if file != self._file:
                 _close_idle(self._pid, self._idle)
                 self._file = file
             connection = self._idle.pop() if self._idle else None
-        access = Access.WRITE
+        access = FileAccess.WRITE
         if connection is None:
             if not self.in_memory:
                 make_file(self.path, self.file_mode)
-                access = access_to(self.path)
+                access = file_access(self.path)
             connection = self._open(access)
             file = self.identity()
             with self._lock:
                 self._file = file
-        state = _state_of(self.path) if access is Access.UNCHANGED else None
+        state = _state_of(self.path) if access is FileAccess.UNCHANGED else None
         try:
             yield connection
-            if access is Access.UNCHANGED and _state_of(self.path) != state:
+            # `immutable=1` switches off locking and change detection: what was read while the file changed may be
+            # inconsistent.
+            if access is FileAccess.UNCHANGED and _state_of(self.path) != state:
                 msg = "it was changed while it was read; call again"
                 raise sqlite3.OperationalError(msg)
         finally:
-            if connection.in_transaction:  # interrupted: whatever was under way did not happen
+            # interrupted, e.g. by Ctrl-C: the transaction did not happen
+            if connection.in_transaction:
                 connection.rollback()
             with self._lock:
                 keep = not self._closed and file == self._file and len(self._idle) < MAX_IDLE
-                keep = keep and access is Access.WRITE  # rights may be given later
+                keep = (
+                    keep and access is FileAccess.WRITE
+                )  # a read-only one is not kept: write access may be granted later
                 if keep:
                     self._idle.append(connection)
             if not keep:
                 connection.close()
 
     def identity(self) -> tuple[int, int] | None:
-        """Device and inode of the file; None if there is none."""
+        """Return device and inode of the file; None if there is no file."""
         if self.in_memory:
             return (0, 0)
         try:
@@ -187,25 +261,28 @@ class Database:
             return None
         return (found.st_dev, found.st_ino)
 
-    def _open(self, access: Access) -> sqlite3.Connection:
+    def _open(self, access: FileAccess) -> sqlite3.Connection:
         if self.in_memory and self._closed:
             msg = "this in-memory database was closed (or left behind by a fork), and its content went with it"
             raise sqlite3.ProgrammingError(msg)
-        address = ":memory:" if self.in_memory else address_of(self.path, access)
+        address = ":memory:" if self.in_memory else uri_of(self.path, access)
+        # No `isolation_level`: transactions are begun explicitly. Connections move between threads, but each is used
+        # by one at a time, so SQLite's check of the thread is switched off.
         connection = sqlite3.connect(
             address, timeout=self.timeout, isolation_level=None, check_same_thread=False, uri=not self.in_memory
         )
         try:
             connection.row_factory = sqlite3.Row
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one damaged cell hides no session
-            if access is not Access.WRITE:
+            if access is not FileAccess.WRITE:
                 self._check_version(connection)
                 self._closed = False
                 return connection
             deadline = time.monotonic() + self.timeout
             while True:
                 try:
-                    # switching to WAL ignores the busy time-out when several processes open a new file at once
+                    # Switching to WAL ignores the busy time-out when several processes open a new file at once, hence
+                    # this loop.
                     connection.execute("PRAGMA journal_mode = WAL")
                     break
                 except sqlite3.OperationalError as error:
@@ -233,7 +310,8 @@ class Database:
             return
         connection.execute("BEGIN IMMEDIATE")
         try:
-            version = self._check_version(connection)  # another process may have been faster
+            # again, now under the lock: another process may have migrated the file meanwhile
+            version = self._check_version(connection)
             for script in MIGRATIONS[version:]:
                 for statement in _statements(script):
                     connection.execute(statement)
@@ -245,19 +323,19 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Closes the idle connections; using the database again opens new ones (a file's, not an in-memory one's)."""
+        """Close the idle connections. A file is opened again at its next use; an in-memory database is gone."""
         with self._lock:
             self._closed = True
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Closes the connections that nobody uses; the next use opens new ones."""
+        """Close the connections that are not in use; the next use opens new ones."""
         with self._lock:
             _close_idle(self._pid, self._idle)
 
 
 def _close_idle(pid: int, idle: list[sqlite3.Connection]) -> None:
-    """Closes connections, in the process that opened them only."""
+    """Close connections, but only in the process that opened them."""
     while idle and pid == os.getpid():
         idle.pop().close()
 
@@ -265,21 +343,21 @@ def _close_idle(pid: int, idle: list[sqlite3.Connection]) -> None:
 _INHERITED: list[list[sqlite3.Connection]] = []
 
 
-class Access(Enum):
-    """What may be done with a file, as SQLite is told it."""
+class FileAccess(Enum):
+    """The access to a file, as an option of its address."""
 
-    WRITE = "mode=rw"  # never "rwc": SQLite would make the file for everybody to read
+    WRITE = "mode=rw"  # never "rwc": SQLite would create the file readable for everybody
     READ = "mode=ro"
-    UNCHANGED = "mode=ro&immutable=1"  # needs no files beside it: for a folder in which there can be none
+    UNCHANGED = "mode=ro&immutable=1"  # needs no -wal and -shm beside it: for a folder where they cannot be created
 
 
 def make_file(path: str, mode: int) -> None:
-    """Makes an empty file with these rights, unless there is one; its -wal and -shm get the same from SQLite."""
+    """Create an empty file with these permissions, unless it exists; SQLite copies them to its -wal and -shm."""
     if Path(path).exists():
         return
     try:
         number = os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), mode)
-    except OSError as error:  # it is there, or SQLite says why it cannot be opened
+    except OSError as error:  # it exists, or SQLite will say why it cannot be opened
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             full = sqlite3.OperationalError("database or disk is full")
             full.sqlite_errorcode = sqlite3.SQLITE_FULL
@@ -287,22 +365,22 @@ def make_file(path: str, mode: int) -> None:
         return
     try:
         if hasattr(os, "fchmod"):
-            os.fchmod(number, mode)  # the umask may have taken away what is wanted
+            os.fchmod(number, mode)  # the umask may have removed some of the permissions
     finally:
         os.close(number)
 
 
-def access_to(path: str) -> Access:
-    """What this process may do with a file, and how it is opened for that."""
+def file_access(path: str) -> FileAccess:
+    """Return the access that this process has to a file."""
     log = _state_of(f"{path}-wal")
     of_file, of_folder = (_may_write(name) for name in (path, Path(path).parent))
     if of_file and (of_folder or log):
-        return Access.WRITE
-    return Access.READ if log and (log[0] or Path(f"{path}-shm").exists()) else Access.UNCHANGED
+        return FileAccess.WRITE
+    return FileAccess.READ if log and (log[0] or Path(f"{path}-shm").exists()) else FileAccess.UNCHANGED
 
 
-def address_of(path: str, access: Access) -> str:
-    """A file as SQLite takes it, with what may be done with it."""
+def uri_of(path: str, access: FileAccess) -> str:
+    """Return the URI of a file for SQLite, with an access mode."""
     return f"{Path(path).absolute().as_uri()}?{access.value}"
 
 
@@ -311,7 +389,7 @@ def _may_write(path: str | Path) -> bool:
 
 
 def _state_of(path: str) -> tuple[int, int] | None:
-    """Size and last change of a file; None if there is none."""
+    """Return size and modification time of a file; None if there is no file."""
     try:
         found = Path(path).stat()
     except OSError:
@@ -324,7 +402,7 @@ _databases_lock = threading.Lock()
 
 
 def _statements(script: str) -> Iterator[str]:
-    """Single statements of a script, so that they run inside one transaction (`executescript` would commit)."""
+    """Yield the statements of a script one by one, to run them in one transaction (`executescript` would commit)."""
     statement = ""
     for line in script.splitlines():
         statement += line + "\n"
@@ -334,21 +412,33 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def shared_database(path: str | os.PathLike[str], timeout: float, file_mode: int = OWNER_ALONE) -> Database:
-    """One `Database` per file, timeout, mode and process; in-memory ones are never shared."""
+    """Return the one `Database` per file, timeout, mode and process; in-memory ones are never shared.
+
+    Args:
+        path: The file, or `":memory:"`.
+        timeout: Seconds to wait for another process that is writing; 0 not to wait.
+        file_mode: The permissions of the file if it is created.
+
+    Raises:
+        TypeError: The path is not a file name.
+        ConfigurationError: The path is a connection string, or another argument is out of range.
+    """
     if not isinstance(path, (str, Path)) or not str(path):
         msg = f"path must be a file name or ':memory:', not {type(path).__name__}"
         raise TypeError(msg)
-    if timeout != 0:  # which is not to wait at all
-        seconds_given(timeout, "timeout")
+    if timeout != 0:  # 0 means not to wait at all
+        check_seconds(timeout, "timeout")
     if type(file_mode) is not int or not 0 <= file_mode <= 0o777 or file_mode & OWNER_ALONE != OWNER_ALONE:
         given = oct(file_mode) if type(file_mode) is int else f"{file_mode!r:.50}"
         msg = f"file_mode must be the rights of a new file, from 0o600 to 0o777, e.g. 0o660 for a group; got {given}"
         raise ConfigurationError(msg)
     if str(path) == ":memory:":
         return Database(":memory:", timeout)
-    name = os.path.abspath(file_given(path))
+    name = os.path.abspath(check_path(path))
     key = (name, timeout, file_mode)
     with _databases_lock:
+        # The dictionary is weak: a database is shared while somebody uses it, and its connections close with the last
+        # user.
         database = _databases.get(key) or Database(*key)
         _databases[key] = database
     return database
@@ -370,9 +460,171 @@ HINTS = {
 """What to do, by the kind of error."""
 
 
-def explained(error: Exception) -> str:
-    """SQLite's words, with what to do where they are too short."""
+def explain_error(error: Exception) -> str:
+    """Return SQLite's message, with a hint on what to do where it is too short."""
     if isinstance(error, UnicodeDecodeError):
         return f"database disk image is malformed ({REPAIR})"
-    hint = HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)  # the rest says where in SQLite
+    hint = HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)  # the higher bits say where in SQLite
     return f"{error} ({hint})" if hint else str(error)
+
+
+logger = logging.getLogger("langchain_memkit")
+
+WRITTEN_ANEW = 8 * 2**20  # bytes; a file up to this size is rewritten after a deletion, in some 0.05 s
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class WithConnection(Operation[T]):
+    """Do `work(connection)` on a borrowed connection."""
+
+    work: Callable[[sqlite3.Connection], T]
+
+
+class Transactions:
+    """Runners and steps of flows. Transactions are not retried: SQLite itself waits for other writers."""
+
+    _database: Database
+
+    def __repr__(self) -> str:
+        """Show the file."""
+        return f"{type(self).__name__}({self._database.path!r})"
+
+    @property
+    def place(self) -> Any:
+        """A value that is equal for stores on the same file, under whatever name or link."""
+        if self._database.in_memory:
+            return self._database
+        return self._database.identity() or os.path.realpath(self._database.path)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the database has no file."""
+        return self._database.in_memory
+
+    def run(self, flow: Flow[T]) -> T:
+        """Run a flow, each step on a borrowed connection."""
+
+        def perform(operation: WithConnection[Any]) -> Any:
+            with self._database.connection() as connection:
+                return operation.work(connection)
+
+        return drive(flow, perform)
+
+    async def arun(self, flow: Flow[T]) -> T:
+        """Run a flow in a worker thread, SQLite's only way to be async. Cancelling does not stop the thread."""
+        return await drive_in_thread(flow, self.run)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._database.close()
+
+    async def aclose(self) -> None:
+        """Run `close` asynchronously."""
+        await asyncio.to_thread(self._database.close)
+
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return await WithConnection(work)
+        except FAILURES as error:
+            msg = f"cannot read {self._database.path}: {explain_error(error)}"
+            raise HistoryReadError(msg) from error
+
+    async def _write(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False, **context: Any) -> T:
+        """Run a function in one transaction.
+
+        Args:
+            work: The function of the connection.
+            deleting: If the disk is full, empty the write-ahead log and try again: SQLite needs room to delete, and
+                the room that the log gives back is often all there is.
+            **context: Attributes of the error, if one is raised.
+        """
+        committing = False
+
+        def written(connection: sqlite3.Connection) -> T:
+            try:
+                return transaction(connection)
+            except sqlite3.OperationalError as error:
+                if not deleting or _kind_of(error) not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+                    raise
+                with suppress(sqlite3.Error):
+                    _truncated(connection)
+                return transaction(connection)
+
+        def transaction(connection: sqlite3.Connection) -> T:
+            nonlocal committing
+            try:
+                # inside the try, because Ctrl-C may arrive between taking the lock and the next line
+                connection.execute("BEGIN IMMEDIATE")
+                result = work(connection)
+                committing = True
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            return result
+
+        try:
+            return await WithConnection(written)
+        except MessageTooLargeError as error:  # raised where the batch is not known: add its context
+            raise MessageTooLargeError(str(error), **context) from None
+        except (sqlite3.DataError, OverflowError) as error:
+            msg = f"larger than SQLite stores in one row: {error}. Nothing was stored."
+            raise MessageTooLargeError(msg, **context) from error
+        except FAILURES as error:
+            # The commit may be whole in the log although the disk did not confirm it: then the turn is there after a
+            # restart. After every other error nothing was stored.
+            unknown = committing and getattr(error, "sqlite_errorname", "") == "SQLITE_IOERR_FSYNC"
+            again = "retry with the same turn_id" if "turn_id" in context else "call again"
+            state = f"It may be stored: {again}" if unknown else "Nothing was stored"
+            msg = f"cannot write {self._database.path}: {explain_error(error)}. {state}."
+            raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
+
+    async def _erase(self, *, moved: bool = False) -> None:
+        """Empty the write-ahead log, which still holds deleted text. A reader may delay that until the next time.
+
+        Args:
+            moved: Whether to remove copies of rows as well. `secure_delete` overwrites a row where it is; if SQLite had
+                moved it before, as it does when neighbouring rows change, the page that it came from keeps a copy
+                (after 8 of 120 purges of key-values, 1 of 240 of turns). Rewriting a small file leaves none; a file
+                with tables of other programs is not rewritten, since that would change the rowids of their rows.
+        """
+
+        def scrub(connection: sqlite3.Connection) -> None:
+            try:
+                connection.execute("PRAGMA busy_timeout = 200")
+                # The log first: while somebody reads, it cannot be emptied, and a rewritten file would stay in it.
+                if _truncated(connection) and moved and _small_and_ours(connection):
+                    connection.execute("PRAGMA temp_store = MEMORY")  # no temporary file beside ours
+                    connection.execute("VACUUM")
+                    _truncated(connection)
+            finally:
+                connection.execute("PRAGMA temp_store = DEFAULT")
+                connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")
+
+        if self._database.in_memory:
+            return
+        try:
+            await WithConnection(scrub)
+        except FAILURES as error:
+            msg = "deleted, but the text may stay in %s or its -wal until the next clear or purge: %s"
+            logger.warning(msg, self._database.path, explain_error(error))
+
+
+def _kind_of(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits say where in SQLite
+
+
+def _truncated(connection: sqlite3.Connection) -> bool:
+    """Empty the write-ahead log, and return whether that worked: not while somebody reads or writes."""
+    busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
+
+
+def _small_and_ours(connection: sqlite3.Connection) -> bool:
+    """Return whether the file may be rewritten: it is small, and holds no tables of other programs."""
+    (pages,), (size,) = (connection.execute(f"PRAGMA page_{of}").fetchone() for of in ("count", "size"))
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    return bool(pages * size <= WRITTEN_ANEW and {name for (name,) in tables.fetchall()} <= TABLES)

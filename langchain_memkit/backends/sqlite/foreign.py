@@ -1,4 +1,4 @@
-"""SQLite files of other packages, opened read-only: they are read row by row, in order, and never changed."""
+"""Read-only access to SQLite files of other packages: read row by row, in order, and never changed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from langchain_memkit.backends.sqlite.database import FAILURES, Access, access_to, address_of, explained
-from langchain_memkit.base import file_given
+from langchain_memkit.backends.sqlite.database import FAILURES, FileAccess, explain_error, file_access, uri_of
+from langchain_memkit.base import check_path
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
 
 __all__ = ["CheckpointFile", "MessageTable"]
@@ -22,27 +22,27 @@ Older: TypeAlias = Callable[[str], Iterator[OlderCheckpoint | None]]
 
 
 class _File:
-    """A table in a file, with the columns that are asked for."""
+    """A table in a file, with the columns that are needed."""
 
     def __init__(self, path: str | os.PathLike[str], table: str, columns: tuple[str, ...]) -> None:
-        self.path = Path(file_given(path))
+        self.path = Path(check_path(path))
         self.table = table
         self.columns = columns
 
     def __repr__(self) -> str:
-        """Names the file."""
+        """Show the file and the table."""
         return f"{type(self).__name__}({str(self.path)!r}, {self.table!r})"
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        """A read-only connection to a file that has the table."""
+        """Open a read-only connection to the file, and check that it has the table."""
         if not self.path.is_file():
             msg = f"there is no file {self.path}"
             raise ConfigurationError(msg)
         try:
             name = str(self.path.resolve())
-            access = access_to(name)
-            address = address_of(name, Access.READ if access is Access.WRITE else access)
+            access = file_access(name)
+            address = uri_of(name, FileAccess.READ if access is FileAccess.WRITE else access)
             connection = sqlite3.connect(address, uri=True, timeout=30)
             try:
                 connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one damaged cell hides no row
@@ -51,11 +51,11 @@ class _File:
             finally:
                 connection.close()
         except FAILURES as error:
-            msg = f"cannot read {self.path}: {explained(error)}"
+            msg = f"cannot read {self.path}: {explain_error(error)}"
             raise HistoryReadError(msg) from error
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        # an unknown name in quotes would be a text to SQLite, not an error
+        # SQLite takes an unknown name in quotes for a text, without an error, so the names are checked first
         there = [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (self.table,))]
         if not there:
             tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY 1")
@@ -68,7 +68,7 @@ class _File:
 
 
 class MessageTable(_File):
-    """A table with a message per row: langchain-community's `SQLChatMessageHistory`.
+    """A table with one message per row, as langchain-community's `SQLChatMessageHistory` writes it.
 
     Args:
         path: The file.
@@ -80,12 +80,12 @@ class MessageTable(_File):
         super().__init__(path, table, ("id", session_column, "message"))
 
     def count(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         with self._opened() as connection:
             return int(connection.execute(f"SELECT COUNT(*) FROM {_quoted(self.table)}").fetchone()[0])
 
     def rows(self) -> Generator[tuple[Any, Any, Any], None, None]:
-        """Session id, row id and message of every row, session by session, in the order of the row ids."""
+        """Yield session id, row id and message of every row, session by session, in order of the row ids."""
         row_id, session, message = (_quoted(name) for name in self.columns)
         query = f"SELECT {session}, {row_id}, {message} FROM {_quoted(self.table)} ORDER BY {session}, {row_id}"
         with self._opened() as connection:
@@ -93,7 +93,7 @@ class MessageTable(_File):
 
 
 class CheckpointFile(_File):
-    """What LangGraph's `SqliteSaver` wrote.
+    """A file that LangGraph's `SqliteSaver` wrote.
 
     Args:
         path: The file.
@@ -112,17 +112,19 @@ class CheckpointFile(_File):
         super().__init__(path, "checkpoints", columns)
 
     def count(self) -> int:
-        """How many threads there are."""
+        """Return the number of threads."""
         with self._opened() as connection:
             query = "SELECT COUNT(DISTINCT thread_id) FROM checkpoints WHERE checkpoint_ns = ''"
             return int(connection.execute(query).fetchone()[0])
 
     def rows(self) -> Generator[tuple[Any, Any, Any, Any, Older], None, None]:
-        """The latest checkpoint of each thread's root namespace.
+        """Yield the latest checkpoint of each thread's root namespace.
 
         Yields:
-            Thread id, type, checkpoint, metadata, and a function that reads what came before in a channel.
+            Thread id, type, checkpoint, metadata, and a function that reads the older checkpoints with the writes to
+            one channel.
         """
+        # LangGraph's checkpoint ids sort by time
         newest = "SELECT thread_id, MAX(checkpoint_id) FROM checkpoints WHERE checkpoint_ns = '' GROUP BY thread_id"
         with self._opened() as connection:
             for thread_id, checkpoint_id in connection.execute(newest).fetchall():
@@ -141,13 +143,14 @@ CHECKPOINT = (
 def _older(
     connection: sqlite3.Connection, thread_id: Any, parent: Any, channel: str
 ) -> Iterator[OlderCheckpoint | None]:
-    """What came before a checkpoint, the newest first; None for one that is gone."""
+    """Yield the checkpoints before one, newest first, with the writes to a channel; None if one is missing."""
     columns = [row[0] for row in connection.execute("SELECT name FROM pragma_table_info('writes')")]
     order = ", ".join(name for name in ("task_path", "task_id", "idx") if name in columns)
     query = (
         "SELECT type, value FROM writes WHERE thread_id = ? AND checkpoint_ns = '' AND checkpoint_id = ?"
         f" AND channel = ? ORDER BY {order}"
     )
+    # a damaged file may have a cycle of parents
     seen: set[Any] = set()
     while parent and parent not in seen:
         seen.add(parent)
@@ -160,5 +163,5 @@ def _older(
 
 
 def _quoted(name: str) -> str:
-    """A name as SQL takes it, whatever it holds."""
+    """Quote a name for SQL, whatever it holds."""
     return '"' + name.replace('"', '""') + '"'

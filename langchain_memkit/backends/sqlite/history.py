@@ -1,17 +1,477 @@
-"""`SQLiteChatMessageHistory`: the embedded default."""
+"""Chat message history in a SQLite file: turns read, appended, cleared."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import sqlite3
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
-from typing import Literal, Self, TypedDict, Unpack
+from itertools import pairwise
+from typing import Any, Literal, Self, TypedDict, Unpack
+from uuid import uuid4
 
-from langchain_memkit.backends._history.factory import HistoryFactory, check_options
-from langchain_memkit.backends._history.verbs import TurnHistory
-from langchain_memkit.backends.sqlite.database import OWNER_ALONE, shared_database
-from langchain_memkit.backends.sqlite.store import SQLiteTurnStore
-from langchain_memkit.base import Now, TokenCounterLike, utc_now
-from langchain_memkit.messages.counting import resolve_counter
+from langchain_memkit.backends.sqlite.database import OWNER_ALONE, REPAIR, Database, Transactions, shared_database
+from langchain_memkit.base import (
+    Now,
+    SessionHead,
+    SessionInfo,
+    TokenCounter,
+    TokenCounterLike,
+    Turn,
+    check_seconds,
+    utc_now,
+)
+from langchain_memkit.errors import HistoryConflictError, MessageTooLargeError, StaleTurnError
+from langchain_memkit.messages.codec import FORMAT_VERSION
+from langchain_memkit.messages.tokens import counter_name, resolve_counter
+from langchain_memkit.stores.history import HistoryFactory, TurnHistory, check_options
+from langchain_memkit.stores.history_rows import (
+    EMPTY,
+    MARKER_TTL,
+    MOST,
+    Batch,
+    Page,
+    PageLimit,
+    ReadVersion,
+    SessionScope,
+    TurnRow,
+    may_append,
+    new_epoch,
+    read_turn,
+    stored_or_conflict,
+    until_limit,
+)
+
+HERE = "user_id = :user AND session_id = :session"
+LIVE = "(expires_at IS NULL OR expires_at > :now)"
+SOUND = (  # a condition on rows that tell where the session ends; damaged ones are skipped
+    f"typeof(seq) = 'integer' AND seq BETWEEN 1 AND {MOST} AND typeof(epoch) = 'integer'"
+    " AND typeof(base) = 'integer' AND base BETWEEN 0 AND seq"
+)
+LOST = (  # the newest position between two others that has message ids but no row
+    f"SELECT seq FROM (SELECT seq FROM message_ids WHERE {HERE} AND seq > :above AND seq < :below"
+    " ORDER BY seq DESC LIMIT 1) AS known"
+    f" WHERE NOT EXISTS (SELECT 1 FROM turns WHERE {HERE} AND turns.seq = known.seq)"
+)
+
+
+def check_owner(rows: Iterable[sqlite3.Row], scope: SessionScope) -> list[sqlite3.Row]:
+    """Return the rows as a list, checked to be of this session: a damaged index may lead to rows of others.
+
+    Raises:
+        sqlite3.DatabaseError: A row belongs to another session.
+    """
+    found = list(rows)
+    if any((row["user_id"], row["session_id"]) != scope for row in found):
+        msg = f"its index is damaged: {REPAIR}"
+        raise sqlite3.DatabaseError(msg)
+    return found
+
+
+def lost_turns(connection: sqlite3.Connection, scope: SessionScope, seqs: Sequence[int], end: int) -> list[Turn]:
+    """Report positions that have message ids but no row, as turns with a problem.
+
+    A damaged index hides rows without an error. Deleting a row deletes its message ids too, so a deleted turn is not
+    taken for lost.
+
+    Args:
+        connection: The connection.
+        scope: The session.
+        seqs: Positions in descending order: those of the rows read, and an upper end. The gaps between them are
+            searched.
+        end: The lowest position, exclusive.
+
+    Returns:
+        Newest first; at most one for each gap.
+    """
+    lost: list[Turn] = []
+    for below, above in pairwise([*(seq for seq in seqs if seq > end), end]):
+        if below - above > 1:
+            given = {"user": scope.user_id, "session": scope.session_id, "above": above, "below": below}
+            row = connection.execute(LOST, given).fetchone()
+            if row:
+                problem = f"turn {row[0]}: its row is not found, the file is damaged: {REPAIR}"
+                lost.append(Turn(row[0], 0, "", None, [], [], problems=[problem]))
+    return lost
+
+
+def checksum_of(text: str | bytes) -> int:
+    """Return the checksum of a turn's messages, stored beside them: a flipped bit in a text still leaves a text."""
+    return zlib.crc32(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+
+
+def fits_checksum(row: Mapping[str, Any]) -> bool:
+    """Return whether a row's messages match their checksum; rows of memkit 0.1.0 have none and pass."""
+    known = row.get("checksum")
+    if known is None:
+        return True
+    messages = row["messages"]
+    return isinstance(messages, (str, bytes)) and known == checksum_of(messages)
+
+
+def parse_json(text: object) -> Any:
+    """Parse the JSON of a cell; None, which is never stored, if it is damaged."""
+    try:
+        return json.loads(text)  # type: ignore[arg-type]  # a damaged cell may hold anything
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def date_of(seconds: Any) -> datetime | None:
+    """Return a datetime from stored seconds; None if damaged or out of range."""
+    try:
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
+
+
+def iso_date_of(text: object) -> datetime | None:
+    """Return a datetime from stored ISO 8601 text; None if damaged."""
+    try:
+        return datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+
+
+MAX_TURN = 16 * 2**20  # bytes, the limit of a MongoDB document, so that every turn stored here can be migrated there
+
+
+class Operations:
+    """Operations on the table `turns`. Each takes the connection last, so that the store can bind the rest."""
+
+    def __init__(self, database: Database, ttl: float | None, token_counter: TokenCounter | None, now: Now) -> None:
+        check_seconds(ttl, "ttl", none="to keep turns", most=math.inf)
+        self._database = database
+        self.ttl = ttl
+        self._counter = token_counter
+        self._now = now
+
+    def _parameters(self, scope: SessionScope, **more: Any) -> dict[str, Any]:
+        return {"user": scope.user_id, "session": scope.session_id, "now": self._now().timestamp(), **more}
+
+    def _head(self, connection: sqlite3.Connection, scope: SessionScope) -> SessionHead | None:
+        row = connection.execute(
+            f"SELECT seq, epoch, base FROM turns WHERE {HERE} AND {LIVE} AND {SOUND} ORDER BY seq DESC LIMIT 1",
+            self._parameters(scope),
+        ).fetchone()
+        return SessionHead(*row) if row else None
+
+    def _purged(self, connection: sqlite3.Connection, user_id: str) -> int:
+        """Return the epoch of the user's last purge (0: none), kept under a session id that no caller can pass."""
+        head = self._head(connection, SessionScope(user_id, "")) if user_id else None
+        return head.epoch if head else 0
+
+    def _page_back(
+        self,
+        scope: SessionScope,
+        older: tuple[int, int] | None,
+        limit: int,
+        enough: PageLimit,
+        floor: int,
+        connection: sqlite3.Connection,
+    ) -> Page:
+        before, base = older or (MOST + 1, 0)
+        # `base` is the position of the last tombstone: rows up to it are void, even if their deletion is not
+        # finished.
+        base = max(base, floor - 1)
+        found = connection.execute(
+            f"SELECT *, {SOUND} AS sound FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
+            " ORDER BY seq DESC LIMIT :limit",
+            self._parameters(scope, before=before, base=base, limit=limit),
+        )
+        rows = check_owner(found, scope)
+        # A damaged row cannot tell where the session ends: one with a wild position would hide all others.
+        head = next((SessionHead(row["seq"], row["epoch"], row["base"]) for row in rows if row["sound"]), EMPTY)
+        if older is None:
+            base = max(base, head.base) if rows else 0
+        # An empty session has no epoch. Its turns are given that of the user's last purge instead, by which a later
+        # append notices a purge of a session that held nothing.
+        epoch = head.epoch or self._purged(connection, scope.user_id)
+        shown = (row for row in rows if row["seq"] > base and row["is_deleted"] != 1)
+        # The rows are decoded lazily: the rest of the page is not, once it holds enough.
+        turns, stopped = until_limit((self._turn(row, enough.messages) for row in shown), enough)
+        last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
+        # Gaps are looked for among all rows, hidden ones included: a soft-deleted turn is not lost.
+        lost = lost_turns(connection, scope, [before, *(row["seq"] for row in rows if row["seq"] > base)], last or base)
+        if lost:
+            turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
+        return Page(turns, head.seq, epoch, self._now(), (last, base) if last > base + 1 else None)
+
+    def _page_forward(
+        self, scope: SessionScope, after: int | None, limit: int, hidden: bool, connection: sqlite3.Connection
+    ) -> tuple[list[Turn], int | None]:
+        head = self._head(connection, scope) or EMPTY
+        found = connection.execute(
+            f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after AND seq <= {MOST} ORDER BY seq LIMIT :limit",
+            self._parameters(scope, after=max(after or 0, head.base), limit=limit),
+        )
+        rows = check_owner(found, scope)
+        turns = [self._turn(row) for row in rows if hidden or row["is_deleted"] != 1]
+        # On the last page the gap behind the last row counts as well.
+        end = [] if len(rows) == limit else [MOST + 1]
+        seqs = [*end, *(row["seq"] for row in reversed(rows))]
+        lost = lost_turns(connection, scope, seqs, max(after or 0, head.base))
+        if lost:
+            turns = sorted([*turns, *lost], key=lambda turn: turn.seq)
+        return turns, rows[-1]["seq"] if len(rows) == limit else None
+
+    def _turn(self, row: sqlite3.Row, newest: int | None = None) -> Turn:
+        data = dict(row)
+        sound = fits_checksum(data)
+        for name in ("messages", "tokens"):
+            data[name] = parse_json(data[name])
+        data["createdAt"] = iso_date_of(data["created_at"])
+        data["isDeleted"] = row["is_deleted"] == 1
+        data["expiresAt"] = date_of(row["expires_at"])
+        if not sound:
+            data["messages"] = None
+        turn = read_turn(data, self._counter, newest)
+        if not sound:
+            turn.problems[:] = [f"turn {turn.seq}: damaged, its messages do not fit their checksum"]
+        return turn
+
+    def _unowned(self, session_id: str, connection: sqlite3.Connection) -> str | None:
+        row = connection.execute(
+            f"SELECT op FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' AND NOT is_deleted LIMIT 1",
+            self._parameters(SessionScope("", session_id)),
+        ).fetchone()
+        return row and str(row[0])
+
+    def _stored_ids(self, scope: SessionScope, ids: Sequence[str], connection: sqlite3.Connection) -> set[str]:
+        known = connection.execute(
+            "SELECT DISTINCT m.message_id FROM message_ids m JOIN turns t USING (user_id, session_id, seq)"
+            " WHERE m.user_id = :user AND m.session_id = :session"
+            " AND m.message_id IN (SELECT value FROM json_each(:ids))"
+            " AND (t.expires_at IS NULL OR t.expires_at > :now) AND NOT t.is_deleted",
+            self._parameters(scope, ids=json.dumps(list(ids))),
+        )
+        return {row[0] for row in known} & set(ids)
+
+    def _sessions(self, user_id: str, hidden: bool, connection: sqlite3.Connection) -> list[SessionInfo]:
+        shown = "" if hidden else "AND NOT is_deleted"
+        rows = connection.execute(
+            "SELECT session_id, COUNT(*), MIN(created_at), MAX(created_at) FROM turns WHERE user_id = :user"
+            f" AND kind = 'turn' {shown} AND {LIVE} GROUP BY session_id ORDER BY MAX(created_at) DESC",
+            self._parameters(SessionScope(user_id, "")),
+        )
+        return [
+            SessionInfo(session, count, iso_date_of(first), iso_date_of(last)) for session, count, first, last in rows
+        ]
+
+    def _append(
+        self,
+        scope: SessionScope,
+        batch: Batch,
+        expected_seq: int | None,
+        origin: ReadVersion,
+        connection: sqlite3.Connection,
+    ) -> int:
+        self._expire(connection, scope)
+        head = self._head(connection, scope)
+        # Idempotency comes before every other check: a retry whose first try was stored must succeed, although the
+        # session has moved on since. Of an interrupted import only the missing rows are inserted.
+        stored = self._stored_rows(connection, scope, [row.op for row in batch.rows])
+        last = 0
+        for index, row in enumerate(batch.rows):
+            if row.op in stored:
+                last = stored_or_conflict(batch, index, stored[row.op])
+        if len(stored) == len(batch.rows):
+            return last
+        # `BEGIN IMMEDIATE` holds the write lock, so no clear can come between this check and the insert.
+        if not may_append(head, origin, self._purged(connection, scope.user_id), self._now()):
+            msg = f"session {scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
+            raise StaleTurnError(msg, **batch.error_context)
+        if expected_seq is not None and expected_seq != (head or EMPTY).seq:
+            msg = f"expected the session at position {expected_seq}, it is at {(head or EMPTY).seq}; read it again"
+            raise HistoryConflictError(msg, **batch.error_context)
+        # The first turn of a session draws its epoch; later ones copy it. Damaged rows count too: their positions are
+        # still taken.
+        head = (head or SessionHead(0, new_epoch(), 0))._replace(seq=self._last(connection, scope, head))
+        for row in batch.rows:
+            if row.op not in stored:
+                head = head._replace(seq=head.seq + 1)
+                self._insert(connection, scope, head, "turn", row)
+        return head.seq
+
+    def _stored_rows(self, connection: sqlite3.Connection, scope: SessionScope, ops: list[str]) -> dict[str, Turn]:
+        rows = connection.execute(
+            f"SELECT * FROM turns WHERE {HERE} AND op IN (SELECT value FROM json_each(:ops))",
+            self._parameters(scope, ops=json.dumps(ops)),
+        )
+        return {row["op"]: self._turn(row) for row in check_owner(rows, scope)}
+
+    def _insert(
+        self,
+        connection: sqlite3.Connection,
+        scope: SessionScope,
+        head: SessionHead,
+        kind: Literal["turn", "clear", "purge"],
+        row: TurnRow,
+    ) -> None:
+        now = row.created_at or self._now()
+        expires: float | None = None
+        if kind != "turn":
+            expires = (now + MARKER_TTL).timestamp()
+        elif self.ttl is not None:
+            expires = now.timestamp() + self.ttl
+        elif row.expires_at is not None:
+            expires = row.expires_at.timestamp()
+        messages = json.dumps(row.messages, ensure_ascii=False)
+        # the number of characters first, which is free: it is at most the number of bytes
+        if len(messages) > MAX_TURN or len(messages.encode()) > MAX_TURN:
+            msg = (
+                f"a turn is larger than {MAX_TURN >> 20} MB, the most of every store. Nothing was stored. Keep large "
+                "content elsewhere, and what leads to it in the message"
+            )
+            raise MessageTooLargeError(msg)
+        connection.execute(
+            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *scope,
+                head.seq,
+                row.op,
+                kind,
+                FORMAT_VERSION,
+                head.epoch,
+                head.base,
+                now.isoformat(),
+                expires,
+                int(row.is_deleted),
+                messages,
+                json.dumps(row.tokens),
+                counter_name(self._counter),
+                checksum_of(messages),
+            ),
+        )
+        # An id with a lone surrogate is encoded as a tagged value, not as text, so it cannot be looked up.
+        ids = {i for data in row.messages if isinstance(i := data.get("id"), str)}
+        connection.executemany("INSERT INTO message_ids VALUES (?, ?, ?, ?)", [(*scope, i, head.seq) for i in ids])
+
+    def _last(self, connection: sqlite3.Connection, scope: SessionScope, head: SessionHead | None) -> int:
+        """Return the last position ever taken in this session, including turns whose row is damaged."""
+        (known,) = connection.execute(
+            f"SELECT MAX(seq) FROM message_ids WHERE {HERE} AND seq <= {MOST}", self._parameters(scope)
+        ).fetchone()
+        return max((head or EMPTY).seq, known or 0)
+
+    def _expire(self, connection: sqlite3.Connection, scope: SessionScope) -> None:
+        """Delete expired rows: all of this session, to free their positions and turn ids, and up to 100 others."""
+        parameters = self._parameters(scope)
+        # the plus signs keep SQLite from walking the whole session: few rows expire, and they have an index
+        here = "+user_id = :user AND +session_id = :session"
+        connection.execute(f"DELETE FROM turns WHERE expires_at <= :now AND {here}", parameters)
+        connection.execute(
+            "DELETE FROM turns WHERE rowid IN (SELECT rowid FROM turns WHERE expires_at <= :now LIMIT 100)", parameters
+        )
+
+    def _flag(self, scope: SessionScope, turn: int | str, deleted: bool, connection: sqlite3.Connection) -> bool:
+        column = "op" if isinstance(turn, str) else "seq"
+        cursor = connection.execute(
+            f"UPDATE turns SET is_deleted = :deleted WHERE {HERE} AND {column} = :turn AND kind = 'turn'",
+            self._parameters(scope, turn=turn, deleted=int(deleted)),
+        )
+        return cursor.rowcount > 0
+
+    def _void(
+        self, connection: sqlite3.Connection, scope: SessionScope, kind: Literal["clear", "purge"] = "clear"
+    ) -> int:
+        """Insert a tombstone at the end of the session, delete everything older, and return how many turns that was."""
+        self._expire(connection, scope)
+        seq = self._last(connection, scope, self._head(connection, scope)) + 1
+        # The tombstone carries a new epoch, and its own position as base: readers stop at it, and a turn that began
+        # in the old epoch is refused, so that the text it was based on does not come back. It stays for two hours
+        # (see `admits`).
+        self._insert(connection, scope, SessionHead(seq, new_epoch(), seq), kind, TurnRow(f"{kind}:{uuid4()}", [], []))
+        parameters = self._parameters(scope, seq=seq)
+        (turns,) = connection.execute(
+            f"SELECT COUNT(*) FROM turns WHERE {HERE} AND seq <> :seq AND kind = 'turn'", parameters
+        ).fetchone()
+        connection.execute(f"DELETE FROM turns WHERE {HERE} AND seq <> :seq", parameters)
+        return int(turns)
+
+    def _purge(self, user_id: str, connection: sqlite3.Connection) -> dict[str, int]:
+        # First the tombstone of the user: it refuses turns of sessions that hold no rows yet, which get none of their
+        # own.
+        self._void(connection, SessionScope(user_id, ""), "purge")
+        names = connection.execute(
+            "SELECT DISTINCT session_id FROM turns WHERE user_id = ? AND session_id <> '' ORDER BY 1", (user_id,)
+        ).fetchall()
+        deleted = [self._void(connection, SessionScope(user_id, name)) for (name,) in names]
+        return {"sessions": sum(1 for n in deleted if n), "turns": sum(deleted)}
+
+
+class SQLiteTurnStore(Operations, Transactions):
+    """The turn store on SQLite, as flows of a step or two each."""
+
+    layout = "turns"
+
+    async def setup(self) -> None:
+        """Open the file, which creates its tables."""
+        await self._read(lambda connection: None)
+
+    async def page_back(
+        self, scope: SessionScope, older: tuple[int, int] | None, limit: int, enough: PageLimit, floor: int = 0
+    ) -> Page:
+        """Return a page of turns before `older` = (seq, base), newest first, down to position `floor`."""
+        return await self._read(partial(self._page_back, scope, older, limit, enough, floor))
+
+    async def page_forward(
+        self, scope: SessionScope, after: int | None, limit: int, *, hidden: bool = False
+    ) -> tuple[list[Turn], int | None]:
+        """Return a page of turns after a position, oldest first, and the position to continue from (None: the end).
+
+        Args:
+            scope: The session.
+            after: The position; None for all.
+            limit: The greatest number of rows.
+            hidden: Include soft-deleted turns.
+        """
+        return await self._read(partial(self._page_forward, scope, after, limit, hidden))
+
+    async def unowned(self, session_id: str) -> str | None:
+        """Return the op of a turn of this session that was stored without a user; None if there is none."""
+        return await self._read(partial(self._unowned, session_id))
+
+    async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
+        """Return those of the ids that belong to live messages of the session."""
+        return await self._read(partial(self._stored_ids, scope, ids))
+
+    async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
+        """Return the user's sessions, most recently used first; `hidden` counts soft-deleted turns as well."""
+        return await self._read(partial(self._sessions, user_id, hidden))
+
+    async def owners(self) -> list[str]:
+        """Return every user id that has turns."""
+
+        def distinct(connection: sqlite3.Connection) -> list[str]:
+            rows = connection.execute("SELECT DISTINCT user_id FROM turns WHERE kind = 'turn' ORDER BY 1")
+            return [row[0] for row in rows]
+
+        return await self._read(distinct)
+
+    async def append(self, scope: SessionScope, batch: Batch, expected_seq: int | None, origin: ReadVersion) -> int:
+        """Store a batch in one transaction, and return the position of its last row."""
+        work = partial(self._append, scope, batch, expected_seq, origin)
+        return await self._write(work, **batch.error_context)
+
+    async def flag(self, scope: SessionScope, turn: int | str, *, deleted: bool) -> bool:
+        """Set or remove the soft-delete flag of a turn, and return whether there is such a turn."""
+        return await self._write(partial(self._flag, scope, turn, deleted))
+
+    async def clear(self, scope: SessionScope) -> None:
+        """Insert a tombstone into the session and delete everything older."""
+        await self._write(lambda connection: self._void(connection, scope), deleting=True)
+        await self._erase(moved=True)
+
+    async def purge(self, user_id: str) -> dict[str, int]:
+        """Insert a tombstone into every session of the user, delete everything else, and return counts."""
+        counts = await self._write(partial(self._purge, user_id), deleting=True)
+        await self._erase(moved=True)
+        return counts
 
 
 class SQLiteOptions(TypedDict, total=False):
@@ -29,26 +489,27 @@ class SQLiteOptions(TypedDict, total=False):
 class SQLiteChatMessageHistory(TurnHistory):
     """A chat history in one SQLite file: durable, atomic turns, no server. The default for one machine.
 
-    A LangChain chat history: use it wherever one is taken. Safe with threads and with several processes on one file
-    (not on a network drive). No I/O happens before the first use.
+    It is a LangChain chat history: use it wherever one is accepted. Safe with threads and with several processes on one
+    file (not on a network drive). No I/O happens before the first use.
 
     Args:
-        path: The file; created at first use, its folder must exist. `":memory:"` keeps it in this object (or factory).
+        path: The file; created at first use, its folder must exist. `":memory:"` keeps the data in this object (or
+            factory).
         session_id: The conversation, 1 to 512 bytes.
-        user_id: Whose it is. Histories of the same session id and different users never meet.
-        history_size: `messages` returns at most this many, cut at a turn. None returns all.
-        ttl: Seconds after which a turn disappears. None keeps it.
+        user_id: The owner. Histories of the same session id and different users share nothing.
+        history_size: The greatest number of messages in `messages`, cut at a turn. None returns all.
+        ttl: Seconds after which a turn expires. None keeps it.
         token_counter: Counts tokens of messages when they are stored: None or `"approximate"` (fast), an OpenAI
             encoding or model (`"o200k_base"`, `"gpt-4o"`: exact, extra `tokens`), a function of messages, or a model.
-            Stored counts serve whoever counts with the same name.
+            Stored counts are reused by every reader whose counter has the same name.
         on_corrupt: `"report"` leaves damaged messages out and logs them, `"raise"` raises `MessageDecodeError`.
         timeout: Seconds to wait for another process that is writing.
-        file_mode: The rights of the file if it is made here, with its -wal and -shm: 0o600 by default, which is the
-            owner's alone; 0o660 shares it with a group. A file that is there keeps its own.
+        file_mode: The permissions of the file, its -wal and its -shm if they are created here: 0o600 by default, for
+            the owner alone; 0o660 shares it with a group. An existing file keeps its own.
         now: The clock, for tests.
 
     Raises:
-        TypeError: An id is no string.
+        TypeError: An id is not a string.
         ValueError: An id is empty or malformed, or another argument is wrong.
 
     Example:
@@ -90,14 +551,14 @@ class SQLiteChatMessageHistory(TurnHistory):
         path: str | os.PathLike[str],
         **options: Unpack[SQLiteOptions],
     ) -> HistoryFactory[Self]:
-        """A `get_session_history(session_id, user_id=None)` for this file.
+        """Return a `get_session_history(session_id, user_id=None)` for this file.
 
         Args:
-            path: As in the class.
+            path: The file, as in the class.
             **options: The class's further arguments, by the same names, and those of your subclass.
 
         Returns:
-            A callable that makes histories of this class, with `list_sessions`, `purge`, `setup` and `close`.
+            A callable that creates histories of this class, with `list_sessions`, `purge`, `setup` and `close`.
 
         Raises:
             ConfigurationError: There is no such argument, or the constructor of your subclass takes others.

@@ -1,4 +1,4 @@
-"""What is in a SQLite file, and whether it is well: looked at without changing its content."""
+"""Inspection of a SQLite file: its tables and its health, without changing its content."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, access_to, address_of, explained
-from langchain_memkit.backends.sqlite.rows import checksum_of
+from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, explain_error, file_access, uri_of
+from langchain_memkit.backends.sqlite.history import checksum_of
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 
 __all__ = [
-    "Fault",
     "FileFacts",
+    "SchemaFault",
     "build_missing",
     "count_records",
     "inspect_file",
@@ -33,8 +33,8 @@ CHANGED = "SELECT COUNT(*) FROM turns WHERE checksum <> memkit_checksum(CAST(mes
 SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
 
 
-class Fault(NamedTuple):
-    """A table, an index or a trigger that is not as it should be."""
+class SchemaFault(NamedTuple):
+    """A table, index or trigger that is missing or differs from the expected one."""
 
     name: str
     state: str  # "missing" or "wrong"
@@ -42,35 +42,35 @@ class Fault(NamedTuple):
 
 
 class FileFacts(NamedTuple):
-    """What `inspect_file` found; sizes are in bytes."""
+    """The findings of `inspect_file`; sizes are in bytes."""
 
     tables: frozenset[str]
     version: int
     known_version: int
     journal_mode: str
     problems: list[str]
-    faults: list[Fault]
+    faults: list[SchemaFault]
     size: int
     unused: int
     log_size: int
     disk_free: int
-    modes: dict[str, int]  # the rights of the file and of those beside it, by name
+    modes: dict[str, int]  # the permissions of the file and its write-ahead log, by name
 
 
 def library_version() -> str:
-    """The version of SQLite itself."""
+    """Return the version of the SQLite library."""
     return sqlite3.sqlite_version
 
 
 def is_sqlite(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a SQLite database; an empty file is one without tables."""
+    """Return whether a file is a SQLite database; an empty file counts as one without tables."""
     with Path(path).open("rb") as file:
         head = file.read(len(MAGIC))
     return head in (MAGIC, b"")
 
 
 def tables_of(path: str | os.PathLike[str], timeout: float = 5.0) -> frozenset[str]:
-    """The names of the tables of a file.
+    """Return the names of the tables in a file.
 
     Raises:
         HistoryReadError: It cannot be read.
@@ -80,7 +80,7 @@ def tables_of(path: str | os.PathLike[str], timeout: float = 5.0) -> frozenset[s
 
 
 def is_foreign(path: str | os.PathLike[str], timeout: float = 5.0) -> bool:
-    """Whether a file has tables, and none of them is called like one of memkit's.
+    """Return whether a file has tables, none of which has the name of one of memkit's.
 
     Raises:
         HistoryReadError: It cannot be read.
@@ -90,7 +90,7 @@ def is_foreign(path: str | os.PathLike[str], timeout: float = 5.0) -> bool:
 
 
 def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFacts:
-    """Looks at a file: format, integrity (reads all of it), missing parts, room.
+    """Inspect a file: format, integrity (reads all of it), missing parts, disk space.
 
     Args:
         path: The file; it must exist.
@@ -101,13 +101,14 @@ def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFact
     """
     name = os.fspath(path)
     log = Path(f"{name}-wal")
-    log_size = log.stat().st_size if log.exists() else 0  # reading may fold it in
+    log_size = log.stat().st_size if log.exists() else 0  # before opening: reading may checkpoint the log
     with _reading(name, timeout) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (journal_mode,) = connection.execute("PRAGMA journal_mode").fetchone()
         present = {(row[0], row[1]): row[2] for row in connection.execute(SCHEMA)}
         rows = connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})").fetchall()
         problems = [str(row[0]) for row in rows if row[0] != "ok"]
+        # Older formats have no checksums: the trigger came with their column.
         if not problems and ("trigger", "turns_edited") in present:
             connection.create_function("memkit_checksum", 1, checksum_of, deterministic=True)
             (changed,) = connection.execute(CHANGED).fetchone()
@@ -129,8 +130,13 @@ def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFact
     )
 
 
-def build_missing(path: str | os.PathLike[str], faults: list[Fault], timeout: float = 30.0) -> None:
-    """Makes the missing indexes and triggers, in one transaction; tables are never made here.
+def build_missing(path: str | os.PathLike[str], faults: list[SchemaFault], timeout: float = 30.0) -> None:
+    """Create the missing indexes and triggers, in one transaction; never tables.
+
+    Args:
+        path: The file.
+        faults: The findings of `inspect_file`.
+        timeout: Seconds to wait for another process.
 
     Raises:
         HistoryWriteError: It cannot be done; nothing was changed.
@@ -143,12 +149,12 @@ def build_missing(path: str | os.PathLike[str], faults: list[Fault], timeout: fl
                     connection.execute(fault.sql)
             connection.execute("COMMIT")
     except FAILURES as error:
-        msg = f"cannot write {path}: {explained(error)}. Nothing was changed."
+        msg = f"cannot write {path}: {explain_error(error)}. Nothing was changed."
         raise HistoryWriteError(msg) from error
 
 
 def count_records(path: str | os.PathLike[str], user_id: str, timeout: float = 5.0) -> int:
-    """How many vectors of a user there are, without an embedding model.
+    """Return the number of a user's vector records, without an embedding model.
 
     Raises:
         HistoryReadError: It cannot be read.
@@ -160,29 +166,29 @@ def count_records(path: str | os.PathLike[str], user_id: str, timeout: float = 5
 
 @contextmanager
 def _reading(path: str | os.PathLike[str], timeout: float) -> Iterator[sqlite3.Connection]:
-    """A connection that makes no file and no table, not even in an older format."""
+    """Open a connection that creates no file and no table, and migrates nothing."""
     name = os.path.abspath(path)
-    # where it may be written to, it is: a read-only connection leaves the files of the write-ahead log behind
-    address = address_of(name, access_to(name))
+    # With write access it is opened for writing: a read-only connection leaves the -wal and -shm files behind
+    address = uri_of(name, file_access(name))
     try:
         with closing(sqlite3.connect(address, uri=True, timeout=timeout)) as connection:
             yield connection
     except FAILURES as error:
-        msg = f"cannot read {name}: {explained(error)}"
+        msg = f"cannot read {name}: {explain_error(error)}"
         raise HistoryReadError(msg) from error
 
 
-def _faults(present: dict[tuple[str, str], str], version: int) -> Iterator[Fault]:
-    """What a file of this version should have, and has not."""
+def _faults(present: dict[tuple[str, str], str], version: int) -> Iterator[SchemaFault]:
+    """Yield the parts that a file of this version should have, but are missing or different."""
     for key, sql in _expected(version).items():
         if key not in present:
-            yield Fault(key[1], "missing", sql)
+            yield SchemaFault(key[1], "missing", sql)
         elif _plain(present[key]) != _plain(sql):
-            yield Fault(key[1], "wrong", sql)
+            yield SchemaFault(key[1], "wrong", sql)
 
 
 def _expected(version: int) -> dict[tuple[str, str], str]:
-    """What a file of this version has, as (type, name): SQL."""
+    """Return the schema of a file of this version, as (type, name): SQL."""
     with closing(sqlite3.connect(":memory:")) as connection:
         for script in MIGRATIONS[:version]:
             connection.executescript(script)

@@ -1,4 +1,4 @@
-"""`SQLiteKeyValueStore`: values under keys, in the file of the chat histories or in one of their own."""
+"""`SQLiteKeyValueStore`: values under keys, in the file of the chat histories or in one of its own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_memkit.backends._key_value.data import KeyRange, Stored
-from langchain_memkit.backends._key_value.verbs import KeyValueStore, V
-from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Database, shared_database
-from langchain_memkit.backends.sqlite.rows import loaded
-from langchain_memkit.backends.sqlite.transactions import Transactions
+from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Database, Transactions, shared_database
+from langchain_memkit.backends.sqlite.history import parse_json
 from langchain_memkit.messages.codec import FORMAT_VERSION
+from langchain_memkit.stores.key_value import KeyRange, KeyValueStore, StoredValue, V
 
 IN_RANGE = "key >= :begin AND key < :end"
 UPSERT = (
@@ -25,21 +23,21 @@ DELETE = "DELETE FROM key_values WHERE key IN (SELECT value FROM json_each(?))"
 class SQLiteKeyValueStore(KeyValueStore[V]):
     """Values under text keys in one SQLite file: a LangChain `BaseStore`, durable, no server.
 
-    For what belongs to a user rather than to a conversation. Values are dicts, bytes (as `CacheBackedEmbeddings` and
-    `create_kv_docstore` store them) or Documents (`ParentDocumentRetriever`). A type checker is told which:
-    `SQLiteKeyValueStore[bytes](...)`; without brackets it is dicts. Everything of a user lies under
+    Use it for data of a user rather than of a conversation. Values are dicts, bytes (as `CacheBackedEmbeddings` and
+    `create_kv_docstore` store them) or Documents (`ParentDocumentRetriever`). Tell a type checker which:
+    `SQLiteKeyValueStore[bytes](...)`; without brackets it is dicts. All data of a user has keys under
     `user_prefix(user_id)` of `langchain_memkit.base`, which `purge` deletes. Safe with threads and with several
     processes on one file; the file may hold chat histories as well. A `mset` is one transaction: all of it or nothing.
     Of two writers on one key the last one wins. No I/O happens before the first use.
 
     Args:
-        path: The file; created at first use, its folder must exist. `":memory:"` keeps it in this object.
+        path: The file; created at first use, its folder must exist. `":memory:"` keeps the data in this object.
         timeout: Seconds to wait for another process that is writing.
-        file_mode: The rights of the file if it is made here, with its -wal and -shm: 0o600 by default, which is the
-            owner's alone; 0o660 shares it with a group. A file that is there keeps its own.
+        file_mode: The permissions of the file, its -wal and its -shm if they are created here: 0o600 by default, for
+            the owner alone; 0o660 shares it with a group. An existing file keeps its own.
 
     Raises:
-        TypeError: The path is no file name.
+        TypeError: The path is not a file name.
 
     Example:
         >>> from langchain_memkit.base import user_prefix
@@ -57,17 +55,17 @@ class SQLiteKeyValueStore(KeyValueStore[V]):
         self._path = database.path
 
     def __repr__(self) -> str:
-        """Names the file."""
+        """Show the file."""
         return f"{type(self).__name__}({self._path!r})"
 
 
 class _Rows(Transactions):
-    """Flows on the table `key_values`."""
+    """The SQL of the table `key_values`, as flows."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def get(self, keys: Sequence[str]) -> dict[str, Stored]:
+    async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
         def select(connection: sqlite3.Connection) -> list[sqlite3.Row]:
             return connection.execute(
                 "SELECT key, value, v FROM key_values WHERE key IN (SELECT value FROM json_each(?))",
@@ -75,7 +73,7 @@ class _Rows(Transactions):
             ).fetchall()
 
         rows = await self._read(select)
-        return {row["key"]: Stored(loaded(row["value"]), row["v"]) for row in rows}
+        return {row["key"]: StoredValue(parse_json(row["value"]), row["v"]) for row in rows}
 
     async def set(self, values: dict[str, Any]) -> None:
         rows = _rows_of(values)
@@ -89,6 +87,7 @@ class _Rows(Transactions):
         rows = _rows_of(values)
 
         def write(connection: sqlite3.Connection) -> tuple[bool, int]:
+            # The check and the writes are one transaction: nobody can delete the key in between.
             if connection.execute("SELECT 1 FROM key_values WHERE key = ?", (key,)).fetchone() is None:
                 return False, 0
             connection.executemany(UPSERT, rows)

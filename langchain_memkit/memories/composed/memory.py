@@ -1,51 +1,252 @@
-"""`ComposedMemory`: several memories as one."""
+"""Several memories as one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from langchain_core.messages import BaseMessage
-from langchain_core.runnables import Runnable
+from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.runnables import Runnable, RunnablePassthrough
 
-from langchain_memkit._sync import Step, adrive, call_user_function, drive
-from langchain_memkit.base import Memory, MemoryFactory, Query, SavedTurn, TokenCounterLike, check_arguments
+from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_function, drive
+from langchain_memkit.base import (
+    Memory,
+    MemoryFactory,
+    Query,
+    SavedTurn,
+    SessionInfo,
+    TokenCounter,
+    TokenCounterLike,
+    check_arguments,
+    check_id,
+)
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.composed.composing import Composer, Found, Place
-from langchain_memkit.memories.composed.factory import ComposedMemoryFactory
 from langchain_memkit.memories.composed.sources import Source, checked_policy, load_all, source_of
-from langchain_memkit.memories.telling import OnLoadError, name_of, on_all, save_all, take_back
-from langchain_memkit.messages.counting import approximate_tokens
-from langchain_memkit.messages.notes import Template, apart, framed, recalled
+from langchain_memkit.memories.fanout import OnLoadError, call_all, name_of, save_all, undo_if_deleted
+from langchain_memkit.memories.retriever import RetrieverMemory
+from langchain_memkit.messages.notes import (
+    Record,
+    Template,
+    new_records,
+    note_message,
+    render_notes,
+    split_notes,
+    tag_source,
+    with_records,
+)
+from langchain_memkit.messages.text import escaped, one_line
+from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, resolve_counter
+from langchain_memkit.messages.trimming import group_starts, leading_system_count, turn_starts, whole_tool_groups
+from langchain_memkit.preprocessors.budget import checked_size
 
-__all__ = ["ComposedMemory"]
+__all__ = ["ComposedMemory", "ComposedMemoryFactory", "Composer", "Place", "SourceRecords", "llama_index_template"]
+
+INTRO = "Below are a set of relevant dialogues retrieved from potentially several memory sources:"
+OUTRO = "This is the end of the retrieved message dialogues."
+ROLES = {"human": "USER", "ai": "ASSISTANT"}
+CALLS = re.compile(r"\[calls .*\]", re.DOTALL)  # a message that says nothing else
+
+
+def llama_index_template(records: Sequence[Record]) -> str:
+    r"""Render records as the notebook on LlamaIndex's `SimpleComposableMemory` prints them, for `position="system"`.
+
+    As there, a message that only calls tools is rendered as `None`; dates and sources are left out, and nothing says
+    that the records are no instructions. Unlike there, further lines of a message are indented, so that a message
+    cannot imitate the end of the records or another speaker. The lines of `=====` that LlamaIndex itself puts around
+    each source are neither in that notebook's output nor here.
+
+    Args:
+        records: In the order in which they are shown.
+
+    Example:
+        >>> llama_index_template([Record("Bob likes burgers.", role="human")]).splitlines()[4]
+        '\tUSER: Bob likes burgers.'
+    """
+    lines = [f"\t{_line(who, text)}" for record in records for who, text in _spoken(record)]
+    return "\n".join([INTRO, "", "", "", *lines, "", "", "", OUTRO])
+
+
+def _line(who: str, text: str) -> str:
+    if who == "ai" and (not text or CALLS.fullmatch(text)):
+        text = "None"
+    role = ROLES.get(who) or one_line(who).upper() or "RECORD"
+    return f"{role}: " + "\n\t  ".join(escaped(text).splitlines())
+
+
+def _spoken(record: Record) -> Iterator[tuple[str, str]]:
+    """Yield speaker and words of each message in a record; its text holds a line `speaker: words` for each message."""
+    at = 0
+    lines: list[tuple[str, str]] = []
+    for _, words in record.parts:
+        begin = record.text.find(f": {words}", at)
+        if begin < 0:
+            lines = []
+            break
+        lines.append((record.text[at:begin].strip(), words))
+        at = begin + len(": ") + len(words)
+    yield from lines or [(record.role or record.about, record.text)]
+
+
+Place: TypeAlias = Literal["before_input", "system"]
+
+
+class SourceRecords(NamedTuple):
+    """Records that one source recalled, and how many tokens of them may be shown (None: no limit)."""
+
+    records: Sequence[Record]
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Composer:
+    """Merges messages and records into one list; `ComposedMemory` documents the options."""
+
+    max_tokens: int | None
+    position: Place
+    template: Template
+    counter: TokenCounter
+
+    @classmethod
+    def of(cls, max_tokens: Any, position: Any, template: Any, token_counter: TokenCounterLike) -> Composer:
+        """Validate the options."""
+        if max_tokens is not None:
+            checked_size(max_tokens, "max_tokens", 1)
+        if position not in ("before_input", "system"):
+            msg = f"position must be 'before_input' or 'system', not {position!r:.50}"
+            raise ConfigurationError(msg)
+        if template is not None and not callable(template):
+            msg = f"template must be a function from records to text, not {type(template).__name__}"
+            raise ConfigurationError(msg)
+        return cls(max_tokens, position, template or render_notes, resolve_counter(token_counter))
+
+    def kept(self, dialogue: list[BaseMessage]) -> list[BaseMessage]:
+        """Return the messages that are shown in any case: all, or with a budget the lead and the newest turn.
+
+        The lead is made of the system messages and summaries before the first turn.
+        """
+        starts = _turns(dialogue)
+        if self.max_tokens is None or not starts:
+            return dialogue
+        return [*dialogue[: starts[0]], *dialogue[starts[-1] :]]
+
+    def compose(self, dialogue: list[BaseMessage], found: Sequence[SourceRecords]) -> list[BaseMessage]:
+        """Return the dialogue and all records that fit, without duplicates.
+
+        Args:
+            dialogue: Messages, oldest first, without records.
+            found: Records by source, the most important source first.
+        """
+        shown = self.kept(dialogue)
+        room = None if self.max_tokens is None else self.max_tokens - sum(count_tokens(shown, self.counter))
+        records: list[Record] = []
+        for source in found:
+            new = new_records(source.records, shown, records)
+            records += self._fitting(new, shown, records, room, source.max_tokens)
+        # Older turns get what the records leave of the budget: records answer the question, older turns may not.
+        older = [] if room is None else self._older_turns(dialogue, room - self._added(shown, records))
+        lead = leading_system_count(shown)
+        # Deduplicate again: an older turn that still fitted, or a larger record of a later source, may contain a
+        # record.
+        return self.place([*shown[:lead], *older, *shown[lead:]], new_records(records, older))
+
+    def place(self, messages: list[BaseMessage], records: Sequence[Record]) -> list[BaseMessage]:
+        """Insert the records into the messages at the configured position."""
+        if not records:
+            return list(messages)
+        if self.position == "before_input":
+            end = len(messages) - _waiting(messages)
+            return [*messages[:end], note_message(records, self.template), *messages[end:]]
+        first = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
+        return [with_records(first, records, self.template), *messages[first is not None :]]
+
+    def _added(self, messages: list[BaseMessage], records: Sequence[Record]) -> int:
+        """Return how many tokens the records add to the messages."""
+        changed = messages[:1] if self.position == "system" and messages[:1] else []
+        placed, before = (count_tokens(m, self.counter) for m in (self.place(changed, records), changed))
+        return sum(placed) - sum(before)
+
+    def _fitting(
+        self, new: list[Record], shown: list[BaseMessage], told: list[Record], room: int | None, most: int | None
+    ) -> list[Record]:
+        """Return the records of one source that still fit, chosen by rank, in their order; none is shortened.
+
+        Args:
+            new: The source's records, without duplicates.
+            shown: Messages that are shown in any case.
+            told: Records of more important sources.
+            room: Tokens left in the whole budget; None for no limit.
+            most: Tokens that this source may use; None for no limit.
+        """
+        if room is None and most is None:
+            return new
+        taken: list[int] = []
+        for i in sorted(range(len(new)), key=lambda i: i if (rank := new[i].rank) is None else rank):
+            # Count the whole note each time: the template's frame makes the costs of records not additive.
+            own = [new[j] for j in sorted([*taken, i])]
+            if (most is None or self._added(shown, own) <= most) and (
+                room is None or self._added(shown, [*told, *own]) <= room
+            ):
+                taken.append(i)
+        return [new[i] for i in sorted(taken)]
+
+    def _older_turns(self, dialogue: list[BaseMessage], room: int) -> list[BaseMessage]:
+        """Return as many whole turns before the newest one as fit, without a gap."""
+        starts = _turns(dialogue)
+        first = last = starts[-1] if starts else 0
+        for start in reversed(starts[:-1]):
+            room -= sum(count_tokens(dialogue[start:first], self.counter))
+            if room < 0:
+                break
+            first = start
+        return dialogue[first:last]
+
+
+def _turns(dialogue: list[BaseMessage]) -> list[int]:
+    """Return the positions at which turns begin, after the leading system messages and summaries."""
+    lead = leading_system_count(dialogue)
+    return [lead + start for start in turn_starts(dialogue[lead:])]
+
+
+def _waiting(messages: list[BaseMessage]) -> int:
+    """Return how many messages at the end are tool calls whose results are still to come.
+
+    Nothing may be inserted between a tool call and its results.
+    """
+    group = messages[group_starts(messages)[-1] :] if messages else []
+    return len(group) if whole_tool_groups(group) != group else 0
 
 
 class ComposedMemory(Memory):
-    """A dialogue with what other memories recall for the new input: `save`, `load` and `clear` reach all of them.
+    """A dialogue combined with what other memories recall; `save`, `load` and `clear` reach all of them.
 
-    What the secondaries recall stands in one note, quoted, without what is shown anyway: nothing twice, by message id,
-    then by text. A secondary that fails or is late is left out and reported; the primary's errors are raised. Being a
-    memory itself, it nests, pipes, and goes into `memories=[...]`, where all that it loads becomes quoted records.
+    The records of the secondaries are quoted in one note, without what is shown anyway: duplicates are found by message
+    id, then by text. A secondary that fails or is late is left out and reported; errors of the primary are raised.
+    Being a memory itself, it nests, pipes, and goes into `memories=[...]`, where all that it loads becomes quoted
+    records.
 
     Args:
-        primary: The dialogue: `ChatHistoryMemory(history, preprocessor)`, say.
-        *secondary: What is recalled, the most important first: memories, LangChain retrievers, or a `Source` of one
+        primary: The dialogue, e.g. `ChatHistoryMemory(history, preprocessor)`.
+        *secondary: Memories that recall, the most important first: memories, LangChain retrievers, or a `Source` of one
             for a limit of tokens or time.
-        max_tokens: Of all that `load` returns, as `token_counter` counts; None for no limit. Beyond it records of the
-            last secondary are left out first; the primary's older turns get what the records leave. Its system
-            lines, its summary and its newest turn are never cut here: that is for its preprocessor. The memories'
-            own `max_tokens` hold before that.
+        max_tokens: Budget of what `load` returns, as `token_counter` counts; None for no limit. Over it, records of the
+            last secondary are left out first; the primary's older turns get what the records leave. System messages,
+            summary and newest turn of the primary are never cut here: its preprocessor does that. The memories'
+            own `max_tokens` apply first.
         position: `"before_input"`: the note is a human message at the end, just before the new input, so that all
-            before it stays the same for a provider's cache. `"system"`: it goes into the system line that the
+            before it stays the same for a provider's prompt cache. `"system"`: it goes into the system message that the
             primary begins with, or into one of its own if there is none.
-        template: From records to the text of the note; default quoted lines with speaker and date in a frame which
-            says that they are data. `llama_index_template` is that of LlamaIndex's notebook. In `memories=[...]`
-            the frame of the chain holds, and its place.
-        token_counter: What counts; default an estimate at four characters a token.
-        on_load_error: A secondary cannot be loaded: `"report"` logs it, and sends the event `memkit_load_error` to
+        template: Renders the records as the note's text; by default quoted lines with speaker and date, in a frame that
+            says that they are data. `llama_index_template` imitates LlamaIndex's notebook. In `memories=[...]` the
+            chain's own template and position apply instead.
+        token_counter: Counts tokens; by default an estimate of four characters per token.
+        on_load_error: If a secondary cannot be loaded, `"report"` logs it and sends the event `memkit_load_error` to
             the callbacks of a chain; `"raise"` raises a `MemoryReadError`; or a callable.
 
     Attributes:
@@ -97,12 +298,12 @@ class ComposedMemory(Memory):
 
     @classmethod
     def factory(cls, primary: MemoryFactory, *secondary: Any, **options: Any) -> ComposedMemoryFactory:
-        """`memories(session_id, user_id)` composes what each of several factories makes.
+        """Make a factory: `memories(session_id, user_id)` composes what each of several factories makes.
 
         Args:
-            primary: Makes the dialogues: `ChatHistoryMemory.factory(histories, preprocessor)`, say.
+            primary: Factory of the dialogues, e.g. `ChatHistoryMemory.factory(histories, preprocessor)`.
             *secondary: Factories of memories, memories and retrievers that all sessions share, or a `Source` of one.
-            **options: Those of the class.
+            **options: Keyword arguments of the class.
 
         Example:
             >>> from langchain_memkit import ChatHistoryMemory, SQLiteChatMessageHistory
@@ -116,7 +317,7 @@ class ComposedMemory(Memory):
         return ComposedMemoryFactory([Source(primary), *sources], partial(cls, **options))
 
     def __repr__(self) -> str:
-        """Names the kinds of memories and the session, never what is remembered."""
+        """Show the kinds of memories and the ids, never what is remembered."""
         kinds = ", ".join(type(part).__name__ for part in self._parts)
         return f"ComposedMemory({kinds}, session_id={self.session_id!r}, user_id={self.user_id!r})"
 
@@ -127,17 +328,17 @@ class ComposedMemory(Memory):
     # -- a turn
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """The primary's messages and a note of what the secondaries recall.
+        """Return the primary's messages, with a note of what the secondaries recall.
 
-        The primary is loaded first; the secondaries are told what is shown of it, so that they need not repeat it, and
-        on an event loop are loaded at once.
+        The primary is loaded first. The secondaries are told which of its messages the model will see, so that they do
+        not repeat them; on an event loop they are loaded concurrently.
 
         Args:
-            query: The new input. In a chain, messages of the primary that stand in the chain's own history are left
-                to that.
+            query: The new input. In a chain, messages of the primary that are also in the chain's own history are left
+                out, since the chain shows them.
 
         Returns:
-            Oldest first, the note last or in the first message, as `position` says; no note if there is nothing to say.
+            Oldest first; the note is last or in the first message (see `position`); no note if nothing is recalled.
 
         Raises:
             MemoryReadError: A secondary failed, with `on_load_error="raise"`.
@@ -146,54 +347,58 @@ class ComposedMemory(Memory):
         return drive(self._load(query))
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return await adrive(self._load(query))
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Tells the primary of a finished turn, then every secondary; what was recalled is not saved.
+        """Save a finished turn in the primary, then in every secondary; recalled notes are not saved.
 
-        The same turn again is for each memory what it is for it alone: with ids or a `turn_id`, nothing.
+        Saving a turn again is as idempotent as in each memory alone: with message ids or a `turn_id` it stores nothing
+        new.
 
         Args:
-            messages: Oldest first.
+            messages: The turn, oldest first.
 
         Raises:
-            HistoryWriteError: The primary failed, and no secondary was told.
-            MemoryWriteError: The primary has the turn, all secondaries were tried, and this is the first that failed.
+            HistoryWriteError: The primary failed; no secondary was called.
+            MemoryWriteError: The primary stored the turn and all secondaries were tried; this is the first failure.
                 Saving it again is safe.
         """
         drive(self._save(messages))
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
+        """Run `save` asynchronously."""
         await adrive(self._save(messages))
 
     def clear(self) -> None:
-        """Forgets this session in every memory; all are tried, then the first failure is raised."""
-        drive(on_all(self._parts, "clear"))
+        """Clear this session in every memory; all are tried, then the first failure is raised."""
+        drive(call_all(self._parts, "clear"))
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
-        await adrive(on_all(self._parts, "clear"))
+        """Run `clear` asynchronously."""
+        await adrive(call_all(self._parts, "clear"))
 
     def forget_messages(self, ids: Collection[str]) -> int:
-        """Deletes what the memories took from these messages of this session; the dialogue itself stays.
+        """Delete what the memories derived from messages of this session; the dialogue itself is not changed.
 
         Args:
-            ids: Of the messages.
+            ids: Ids of the messages.
 
         Returns:
             How many records were deleted.
         """
-        return sum(drive(on_all(self._forgetting, "forget_messages", ids)))
+        return sum(drive(call_all(self._forgetting, "forget_messages", ids)))
 
     async def aforget_messages(self, ids: Collection[str]) -> int:
-        """Async twin of `forget_messages`."""
-        return sum(await adrive(on_all(self._forgetting, "forget_messages", ids)))
+        """Run `forget_messages` asynchronously."""
+        return sum(await adrive(call_all(self._forgetting, "forget_messages", ids)))
 
     @property
     def save_was_checked(self) -> bool:
-        """Whether the last save would have stored nothing if the session had been cleared since the load before it."""
+        """Return whether the last save was sure to store nothing had the session been cleared since the load.
+
+        True only if that holds for every memory that can forget messages.
+        """
         return all(getattr(part, "save_was_checked", False) for part in self._forgetting)
 
     @property
@@ -202,57 +407,66 @@ class ComposedMemory(Memory):
 
     @property
     def _prefetching(self) -> list[Any]:
-        """Those that can read before they are asked; what has a timeout reads within it."""
+        """Return the memories that can prefetch; those with a timeout are left out, since a prefetch has none."""
         patient = [self.primary, *(source.memory for source in self._sources if source.timeout is None)]
         return [part for part in patient if hasattr(part, "aprefetch")]
 
     @property
     def is_remote(self) -> bool:
-        """Whether reads of one of them wait for a server."""
+        """Return whether reads of at least one of the memories wait for a server."""
         return any(getattr(part, "is_remote", False) for part in self._prefetching)
 
     def prefetch(self) -> None:
-        """Read what the memories need whatever they are asked."""
+        """Read what the memories need for any query, before the query is known."""
         for part in self._prefetching:
             part.prefetch()
 
     async def aprefetch(self) -> None:
-        """Async twin of `prefetch`, all at once."""
+        """Run `prefetch` asynchronously, for all memories concurrently."""
         await asyncio.gather(*(part.aprefetch() for part in self._prefetching))
 
     async def _load(self, query: str) -> list[BaseMessage]:
         composer, past, seen = self._composer, getattr(query, "past", ()), getattr(query, "seen", ())
         loaded = await Step(partial(self.primary.load, query), partial(self.primary.aload, query))
-        theirs = {message.id for message in past if message.id}  # the chain shows these, or has cut them
-        dialogue, records = apart(message for message in loaded if message.id not in theirs)
+        theirs = {message.id for message in past if message.id}  # the chain shows these, or has trimmed them on purpose
+        dialogue, records = split_notes(message for message in loaded if message.id not in theirs)
+        # With a token budget older turns of the dialogue may still be left out, so only what is kept in any case counts
+        # as seen.
         sure = [*composer.kept(dialogue), *seen]
         trial: bool = getattr(query, "trial", False)
         remarks: list[str] | None = getattr(query, "remarks", None)
         asked = Query(str(query), [*dialogue, *past], getattr(query, "epoch", 0), sure, trial=trial, remarks=remarks)
         results = await load_all(self._sources, asked, self._on_load_error)
-        found = [Found(records)]
+        found = [SourceRecords(records)]
         for source, messages in zip(self._sources, results, strict=True):
-            found.append(Found(recalled(messages, name_of(source.memory)), source.max_tokens))
+            found.append(SourceRecords(tag_source(messages, name_of(source.memory)), source.max_tokens))
         compose = partial(composer.compose, dialogue, found)
-        if composer.counter is approximate_tokens and composer.template is framed:
+        # Our own counter and template are fast and may run on the event loop; the user's may block and get a thread.
+        if composer.counter is approximate_tokens and composer.template is render_notes:
             return compose()
         return await call_user_function(compose, name="template or token_counter")  # type: ignore[no-any-return]  # results of steps are untyped
 
     async def _save(self, messages: Sequence[BaseMessage]) -> None:
-        said, _ = apart(messages)
+        said, _ = split_notes(messages)
         if not said:
             return
         known = [getattr(messages, name, None) for name in ("turn_id", "epoch", "expires_at")]
         turn = SavedTurn(said, known[0], known[1] or 0, known[2])
         if not self.primary.read_only:
             await Step(partial(self.primary.save, turn), partial(self.primary.asave, turn))
+        # The primary saves first: a secondary must never hold what the transcript does not. Then a turn that was erased
+        # while the secondaries saved is deleted from them again.
         await save_all(self.secondary, turn)
         if not self.primary.read_only:
-            await take_back(self.secondary, turn, getattr(self.primary, "history", None))
+            await undo_if_deleted(self.secondary, turn, getattr(self.primary, "history", None))
 
 
 def _bound(parts: Sequence[Memory], name: str) -> str | None:
-    """The session or user that the memories are bound to; None if they serve all."""
+    """Return the session or user that the memories are bound to; None if none of them is bound.
+
+    Raises:
+        ConfigurationError: They are bound to different ones.
+    """
     ids = {getattr(part, name): type(part).__name__ for part in reversed(parts)}
     ids.pop(None, None)
     if len(ids) > 1:
@@ -260,3 +474,147 @@ def _bound(parts: Sequence[Memory], name: str) -> str | None:
         msg = f"a composed memory is of one {name}, but {its} is bound to {one!r} and {others} to {other!r}"
         raise ConfigurationError(msg)
     return next(iter(ids), None)
+
+
+UNKNOWN = datetime.min.replace(tzinfo=UTC)  # sorts sessions without a date last
+
+
+class ComposedMemoryFactory(ClosingMixin):
+    """Callable that makes the `ComposedMemory` of a session, from what each of several factories makes.
+
+    Returned by `ComposedMemory.factory`; pass it to `create_runnable_with_message_history(memories=[...])`. `setup`,
+    `list_sessions`, `purge` and `close` are forwarded to those factories, the primary's first.
+
+    Example:
+        >>> from langchain_core.messages import HumanMessage
+        >>> from langchain_memkit import ChatHistoryMemory, EntityMemory, SQLiteChatMessageHistory
+        >>> from langchain_memkit.memories.composed import ComposedMemory
+        >>> dialogues = ChatHistoryMemory.factory(SQLiteChatMessageHistory.factory(":memory:"))
+        >>> entities = EntityMemory.factory(lambda text: [], names=["LangChain"])
+        >>> with ComposedMemory.factory(dialogues, entities) as memories:
+        ...     memories("s1", "u1").save([HumanMessage("I use LangChain.")])
+        ...     [session.session_id for session in memories.list_sessions("u1")], memories.purge("u1")
+        (['s1'], {'sessions': 1, 'turns': 1, 'facts': 1})
+    """
+
+    def __init__(self, sources: Sequence[Source], compose: Callable[..., ComposedMemory]) -> None:
+        self._sources = sources
+        self._compose = compose
+        self._makers = [s.memory for s in sources if not isinstance(s.memory, (Memory, Runnable))]
+        for maker in self._makers:
+            if not callable(maker) or isinstance(maker, type) or inspect.iscoroutinefunction(maker):
+                msg = (
+                    "ComposedMemory.factory takes functions (session_id, user_id), not async, that make a Memory, such "
+                    f"as X.factory(...) returns; got {name_of(maker)}"
+                )
+                raise ConfigurationError(msg)
+        compose(RetrieverMemory(RunnablePassthrough()))  # validate the options now, not at the first turn
+
+    def __repr__(self) -> str:
+        return f"ComposedMemoryFactory({', '.join(name_of(source.memory) for source in self._sources)})"
+
+    def __call__(self, session_id: str, user_id: str | None = None) -> ComposedMemory:
+        """Return the memory of a session; no I/O.
+
+        Args:
+            session_id: The conversation.
+            user_id: The user; required if one of the memories needs it.
+
+        Raises:
+            ConfigurationError: A memory needs a `user_id` and there is none, or there is one and a factory cannot
+                take it.
+            TypeError: An id is not a string.
+            ValueError: An id is empty or malformed.
+        """
+        check_id(session_id, "session_id")
+        owner = {} if user_id is None else {"user_id": check_id(user_id, "user_id")}
+        primary, *secondary = [self._made(source, session_id, owner) for source in self._sources]
+        return self._compose(primary.memory, *secondary)
+
+    def _made(self, source: Source, session_id: str, owner: dict[str, str]) -> Source:
+        maker = source.memory
+        if isinstance(maker, (Memory, Runnable)):  # shared by all sessions
+            return source
+        parameters = inspect.signature(maker).parameters
+        if owner and "user_id" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            msg = f"{name_of(maker)} takes no user_id, so users would share memories"
+            raise ConfigurationError(msg)
+        return replace(source, memory=maker(session_id, **owner))
+
+    def setup(self) -> None:
+        """Set up the stores of all factories that have a `setup`."""
+        drive(self._setup())
+
+    async def asetup(self) -> None:
+        """Run `setup` asynchronously."""
+        await adrive(self._setup())
+
+    async def _setup(self) -> None:
+        able = [maker for maker in self._makers if hasattr(maker, "setup")]
+        await call_all(able, "setup")
+
+    def list_sessions(self, user_id: str) -> list[SessionInfo]:
+        """Return the sessions that the user has in any of the memories, the last used first.
+
+        Raises:
+            ConfigurationError: None of the factories can list sessions.
+        """
+        return drive(self._list_sessions(check_id(user_id, "user_id")))
+
+    async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
+        """Run `list_sessions` asynchronously.
+
+        Returns a list, not an async iterator: `for session in await histories.alist_sessions(user_id)`.
+        """
+        return await adrive(self._list_sessions(check_id(user_id, "user_id")))
+
+    async def _list_sessions(self, user_id: str) -> list[SessionInfo]:
+        able = [maker for maker in self._makers if hasattr(maker, "list_sessions")]
+        if not able:
+            msg = "none of the factories has list_sessions; that of the histories has"
+            raise ConfigurationError(msg)
+        lists = await call_all(able, "list_sessions", user_id)
+        # In reverse, so that of a session in several memories the primary's record is kept, then that of the first
+        # secondary.
+        found = {info.session_id: info for infos in reversed(lists) for info in infos}
+        return sorted(found.values(), key=lambda info: info.updated_at or UNKNOWN, reverse=True)
+
+    def purge(self, user_id: str) -> Mapping[str, int]:
+        """Delete everything of a user in every memory; part of `purge_user`.
+
+        Returns:
+            Counts of what was deleted, by kind: `{"sessions": 2, "turns": 9, "facts": 7}`.
+
+        Raises:
+            ConfigurationError: A factory has no `purge`; nothing was deleted.
+            HistoryWriteError: A store failed; the others were tried, and calling again finishes the work.
+        """
+        return drive(self._purge(check_id(user_id, "user_id")))
+
+    async def apurge(self, user_id: str) -> Mapping[str, int]:
+        """Run `purge` asynchronously."""
+        return await adrive(self._purge(check_id(user_id, "user_id")))
+
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
+        # Check all before deleting anything: a purge that skips a memory would leave the user's data behind unnoticed.
+        unable = [name_of(maker) for maker in self._makers if not hasattr(maker, "purge")]
+        if unable:
+            msg = f"{unable[0]} has no purge(user_id), so the user would not be forgotten; nothing was deleted"
+            raise ConfigurationError(msg)
+        counts = await call_all(self._makers, "purge", user_id)
+        total: Counter[str] = Counter()
+        for count in counts:
+            total.update(count)
+        return dict(total)
+
+    def close(self) -> None:
+        """Close all factories that have a `close`."""
+        drive(self._close())
+
+    async def aclose(self) -> None:
+        """Run `close` asynchronously."""
+        await adrive(self._close())
+
+    async def _close(self) -> None:
+        able = [maker for maker in self._makers if hasattr(maker, "close")]
+        await call_all(able, "close")

@@ -1,4 +1,4 @@
-"""The memories of a composition: how long each may take, and what happens when one fails."""
+"""Load the parts of a composed memory: how long each may take, and what happens if one fails."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
 
 from langchain_memkit._sync import Step, call_user_function, gather
-from langchain_memkit.base import Memory, seconds_given
+from langchain_memkit.base import Memory, check_seconds
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
+from langchain_memkit.memories.fanout import LOAD_ERROR, OnLoadError, load_failure
 from langchain_memkit.memories.retriever import RetrieverMemory
-from langchain_memkit.memories.telling import LOAD_ERROR, OnLoadError, load_failure
 from langchain_memkit.preprocessors.budget import checked_size
 
 __all__ = ["Source", "checked_policy", "load_all", "source_of"]
@@ -35,9 +35,9 @@ class Source:
 
     Attributes:
         memory: The memory, or a retriever; for `ComposedMemory.factory`, a factory of memories.
-        max_tokens: How much may be shown of it, as a note by itself; None for as much as it returns.
-        timeout: Seconds that its `load` may take; None for as long as it needs. Not in time is not at all: a plain
-            `load` runs on in its thread, and what it returns then is dropped.
+        max_tokens: Budget of what is shown of it, counted as a note by itself; None for no limit.
+        timeout: Seconds that its `load` may take; None for no limit. A late answer is dropped: a sync `load` runs on in
+            its thread to the end, but its result is not used.
 
     Example:
         >>> from langchain_memkit import KeyValueMemory
@@ -52,11 +52,11 @@ class Source:
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             checked_size(self.max_tokens, "max_tokens", 1)
-        seconds_given(self.timeout, "timeout", none="for any time")
+        check_seconds(self.timeout, "timeout", none="for any time")
 
 
 def source_of(part: Any, name: str) -> Source:
-    """A part as a source: a memory, a retriever, or a source of these."""
+    """Return a memory, a retriever or a source as a `Source`; `name` is the argument's name for errors."""
     source = part if isinstance(part, Source) else Source(part)
     memory = source.memory
     if isinstance(memory, Memory):
@@ -72,7 +72,7 @@ def source_of(part: Any, name: str) -> Source:
 
 
 def checked_policy(on_load_error: Any) -> OnLoadError:
-    """One of the policies, or an error that names the argument."""
+    """Validate `on_load_error=`."""
     if on_load_error in ("report", "raise") or callable(on_load_error):
         return on_load_error  # type: ignore[no-any-return]  # just looked at
     msg = f"on_load_error must be 'report', 'raise' or a callable, not {on_load_error!r:.50}"
@@ -80,11 +80,11 @@ def checked_policy(on_load_error: Any) -> OnLoadError:
 
 
 async def load_all(sources: Sequence[Source], query: str, on_load_error: OnLoadError) -> list[list[BaseMessage]]:
-    """What each source says to a query; one that fails says nothing, and is reported."""
+    """Load all sources for a query, concurrently on an event loop; one that fails yields `[]` and is reported."""
     results = await gather([_loading(source, query) for source in sources])
     loaded: list[list[BaseMessage]] = []
     for source, result in zip(sources, results, strict=True):
-        if isinstance(result, ConfigurationError):  # it would fail every time
+        if isinstance(result, ConfigurationError):  # a developer's mistake, which would fail in every turn
             raise result
         if isinstance(result, Exception):
             await _left_out(source.memory, result, on_load_error)
@@ -103,12 +103,13 @@ def _loading(source: Source, query: str) -> Step[list[BaseMessage]]:
         try:
             return answer.result(seconds)
         except TimeoutError:
-            if answer.done():  # its own
+            if answer.done():  # a TimeoutError raised by the memory itself
                 raise
             raise HistoryReadError(late) from None
 
     async def asynchronous() -> Any:
-        # a plain load gets a thread of its own here too: those of the loop are few, and waited for when it ends
+        # A sync-only load gets a thread of its own here too: the loop's executor has few threads, which late loads
+        # would block, and the loop waits for them when it shuts down.
         plain = type(memory).aload is Memory.aload
         limit = asyncio.timeout(seconds)
         try:
@@ -126,7 +127,10 @@ def _loading(source: Source, query: str) -> Step[list[BaseMessage]]:
 
 
 def _in_thread(call: Callable[[], Any]) -> Future[Any]:
-    """The result to come of a call in a thread that nobody has to wait for, not even the end of the program."""
+    """Call a function in a daemon thread of its own and return a future of its result.
+
+    Nobody has to wait for it, not even the interpreter at exit.
+    """
     answer: Future[Any] = Future()
     answer.set_running_or_notify_cancel()
     context = copy_context()
@@ -134,7 +138,7 @@ def _in_thread(call: Callable[[], Any]) -> Future[Any]:
     def run() -> None:
         try:
             answer.set_result(context.run(call))
-        except BaseException as error:  # noqa: BLE001  # handed to who waits
+        except BaseException as error:  # noqa: BLE001  # passed to the caller that waits for the future
             answer.set_exception(error)
 
     Thread(target=run, name="memkit-load", daemon=True).start()
@@ -153,8 +157,9 @@ async def _left_out(memory: Memory, error: Exception, on_load_error: OnLoadError
 
 
 def _event(data: dict[str, Any]) -> Step[None]:
-    """Tells the callback handlers of the run that this is a part of, if it is of one."""
+    """Make a step that sends an event to the callback handlers of the current run, if there is one."""
 
+    # Outside a run langchain-core refuses to send custom events.
     def within_a_run() -> bool:
         return getattr(ensure_config().get("callbacks"), "parent_run_id", None) is not None
 

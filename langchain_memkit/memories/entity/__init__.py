@@ -1,13 +1,12 @@
-"""Entities: who and what a user talked about, and what was said of them, in any key-value store.
+"""Entity memory: who and what a user talked about, and the sentences that mention them, in any key-value store.
 
-From the door inwards: `memory` and its `verbs` are what people call, `flows` what these do. Saving makes facts of
-messages (`mentions`) and rows of facts (`rows`), which `shelf` stores and reads into a user's `book`; there `forms`
-finds known names in a text, and `groups` decides which of them mean one entity. Loading chooses facts for a question
-(`recall`). `portraits` and `listing` are for people.
+Top down: `memory` and `verbs` are the public class, `flows` holds the logic of each operation. A save turns messages
+into facts (`mentions`) and facts into rows (`rows`). `shelf` stores the rows and caches them per user as a registry
+(`book`), in which `forms` finds known names in a text and `groups` resolves names to entities. A load selects facts for
+a question (`recall`). `portraits` and `listing` present entities to people.
 """
 
-from langchain_memkit.memories.entity.factory import EntityMemoryFactory
 from langchain_memkit.memories.entity.listing import Entity, EntityList, Fact
-from langchain_memkit.memories.entity.memory import EntityMemory
+from langchain_memkit.memories.entity.memory import EntityMemory, EntityMemoryFactory
 
 __all__ = ["Entity", "EntityList", "EntityMemory", "EntityMemoryFactory", "Fact"]

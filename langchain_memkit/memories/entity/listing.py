@@ -1,33 +1,97 @@
-"""Entities as people look at them."""
+"""Public view of the entities of a user: `Entity`, `Fact` and the list that `EntityMemory.entities` returns."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from langchain_memkit.errors import MissingExtraError
+from langchain_memkit.matching.names import display_form
+from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
+from langchain_memkit.memories.entity.rows import FactRow
 from langchain_memkit.messages.text import printable, printable_html
 
-__all__ = ["Entity", "EntityList", "Fact"]
+__all__ = ["Entity", "EntityList", "Fact", "display_name", "list_entities"]
 
-SHOWN = 3  # facts of each entity in a notebook
-WIDTH = 80  # characters of a fact in a line
+
+def display_name(book: EntityRegistry, root: str) -> tuple[str, list[str]]:
+    """Return the display name of an entity, and its other spellings, the most frequent first."""
+    groups = book.groups
+    spellings: Counter[str] = Counter()
+    own: Counter[str] = Counter()
+    for name, session in groups.parts.get(root, ()):
+        for key in book.names[name][session]:
+            form = display_form(book.facts[key].surface) or name
+            spellings[form] += 1
+            own[form] += groups.root[name] == root  # short names that were moved here never become the display name
+    spellings.update({rule.name: 0 for rule in book.rules.values() if groups.shown.get(root) == rule.other})
+    # A person's decision comes first; else a spelling with capitals, of these the most frequent, then one that is not
+    # all capitals, then the longest.
+    best = groups.shown.get(root) or max(own, key=lambda form: _quality(form, own[form]), default=root)
+    others = sorted(spellings, key=lambda form: (-spellings[form], form))
+    return best, [form for form in others if form != best]
+
+
+def list_entities(
+    book: EntityRegistry, limits: Limits, now: datetime, gone: Container[tuple[str, str]] = ()
+) -> EntityList:
+    """List all entities of a registry, the last mentioned first, without facts of messages that no longer exist.
+
+    Args:
+        book: The user's registry.
+        limits: At most `limits.facts` facts per entity are listed, the newest.
+        now: Facts that have expired by then are left out.
+        gone: (session, message id) of messages that were erased.
+    """
+    found = []
+    for root in book.groups.parts:
+        rows = {k: row for k, row in book.rows(root, now).items() if (row.session, row.message) not in gone}
+        if rows:
+            found.append(_entity(book, root, rows, limits))
+    found.sort(key=lambda entity: entity.name)
+    return EntityList(sorted(found, key=lambda entity: entity.last, reverse=True))
+
+
+def _entity(book: EntityRegistry, root: str, rows: Mapping[str, FactRow], limits: Limits) -> Entity:
+    name, aliases = display_name(book, root)
+    maybe = sorted(display_name(book, other)[0] for other in book.groups.maybe.get(root, ()))
+    facts = [_fact(row) for row in [*rows.values()][-limits.facts :]]
+    said = book.description(root, rows)
+    kind = book.groups.kinds.get(root, "")
+    times: Sequence[datetime] = [fact.created_at for fact in facts]
+    return Entity(
+        name, kind, tuple(aliases), tuple(maybe), tuple(facts), times[0], times[-1], said.text if said else ""
+    )
+
+
+def _quality(form: str, count: int) -> tuple[bool, int, bool, int, str]:
+    return form != form.lower(), count, form != form.upper(), len(form), form
+
+
+def _fact(row: FactRow) -> Fact:
+    return Fact(row.text, row.role, row.speaker, row.session, row.message, row.at, row.start, row.end)
+
+
+SHOWN = 3  # newest facts of each entity that are shown in a notebook
+WIDTH = 80  # characters of the newest fact in `repr`
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A sentence in which an entity is named.
+    """A sentence that mentions an entity.
 
     Attributes:
-        text: The sentence, as it was said; of a long one what is around the name.
+        text: The sentence as it was said; of a sentence over 300 characters the part around the name.
         role: `"human"` or `"ai"`.
         speaker: The message's `name`; empty if it has none.
-        session_id: Where it was said.
-        message_id: Of the message; made up from its text if it has none.
-        created_at: When, aware, UTC.
+        session_id: The conversation in which it was said.
+        message_id: Id of the message; derived from its text if it has none.
+        created_at: When it was said, aware, UTC.
         start: Where the name begins in the message, in characters.
-        end: Where it ends.
+        end: Where the name ends in the message.
     """
 
     text: str
@@ -42,17 +106,17 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Someone or something that was named.
+    """A person, place or thing that was mentioned.
 
     Attributes:
-        name: The spelling that is shown.
-        type: `"PERSON"`, `"ORG"`, `"GPE"`, ...: what most mentions were taken for; empty if nothing is known.
+        name: The display name.
+        type: `"PERSON"`, `"ORG"`, `"GPE"`, ...: the type of most mentions; empty if unknown.
         aliases: Other spellings and names that were seen, the most frequent first.
-        maybe: Names of other entities that may be the same; `merge` or `split` says so.
-        facts: Oldest first.
-        since: Of the first fact.
-        last: Of the last fact.
-        description: By a model, if `describe` was given one; else empty.
+        maybe: Names of other entities that may be the same; `merge` or `split` decides.
+        facts: The sentences that mention it, oldest first.
+        since: Time of the first fact.
+        last: Time of the last fact.
+        description: One sentence by the model given as `describe`; empty without one.
     """
 
     name: str
@@ -66,7 +130,7 @@ class Entity:
 
 
 class EntityList(list[Entity]):
-    """Entities, the last mentioned first; prints a line for each, and is a table in a notebook.
+    """List of entities, the last mentioned first. Prints one line per entity, and is a table in a notebook.
 
     Example:
         >>> EntityList()._repr_html_()
@@ -74,7 +138,7 @@ class EntityList(list[Entity]):
     """
 
     def __repr__(self) -> str:
-        """A line for each: name, type, how many facts, since when, the newest."""
+        """Return one line per entity: name, type, number of facts, first and last date, newest fact or description."""
         lines = [f"{len(self) or 'no'} {'entity' if len(self) == 1 else 'entities'}"]
         for entity in self:
             since, last = entity.since.date().isoformat(), entity.last.date().isoformat()
@@ -85,7 +149,7 @@ class EntityList(list[Entity]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """A table in which stored text is text."""
+        """Return an HTML table; stored text is escaped."""
         if not self:
             return "<p>No entities.</p>"
         names = ("name", "type", "also", "maybe the same", "facts", "last", "newest")
@@ -94,7 +158,7 @@ class EntityList(list[Entity]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
     def to_dataframe(self) -> Any:
-        """A pandas `DataFrame` with one line for each fact, and the entity's name and type in it.
+        """Return a pandas `DataFrame` with one row per fact, with the entity's name and type in each row.
 
         Raises:
             MissingExtraError: pandas is not installed.

@@ -1,4 +1,4 @@
-"""From messages to facts: who is named where, and in which sentence. Pure."""
+"""From messages to facts: find the names in each message and the sentences that they stand in. Pure."""
 
 from __future__ import annotations
 
@@ -13,29 +13,44 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from langchain_memkit.matching.finder import Found
-from langchain_memkit.matching.names import PERSON, is_ordinary, kind_of
-from langchain_memkit.memories.entity.book import Book
+from langchain_memkit.matching.fuzzy import NameMatch
+from langchain_memkit.matching.names import PERSON, is_common_word, kind_of
+from langchain_memkit.memories.entity.registry import EntityRegistry
 from langchain_memkit.memories.entity.rows import FactRow
-from langchain_memkit.messages.authors import is_user_message
-from langchain_memkit.messages.limits import MESSAGE, beginning, few_words
-from langchain_memkit.messages.sentences import sentence_spans
-from langchain_memkit.messages.text import without_records
+from langchain_memkit.messages.text import (
+    MESSAGE,
+    is_user_message,
+    limit_words,
+    sentence_spans,
+    truncate_with_warning,
+    without_records,
+)
 
-__all__ = ["Source", "Spot", "clean", "facts_of", "find_names", "read_mentions", "sources_of"]
+__all__ = ["MessageText", "NameSpan", "clean", "facts_of", "find_names", "message_texts", "read_mentions"]
 
 logger = logging.getLogger("langchain_memkit")
 
 KIND = "a message that the entity memory is to save"
 MOST = 300  # characters of a fact
-NAMED = 500  # names in a message
-MENTIONS = 10_000  # that an extractor may return for a text
+NAMED = 500  # names used per message
+MENTIONS = 10_000  # read from what an extractor returns for a text
 POSSESSIVE = ("'s", "\u2019s")
 GREETED = re.compile(r"\b(?:Hey|Hi|Hello|Dear|Thanks|Thank you),? ([A-Z][\w\u2019'-]*[\w])(?= ?[,.!?\n]|$)")
 
 
-class Source(NamedTuple):
-    """What is needed of a message. `given`: its id is its own, so that a history knows it."""
+class MessageText(NamedTuple):
+    """The parts of a message that a fact needs.
+
+    Attributes:
+        text: Its text.
+        role: `"human"` or `"ai"`.
+        speaker: Its `name`; empty if it has none.
+        message: Its id, or one derived from its text.
+        given: Whether the id is its own, so that a history can be asked for it.
+        at: When it was said.
+        epoch: Epoch of its session; 0 if unknown.
+        expires_at: When it expires; None for never.
+    """
 
     text: str
     role: str
@@ -47,8 +62,8 @@ class Source(NamedTuple):
     expires_at: datetime | None = None
 
 
-class Spot(NamedTuple):
-    """A name in a text."""
+class NameSpan(NamedTuple):
+    """A name in a text: its key, the surface form, the type and the place in characters."""
 
     key: str
     surface: str
@@ -57,38 +72,48 @@ class Spot(NamedTuple):
     end: int
 
 
-def sources_of(
+def message_texts(
     messages: Iterable[BaseMessage], at: datetime, epoch: int = 0, expires_at: datetime | None = None
-) -> list[Source]:
-    """What people and models said, in order; without tools, system lines and what nobody said."""
-    found: list[Source] = []
+) -> list[MessageText]:
+    """Return the texts of human and AI messages in order, without tool results, system lines and empty messages.
+
+    Args:
+        messages: One turn, oldest first.
+        at: Time of the turn; message `i` is dated `i` microseconds later, which keeps the order.
+        epoch: Epoch of the session; 0 if unknown.
+        expires_at: When the turn expires; None for never.
+    """
+    found: list[MessageText] = []
     seen: dict[str, int] = {}
     for i, message in enumerate(messages):
         if not (isinstance(message, AIMessage) or is_user_message(message)):
             continue
         role = "ai" if isinstance(message, AIMessage) else "human"
-        text = few_words(beginning(str(message.text), MESSAGE, KIND), KIND)
+        text = limit_words(truncate_with_warning(str(message.text), MESSAGE, KIND), KIND)
         if role == "ai":
             text = without_records(text)
         if not text.strip():
             continue
+        # A message without an id gets one from its role and text, and from how often both occurred before in the turn:
+        # saving the same turn again then yields the same ids, and thus no new facts.
         place = seen[role + text] = seen.get(role + text, -1) + 1
         digest = hashlib.sha256(f"{role}\n{place}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
         name = message.id or f"text-{digest[:24]}"
         moment = at + timedelta(microseconds=i)  # keeps the order of a turn
-        found.append(Source(text, role, message.name or "", name, bool(message.id), moment, epoch, expires_at))
+        found.append(MessageText(text, role, message.name or "", name, bool(message.id), moment, epoch, expires_at))
     return found
 
 
-def read_mentions(found: Any, text: str) -> list[Spot]:
-    """What an extractor returned, as far as it makes sense; keys are not decided yet.
+def read_mentions(found: Any, text: str) -> list[NameSpan]:
+    """Validate what an extractor returned, and locate the names in the text; the keys are not decided yet.
 
     Args:
-        found: An iterable of `Mention`s, of tuples or dicts like them, of pairs of text and kind, or of texts.
-        text: That it read.
+        found: An iterable of `Mention`s, of tuples or dicts like them, of pairs of text and type, or of texts; at most
+            10,000 are read. Malformed items are logged and skipped.
+        text: The text that was read.
     """
-    spots: list[Spot] = []
-    placed: dict[str, list[tuple[int, int]]] = {}  # of names that came without their places
+    spots: list[NameSpan] = []
+    placed: dict[str, list[tuple[int, int]]] = {}  # places of names that came without (correct) offsets
     for mention in islice(found or (), MENTIONS):
         try:
             said, label, start, end = _parts_of(mention)
@@ -98,18 +123,18 @@ def read_mentions(found: Any, text: str) -> list[Spot]:
             continue
         if kind is None:
             continue
-        if said and text[start:end] != said:  # no places, or wrong ones: wherever it stands
+        if said and text[start:end] != said:  # no offsets, or wrong ones: search the text for all occurrences
             if said in placed or len(placed) == NAMED:
                 continue
             places = placed[said] = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(said)}(?!\w)", text)][:NAMED]
         else:
             places = [(start, end)]
-        spots += [Spot("", text[i:j], kind, i, j) for i, j in places if 0 <= i < j <= len(text)]
+        spots += [NameSpan("", text[i:j], kind, i, j) for i, j in places if 0 <= i < j <= len(text)]
     return spots
 
 
 def _parts_of(mention: Any) -> tuple[str, str, int, int]:
-    """Text, kind and place; an empty text where none was given, and no place."""
+    """Return the text, type, start and end of a mention; empty and 0 for what is missing."""
     if isinstance(mention, str):
         return mention, "", 0, 0
     if isinstance(mention, Mapping):
@@ -120,33 +145,38 @@ def _parts_of(mention: Any) -> tuple[str, str, int, int]:
     return str(said), str(label), *((int(place[0]), int(place[1])) if place else (0, 0))
 
 
-def find_names(text: str, mentions: Sequence[Spot], book: Book, *, asked: bool = False) -> list[Spot]:
-    """The names in a text: those that are known, those that the extractor found, and who is greeted by name.
+def find_names(text: str, mentions: Sequence[NameSpan], book: EntityRegistry, *, asked: bool = False) -> list[NameSpan]:
+    """Find the names in a text: known names, names from the extractor, and people who are greeted by name.
 
-    Where two overlap the longer one counts, of equal ones the known one, with the extractor's word on its kind. A known
-    name within a longer one that the extractor took for something else ("Melanie's Pottery"), or that may have words
-    before it ("Bravo Melanie"), is named as well.
+    Of overlapping names the longest counts; of equally long ones the known one, with the extractor's type. A known name
+    within a longer one that the extractor took for something other than a person ("Melanie's Pottery"), or that may
+    have words before it ("Bravo Melanie"), counts as well.
 
     Args:
         text: The text.
-        mentions: What the extractor found.
-        book: What is known.
-        asked: It is a question: names that may be mere words are looked for however they are written.
+        mentions: Names found by the extractor.
+        book: The user's registry.
+        asked: The text is a question: names that may be mere words count however they are written.
+
+    Returns:
+        The names in order of place.
     """
     seen = book.find(text)
-    greeted = [Spot("", match[1], PERSON, *match.span(1)) for match in GREETED.finditer(text)]
+    greeted = [NameSpan("", match[1], PERSON, *match.span(1)) for match in GREETED.finditer(text)]
     if not (seen or mentions or greeted):
         return []
+    # Where sentences begin: a capital letter there tells nothing about whether a word is a name.
     firsts = {start + _first_letter(text[start:end]) for start, end in sentence_spans(text)}
     found = [f for f in seen if not _is_word(f, text, firsts, weak=not asked and book.is_weak(f.key))]
     labels = {(spot.start, spot.end): spot.label for spot in mentions}
     known = [
-        Spot(f.key, text[f.start : f.end], book.kind(f.key) or _label(labels, f, text), f.start, f.end) for f in found
+        NameSpan(f.key, text[f.start : f.end], book.kind(f.key) or _label(labels, f, text), f.start, f.end)
+        for f in found
     ]
-    spots: list[Spot] = []
+    spots: list[NameSpan] = []
     for i, spot in enumerate((*mentions, *greeted)):
         key = book.key_of(spot.surface)
-        if key is None or (is_ordinary(key) and (i >= len(mentions) or spot.surface == spot.surface.lower())):
+        if key is None or (is_common_word(key) and (i >= len(mentions) or spot.surface == spot.surface.lower())):
             continue
         spots.append(spot._replace(key=key, label=book.kind(key) or spot.label))
     return sorted(_apart([*known, *spots], len(known), firsts), key=lambda spot: (spot.start, spot.key))
@@ -156,15 +186,15 @@ def _first_letter(sentence: str) -> int:
     return next((i for i, char in enumerate(sentence) if char.isalnum()), 0)
 
 
-def _label(labels: Mapping[tuple[int, int], str], found: Found, text: str) -> str:
-    """What the extractor said of the same place, with or without 's."""
+def _label(labels: Mapping[tuple[int, int], str], found: NameMatch, text: str) -> str:
+    """Return the extractor's type of the same place, with or without a possessive 's; empty if it has none."""
     ends = [found.end, *(found.end + len(s) for s in POSSESSIVE if text.startswith(s, found.end))]
     return next((labels[found.start, end] for end in ends if (found.start, end) in labels), "")
 
 
-def _is_word(found: Found, text: str, firsts: Container[int], *, weak: bool) -> bool:
-    """Whether a known name may stand there as the common word that it also is."""
-    if not (weak or is_ordinary(found.key)):
+def _is_word(found: NameMatch, text: str, firsts: Container[int], *, weak: bool) -> bool:
+    """Return whether a known name is probably used as the common word that it also is."""
+    if not (weak or is_common_word(found.key)):
         return False
     first = text[found.start]
     if first.isupper() and found.start in firsts:
@@ -172,9 +202,9 @@ def _is_word(found: Found, text: str, firsts: Container[int], *, weak: bool) -> 
     return first.islower()
 
 
-def _apart(spots: Sequence[Spot], known: int, firsts: Container[int]) -> Iterator[Spot]:
-    """Spots of which none is hidden by a longer one; the first `known` of them are known names."""
-    group: list[tuple[int, bool, Spot]] = []  # of spots that overlap, length, whether it is new, and the spot
+def _apart(spots: Sequence[NameSpan], known: int, firsts: Container[int]) -> Iterator[NameSpan]:
+    """Yield the spots that no longer spot hides; the first `known` of them are known names."""
+    group: list[tuple[int, bool, NameSpan]] = []  # overlapping spots: negative length, whether it is new, the spot
     reach = 0
     for i in sorted(range(len(spots)), key=lambda i: spots[i].start):
         spot = spots[i]
@@ -186,22 +216,24 @@ def _apart(spots: Sequence[Spot], known: int, firsts: Container[int]) -> Iterato
     yield from _longest(group, firsts)
 
 
-def _longest(group: Sequence[tuple[int, bool, Spot]], firsts: Container[int]) -> list[Spot]:
-    def hides(other: Spot, spot: Spot, is_new: bool) -> bool:
+def _longest(group: Sequence[tuple[int, bool, NameSpan]], firsts: Container[int]) -> list[NameSpan]:
+    # A longer name always hides a new or equal name that it overlaps. It hides another known name only if it is a
+    # person's or of unknown type, and is not that name with a word before it that begins the sentence.
+    def hides(other: NameSpan, spot: NameSpan, is_new: bool) -> bool:
         if not (other.start < spot.end and spot.start < other.end):
             return False
         before_it = other.start in firsts and spot.end == other.end and other.start < spot.start
         return is_new or other.key == spot.key or (other.label in (PERSON, "") and not before_it)
 
-    taken: list[Spot] = []
+    taken: list[NameSpan] = []
     for _, is_new, spot in sorted(group):
         if not any(hides(other, spot, is_new) for other in taken):
             taken.append(spot)
     return taken
 
 
-def facts_of(session_id: str, source: Source, spots: Sequence[Spot]) -> list[FactRow]:
-    """One fact for each name and sentence."""
+def facts_of(session_id: str, source: MessageText, spots: Sequence[NameSpan]) -> list[FactRow]:
+    """Return one fact per name and sentence."""
     if not spots:
         return []
     facts: dict[tuple[str, int], FactRow] = {}
@@ -234,8 +266,8 @@ def facts_of(session_id: str, source: Source, spots: Sequence[Spot]) -> list[Fac
     return list(facts.values())
 
 
-def _around(text: str, begin: int, end: int, spot: Spot) -> str:
-    """The sentence, or what of a long one is around the name, cut between words."""
+def _around(text: str, begin: int, end: int, spot: NameSpan) -> str:
+    """Return the sentence; of one over 300 characters the part around the name, cut between words."""
     if end - begin > MOST:
         room = max(MOST - (spot.end - spot.start), 0)
         first = max(begin, min(spot.start - room // 2, end - MOST))
@@ -249,5 +281,5 @@ def _around(text: str, begin: int, end: int, spot: Spot) -> str:
 
 
 def clean(text: str) -> str:
-    """Text that every store takes."""
+    """Replace lone surrogates and NUL characters, which some stores refuse."""
     return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")

@@ -1,12 +1,11 @@
-"""Documents keyed by title, shown when the title is mentioned.
+"""Documents keyed by title, shown to the model when a title is mentioned.
 
-`entries` are what is stored, `shelf` stores and reads them, `catalog` finds them in a text (or `matching` asks a
-model), `note` shows them within a budget, `memory` puts it together.
+`entries` defines and validates what is stored, `shelf` stores and caches it, `catalog` finds entries in a text (or
+`matching` asks a model), `note` renders them within a token budget, and `memory` combines these.
 """
 
-from langchain_memkit.memories.key_value.catalog import Hit
-from langchain_memkit.memories.key_value.factory import KeyValueMemoryFactory
 from langchain_memkit.memories.key_value.matching import create_model_matcher
-from langchain_memkit.memories.key_value.memory import KeyValueMemory
+from langchain_memkit.memories.key_value.memory import KeyValueMemory, KeyValueMemoryFactory
+from langchain_memkit.memories.key_value.store import TitleMatch
 
-__all__ = ["Hit", "KeyValueMemory", "KeyValueMemoryFactory", "create_model_matcher"]
+__all__ = ["KeyValueMemory", "KeyValueMemoryFactory", "TitleMatch", "create_model_matcher"]

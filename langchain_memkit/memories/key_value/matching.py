@@ -1,4 +1,4 @@
-"""A model that says which titles a text means, and what any matcher may return."""
+"""Matchers, which find the entries that a text means without naming them: one that asks a model, and any custom one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from langchain_memkit._sync import (
     model_call,
 )
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.matching.nearest import nearest
-from langchain_memkit.memories.key_value.catalog import Hit
+from langchain_memkit.matching.fuzzy import closest_names
+from langchain_memkit.memories.key_value.store import TitleMatch
 from langchain_memkit.messages.text import one_line
 
 __all__ = ["ModelMatcher", "ask_matcher", "create_model_matcher"]
@@ -45,43 +45,54 @@ BETWEEN = re.compile(r"[\s,;]+")
 
 
 def ask_matcher(matcher: Any, text: str, titles: Sequence[str]) -> Step[Any]:
-    """A matcher, plain or async; `acall` is its async twin, if it has one."""
+    """Make a step that calls a matcher, plain or async, with the text and all titles.
+
+    If it has a method `acall`, that is its async twin.
+    """
     step = call_user_function(matcher, text, list(titles), name="the matcher")
     if hasattr(matcher, "acall"):
         return Step(step.sync, lambda: matcher.acall(text, list(titles)))
     return step
 
 
-def hits_of(answer: Any, known: dict[str, Any]) -> list[Hit]:
-    """What a matcher returned, as hits: titles, or pairs of title and score; other titles are left out."""
-    hits: dict[str, Hit] = {}
+def hits_of(answer: Any, known: dict[str, Any]) -> list[TitleMatch]:
+    """Validate what a matcher returned and convert it to hits; titles that do not exist are logged and left out.
+
+    Args:
+        answer: A title, or an iterable of titles or of pairs of title and score (0 to 100).
+        known: The entries by title.
+    """
+    hits: dict[str, TitleMatch] = {}
     for item in [answer] if isinstance(answer, str) else answer or ():
         title, score = (item, 100) if isinstance(item, str) else item
         if title in known:
-            hits.setdefault(title, Hit(title, score, "matcher"))
+            hits.setdefault(title, TitleMatch(title, score, "matcher"))
         else:
             logger.warning("the matcher returned a title that is not there: %.80r", title)
     return list(hits.values())
 
 
 class ModelMatcher:
-    """What `create_model_matcher` makes: `matcher(text, titles)`, with the async twin `acall`."""
+    """Matcher that asks a model: call it as `matcher(text, titles)`, or use `acall` on an event loop.
+
+    Made by `create_model_matcher`.
+    """
 
     def __init__(self, llm: Runnable[Any, Any], max_titles: int) -> None:
         self._llm = llm
         self._max_titles = max_titles
 
     def __call__(self, text: str, titles: Sequence[str]) -> list[str]:
-        """The titles that the model says a text means; `[]` if it fails."""
+        """Return the titles that a text means according to the model; `[]` if the model fails."""
         return drive(self._match(text, titles))
 
     async def acall(self, text: str, titles: Sequence[str]) -> list[str]:
-        """Async twin of calling it."""
+        """Call the matcher asynchronously."""
         return await adrive(self._match(text, titles))
 
     async def _match(self, text: str, titles: Sequence[str]) -> list[str]:
         offered: list[str] = await cpu_bound(
-            lambda: nearest(text, titles, self._max_titles), long=len(titles) > self._max_titles
+            lambda: closest_names(text, titles, self._max_titles), long=len(titles) > self._max_titles
         )
         if not offered or not text.strip():
             return []
@@ -96,7 +107,7 @@ class ModelMatcher:
 
 
 def _chosen(answer: Any, offered: Sequence[str]) -> list[str]:
-    """The titles whose numbers a model answered, if that is all that it answered."""
+    """Return the titles whose numbers the model answered; `[]` if it answered anything else."""
     text = str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
     parts = BETWEEN.split(text.strip(AROUND))
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
@@ -109,18 +120,18 @@ def _chosen(answer: Any, offered: Sequence[str]) -> list[str]:
 
 
 def create_model_matcher(llm: Any, *, max_titles: int = 200) -> ModelMatcher:
-    """Makes a `matcher=` for `KeyValueMemory` that asks a model which titles a text means, in one call.
+    """Make a `matcher=` for `KeyValueMemory` that asks a model which titles a text means, in one call.
 
-    Take it for what no spelling tells: "the book with the poems". It costs a call of the model in every turn. What the
-    model answers is checked: only numbers of titles that it was offered count. If it fails or says anything else,
-    nothing matches, and that is logged.
+    Use it for mentions that no spelling reveals: "the book with the poems". It costs one model call per turn. The
+    answer is validated: only numbers of offered titles count. If the model fails or says anything else, nothing
+    matches, and a warning is logged.
 
     Args:
         llm: A chat or string model, or any runnable that takes messages.
-        max_titles: How many titles are offered; if there are more, those nearest to the text by spelling.
+        max_titles: How many titles are offered; if there are more, the ones closest to the text by spelling.
 
     Raises:
-        ConfigurationError: `max_titles` is no positive number.
+        ConfigurationError: `max_titles` is not a positive number.
 
     Example:
         >>> matcher = create_model_matcher(lambda messages: "2")

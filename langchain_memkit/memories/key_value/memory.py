@@ -1,54 +1,133 @@
-"""Reference data by title, shown when the title is mentioned."""
+"""Key-value memory."""
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._sync import adrive, cpu_bound, drive
-from langchain_memkit.base import Memory, TokenCounterLike, check_arguments, check_id, kind_given
+from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._sync import ClosingMixin, adrive, cpu_bound, drive
+from langchain_memkit.base import (
+    Memory,
+    TokenCounter,
+    TokenCounterLike,
+    check_arguments,
+    check_id,
+    describe_type,
+    safe_repr,
+)
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.key_value.catalog import Catalog, Hit
-from langchain_memkit.memories.key_value.entries import Entries, alias_lists, entries_of, read_entries
-from langchain_memkit.memories.key_value.factory import KeyValueMemoryFactory
 from langchain_memkit.memories.key_value.matching import ask_matcher, hits_of
-from langchain_memkit.memories.key_value.note import entries_note, not_in
-from langchain_memkit.memories.key_value.shelf import Shelf
-from langchain_memkit.messages.authors import is_notification
-from langchain_memkit.messages.counting import approximate_tokens, resolve_counter
-from langchain_memkit.messages.notes import is_note
-from langchain_memkit.messages.text import said
-from langchain_memkit.preprocessors.memory_store import MemoryStore
+from langchain_memkit.memories.key_value.store import (
+    Entries,
+    Entry,
+    EntryCache,
+    EntryIndex,
+    TitleMatch,
+    alias_lists,
+    entries_of,
+    read_entries,
+)
+from langchain_memkit.messages.notes import Record, is_note, note_message, records_of
+from langchain_memkit.messages.text import is_notification, message_text, sentence_spans
+from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, resolve_counter
+from langchain_memkit.stores.in_memory import MemoryStore
 
-__all__ = ["KeyValueMemory"]
+if TYPE_CHECKING:
+    from langchain_memkit.memories.key_value.store import EntryCache
 
-MANY = 1000  # entries whose search is worth a thread
-LONG = 2000  # characters of a text of which that is true whatever their number
+__all__ = ["KeyValueMemory", "KeyValueMemoryFactory", "entries_note", "without_visible"]
+
+Fits: TypeAlias = Callable[[str], bool]
+WORD = re.compile(r"\S{1,50}")  # long runs without a space are broken as well
+LEAST = 100  # characters that a text cut in the middle of a sentence must keep to be worth showing
+
+
+def without_visible(entries: Iterable[Entry], messages: Sequence[BaseMessage]) -> list[Entry]:
+    """Return the entries whose text is in none of the messages (white space is ignored)."""
+    wanted = [entry for entry in entries if entry.text.strip()]
+    if not wanted:
+        return []
+    texts = [record.text for m in messages if is_note(m) for record in records_of(m)]
+    shown = [_plain(text) for text in (*texts, *(message_text(m) for m in messages if not is_note(m)))]
+    plain = {entry.title: _plain(entry.text) for entry in wanted}
+    return [entry for entry in wanted if not any(plain[entry.title] in text for text in shown)]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def entries_note(entries: Iterable[Entry], max_tokens: int, counter: TokenCounter) -> list[HumanMessage]:
+    """Render the entries that fit, in order, as one note; a text that is too long is cut at a sentence end and marked.
+
+    Args:
+        entries: In the order in which they are shown.
+        max_tokens: Budget of the whole note.
+        counter: Counts tokens.
+
+    Returns:
+        One note; `[]` if nothing fits.
+    """
+    records: list[Record] = []
+    for entry in entries:
+
+        def fits(text: str, entry: Entry = entry) -> bool:
+            note = note_message([*records, Record(text, about=entry.title, source=entry.source)])
+            return count_tokens([note], counter)[0] <= max_tokens
+
+        text = entry.text if fits(entry.text) else _cut(entry.text, fits)
+        if text:
+            records.append(Record(text, about=entry.title, source=entry.source))
+    return [note_message(records)] if records else []
+
+
+def _cut(text: str, fits: Fits) -> str:
+    """Return the longest beginning of a text that fits, with a mark; empty if too little would be left."""
+    sentences = [end for _, end in sentence_spans(text) if end < len(text)]
+    words = [match.end() for match in WORD.finditer(text) if LEAST <= match.end() < len(text)]
+    for ends in (sentences, words):
+        # Binary search, since counting may be slow: a longer beginning is taken to have no fewer tokens.
+        fitting = bisect_right(ends, False, key=lambda end: not fits(_marked(text, end)))
+        if fitting:
+            return _marked(text, ends[fitting - 1])
+    return ""
+
+
+def _marked(text: str, end: int) -> str:
+    return f"{text[:end]} [cut: {end} of {len(text)} characters]"
+
+
+MANY = 1000  # entries: searching more of them is worth a thread
+LONG = 2000  # characters: searching a longer text is worth a thread whatever the number of entries
 
 
 class KeyValueMemory(Memory):
     """Documents keyed by title, shown to the model when a title is mentioned.
 
-    A title is found as it is written, then in other case and punctuation, then with typos; so are its aliases. Its
-    text is quoted in a note as long as the message that mentions it is in the window, once, unless it stands there
-    anyway. The entries belong to the app: turns and `clear` never change them.
+    A title is found as it is written, then in other case and punctuation, then with typos; aliases likewise. The text
+    of a mentioned entry is quoted in a note, once, as long as the message that mentions it is in the window; it is left
+    out if the model sees the text anyway. The entries belong to the app: turns and `clear` never change them.
 
     Args:
         entries: `{title: text}`, `{title: {"text": ..., "aliases": [...], "source": ...}}`, or a list of dicts with
-            `"title"`. They stay in this process; to keep them, give a store and `add` them.
-        store: Any key-value store of LangChain's, to keep entries in; other processes see changes at their next load.
-        user_id: Whose entries in the store; None for the app's, which all users share.
-        aliases: Further names, for each title a list.
-        matcher: Asked about the new input in place of the search for typos: `(text, titles)`, plain or async, returns
+            `"title"`. They live in this process only; to persist entries, pass a store and `add` them.
+        store: Any LangChain key-value store that holds the entries; other processes see changes at their next load.
+        user_id: Whose entries of the store; None for the app's, which all users share.
+        aliases: Further names: a list for each title.
+        matcher: Asked about the new input instead of searching it for typos: `(text, titles)`, plain or async, returns
             titles, or pairs of title and score. `create_model_matcher` makes one.
-        min_score: How alike a mention with typos must be, 0 to 100, by `rapidfuzz.fuzz.ratio`; None: no typos.
-        max_tokens: Of the whole note. A text that does not fit is cut where a sentence ends, and marked.
+        min_score: Similarity that a mention with typos must have, 0 to 100, by `rapidfuzz.fuzz.ratio`; None finds none.
+        max_tokens: Budget of the whole note. A text that does not fit is cut at a sentence end, and marked.
         lookback: How many of the newest messages before the input are searched for mentions.
-        token_counter: What counts; default an estimate at four characters a token.
+        token_counter: Counts tokens; by default an estimate of four characters per token.
 
     Raises:
         ConfigurationError: An argument or entry is malformed; the error names the title.
@@ -80,7 +159,7 @@ class KeyValueMemory(Memory):
             msg = "give entries or a store, not both: memory.add(entries) puts them into the store, once"
             raise ConfigurationError(msg)
         if store is not None and not isinstance(store, BaseStore):
-            msg = f"store must be a BaseStore of langchain_core.stores, not {kind_given(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
+            msg = f"store must be a BaseStore of langchain_core.stores, not {describe_type(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
             raise ConfigurationError(msg)
         if matcher is not None and not callable(matcher):
             msg = f"matcher must be callable: (text, titles), not {type(matcher).__name__}"  # type: ignore[unreachable]  # callers without types
@@ -98,21 +177,21 @@ class KeyValueMemory(Memory):
         self._lookback = lookback
         self._counter = resolve_counter(token_counter)
         kept: BaseStore[str, dict[str, Any]] = MemoryStore() if store is None else store
-        self._shelf = Shelf(kept, self.user_id, alias_lists(aliases), None if matcher else min_score)
+        self._shelf = EntryCache(kept, self.user_id, alias_lists(aliases), None if matcher else min_score)
         if entries is not None:
             self.add(entries)
 
     @classmethod
     def from_file(cls, path: str | Path, **options: Any) -> Self:
-        r"""Reads entries from a file.
+        r"""Create a memory with the entries of a file.
 
         Args:
             path: `.json`: `{title: text}`, `{title: {"text": ..., "aliases": [...]}}`, or a list of dicts with
                 `"title"`. `.txt`: a title, a line `---`, a description, a blank line, and so on.
-            **options: Those of the class but `store`.
+            **options: Arguments of the class except `store`.
 
         Raises:
-            ConfigurationError: The file is neither, or malformed.
+            ConfigurationError: The file has another suffix, or is malformed.
 
         Example:
             >>> from pathlib import Path
@@ -126,14 +205,15 @@ class KeyValueMemory(Memory):
 
     @classmethod
     def factory(cls, store: BaseStore[str, dict[str, Any]], **options: Any) -> KeyValueMemoryFactory:
-        """Makes memories that share a store, for an app whose users have entries of their own.
+        """Make a factory of memories that share a store, for an app whose users have entries of their own.
 
         Args:
             store: Any key-value store of LangChain's.
-            **options: Those of the class but `entries` and `user_id`.
+            **options: Arguments of the class except `entries` and `user_id`.
 
         Returns:
-            A callable `(session_id, user_id=None)`: a memory of the user's entries, or of the app's without `user_id`.
+            A callable `(session_id, user_id=None)` that returns a memory of the user's entries, or of the app's without
+            `user_id`.
 
         Example:
             >>> from langchain_memkit import SQLiteKeyValueStore
@@ -144,7 +224,7 @@ class KeyValueMemory(Memory):
         """
         if not isinstance(store, BaseStore):
             msg = (  # type: ignore[unreachable]  # callers without types
-                f"store must be a BaseStore of langchain_core.stores, not {kind_given(store, BaseStore)}; "
+                f"store must be a BaseStore of langchain_core.stores, not {describe_type(store, BaseStore)}; "
                 "without a store give KeyValueMemory(entries) itself"
             )
             raise ConfigurationError(msg)
@@ -152,16 +232,16 @@ class KeyValueMemory(Memory):
         return KeyValueMemoryFactory(lambda user_id: cls(store=store, user_id=user_id, **options), store)
 
     def __repr__(self) -> str:
-        """Names the user."""
+        """Show the user id, never the entries."""
         return f"KeyValueMemory(user_id={self.user_id!r})"
 
     # -- the entries
 
     def add(self, entries: Entries) -> None:
-        """Adds entries, in place of those with the same titles.
+        """Add entries; existing ones with the same titles are replaced.
 
         Args:
-            entries: See the class.
+            entries: In any shape that the class takes.
 
         Raises:
             ConfigurationError: An entry is malformed; nothing was added.
@@ -170,75 +250,77 @@ class KeyValueMemory(Memory):
         drive(self._shelf.add(entries_of(entries)))
 
     async def aadd(self, entries: Entries) -> None:
-        """Async twin of `add`."""
+        """Run `add` asynchronously."""
         await adrive(self._shelf.add(entries_of(entries)))
 
     def remove(self, titles: Iterable[str]) -> None:
-        """Removes entries by title; those that are not there are no error."""
+        """Delete entries by title; unknown titles are ignored."""
         drive(self._shelf.remove(_listed(titles)))
 
     async def aremove(self, titles: Iterable[str]) -> None:
-        """Async twin of `remove`."""
+        """Run `remove` asynchronously."""
         await adrive(self._shelf.remove(_listed(titles)))
 
     def titles(self) -> list[str]:
-        """The titles, sorted."""
+        """Return all titles, sorted."""
         return list(drive(self._shelf.current()).titles)
 
     async def atitles(self) -> list[str]:
-        """Async twin of `titles`."""
+        """Run `titles` asynchronously."""
         return list((await adrive(self._shelf.current())).titles)
 
-    def match(self, text: str) -> list[Hit]:
-        """The entries that a text mentions, with how they were found.
+    def match(self, text: str) -> list[TitleMatch]:
+        """Return the entries that a text mentions, and how they were found.
 
         Args:
-            text: Any text; of a long one the first 20,000 characters are searched.
+            text: Any text; its first 20,000 characters are searched.
 
         Returns:
-            A `Hit` for each title, in order of mention; what only the matcher found comes last.
+            A `Hit` for each title, in order of mention; titles that only the matcher found come last.
         """
         return drive(self._match(text))
 
-    async def amatch(self, text: str) -> list[Hit]:
-        """Async twin of `match`."""
+    async def amatch(self, text: str) -> list[TitleMatch]:
+        """Run `match` asynchronously."""
         return await adrive(self._match(text))
 
     # -- as a memory
 
     def load(self, query: str = "") -> list[BaseMessage]:
-        """One note with the entries that the query or the newest messages of its `past` mention; `[]` for none.
+        """Return one note with the entries that the query or recent messages mention; `[]` if there are none.
 
-        Those that the query mentions come first, in order of mention, then those of the newest message, and so on.
+        Entries that the query mentions come first, in order of mention, then those of the newest message in its `past`,
+        and so on back to `lookback` messages. Entries whose text the model sees anyway (in `seen`) are left out.
         """
         return drive(self._load(query))
 
     async def aload(self, query: str = "") -> list[BaseMessage]:
-        """Async twin of `load`."""
+        """Run `load` asynchronously."""
         return await adrive(self._load(query))
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Does nothing: entries are the app's."""
+        """Do nothing: the entries belong to the app."""
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Async twin of `save`."""
+        """Run `save` asynchronously."""
 
     def clear(self) -> None:
-        """Does nothing: entries are of no session."""
+        """Do nothing: the entries belong to no session."""
 
     async def aclear(self) -> None:
-        """Async twin of `clear`."""
+        """Run `clear` asynchronously."""
 
-    async def _match(self, text: str) -> list[Hit]:
+    async def _match(self, text: str) -> list[TitleMatch]:
         catalog = await self._shelf.current()
         return await self._hits(catalog, text)
 
-    async def _hits(self, catalog: Catalog, text: str) -> list[Hit]:
-        hits: list[Hit] = await cpu_bound(
+    async def _hits(self, catalog: EntryIndex, text: str) -> list[TitleMatch]:
+        hits: list[TitleMatch] = await cpu_bound(
             lambda: catalog.hits(text), long=len(catalog.titles) > MANY or len(text) > LONG
         )
         if self._matcher is None or not catalog.titles or not text.strip():
             return hits
+        # The catalog then holds no index for typos: it finds exact and folded mentions, and the matcher all others.
         answer = await ask_matcher(self._matcher, text, catalog.titles)
         found = {hit.title for hit in hits}
         more = [hit for hit in hits_of(answer, catalog.entries) if hit.title not in found]
@@ -253,26 +335,121 @@ class KeyValueMemory(Memory):
         past: Sequence[BaseMessage] = getattr(query, "past", ())
         seen: Sequence[BaseMessage] = getattr(query, "seen", ())
         newest = past[-self._lookback :] if self._lookback else ()
+        # Short work stays on the event loop; a thread costs more than searching a few short texts.
         long = len(catalog.titles) > MANY or self._counter is not approximate_tokens
         long = long or any(len(m.content) > LONG or not isinstance(m.content, str) for m in (*newest, *seen))
         return await cpu_bound(lambda: self._note(catalog, hits, past, seen), long=long)
 
     def _note(
-        self, catalog: Catalog, hits: Sequence[Hit], past: Sequence[BaseMessage], seen: Sequence[BaseMessage]
+        self, catalog: EntryIndex, hits: Sequence[TitleMatch], past: Sequence[BaseMessage], seen: Sequence[BaseMessage]
     ) -> list[BaseMessage]:
         titles = {hit.title: None for hit in hits}
         newest = past[-self._lookback :] if self._lookback else ()
         for message in reversed(newest):
-            # else a note would keep itself alive, and a harness be taken for the user
+            # A note quotes the entries' titles, so searching notes would keep an entry alive for ever; notifications
+            # come from the agent's harness, not from the user.
             if not (is_note(message) or is_notification(message)):
-                text = said(message)
+                text = message_text(message)
                 titles |= {hit.title: None for hit in (*catalog.hits(text), *catalog.matched(text))}
-        shown = not_in((catalog.entries[title] for title in titles), seen)
+        shown = without_visible((catalog.entries[title] for title in titles), seen)
         return list(entries_note(shown, self._max_tokens, self._counter))
 
 
 def _listed(titles: Iterable[str]) -> list[str]:
-    if isinstance(titles, str):  # its letters would be taken for titles
+    if isinstance(titles, str):  # iterating over it would give single letters
         msg = "titles must be a list of titles, not a str"
         raise ConfigurationError(msg)
     return list(titles)
+
+
+USERS = 64  # users whose entries are cached; the least recently used goes first
+
+
+class KeyValueMemoryFactory(ClosingMixin):
+    """Callable that makes the `KeyValueMemory` of a session; all of them share a store and a cache.
+
+    Returned by `KeyValueMemory.factory`; pass it to `create_runnable_with_message_history(memories=[...])`. A context
+    manager, sync and async. The store belongs to the caller and stays open.
+
+    Example:
+        >>> from langchain_core.stores import InMemoryStore
+        >>> from langchain_memkit.memories.key_value import KeyValueMemory
+        >>> books = KeyValueMemory.factory(InMemoryStore())
+        >>> books("s1", "u1").add({"My Diary": "Dear diary ..."})
+        >>> books.purge("u1"), books("s1", "u1").titles()
+        ({'entries': 1}, [])
+    """
+
+    def __init__(self, make: Callable[[str | None], KeyValueMemory], store: BaseStore[str, dict[str, Any]]) -> None:
+        self._make = make
+        self._store = store
+        self._shelves: OrderedDict[str | None, EntryCache] = OrderedDict()
+        self._lock = ForkSafeLock()
+        make(None)  # validate the options now, not at the first turn
+
+    def __repr__(self) -> str:
+        """Show the store."""
+        return f"KeyValueMemoryFactory({safe_repr(self._store)})"
+
+    def __call__(self, session_id: str, user_id: str | None = None) -> KeyValueMemory:
+        """Return the memory of a session; no I/O.
+
+        Args:
+            session_id: The conversation.
+            user_id: Whose entries; None for the entries of the app.
+
+        Raises:
+            TypeError: An id is not a string.
+            ValueError: An id is empty or malformed.
+        """
+        memory = self._make(user_id)
+        memory.session_id = check_id(session_id, "session_id")
+        with self._lock:
+            # All memories of a user share one cache, so that the entries are read once and not for each session.
+            memory._shelf = self._shelves.setdefault(memory.user_id, memory._shelf)
+            self._shelves.move_to_end(memory.user_id)
+            if len(self._shelves) > USERS:
+                self._shelves.popitem(last=False)
+        return memory
+
+    def setup(self) -> None:
+        """Read the app's entries into the cache, so that the first turn does not have to."""
+        drive(self._shelf(None).current())
+
+    async def asetup(self) -> None:
+        """Run `setup` asynchronously."""
+        await adrive(self._shelf(None).current())
+
+    def purge(self, user_id: str) -> Mapping[str, int]:
+        """Delete a user's entries; the app's entries stay. Part of `purge_user`.
+
+        Args:
+            user_id: Whose entries; required.
+
+        Returns:
+            `{"entries": n}`: how many were deleted.
+        """
+        return drive(self._purge(check_id(user_id, "user_id")))
+
+    async def apurge(self, user_id: str) -> Mapping[str, int]:
+        """Run `purge` asynchronously."""
+        return await adrive(self._purge(check_id(user_id, "user_id")))
+
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
+        count = await self._shelf(user_id).purge()
+        with self._lock:
+            self._shelves.pop(user_id, None)
+        return {"entries": count}
+
+    def _shelf(self, user_id: str | None) -> EntryCache:
+        with self._lock:
+            return self._shelves.setdefault(user_id, self._make(user_id)._shelf)
+
+    def close(self) -> None:
+        """Empty the cache; the store stays open."""
+        with self._lock:
+            self._shelves.clear()
+
+    async def aclose(self) -> None:
+        """Run `close` asynchronously."""
+        self.close()

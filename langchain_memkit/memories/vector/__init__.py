@@ -1,16 +1,15 @@
-"""Vector memory: recall of what was said in any of a user's conversations.
+"""Vector memory: semantic and lexical recall over all conversations of a user.
 
-From the door inwards: `memory` and its `verbs` are what people call. Saving makes records of messages (`rounds`),
-finds out what of them is new (`plan`) and writes it (`saving`); `rebuild` does so for whole transcripts. Loading ranks
-records and quotes the best (`recalling`, `hits`). `core` has the options and the store; `foreign` takes a store of
-others.
+From the public API inwards: `memory` and `verbs` hold the methods that callers use. Saving turns messages into records
+(`rounds`), plans which of them are new (`plan`) and writes those (`saving`); `rebuild` does the same for whole
+transcripts. Loading ranks the records and quotes the best ones (`recalling`, `hits`). `core` holds the options and the
+store; `foreign` adapts any third-party LangChain vector store.
 """
 
-from langchain_memkit.memories.vector.factory import VectorMemoryFactory
-from langchain_memkit.memories.vector.hits import Hit, HitList
 from langchain_memkit.memories.vector.importance import create_model_importance, plain_importance
-from langchain_memkit.memories.vector.memory import VectorMemory
-from langchain_memkit.scoring.ranking import Ranking
+from langchain_memkit.memories.vector.memory import VectorMemory, VectorMemoryFactory
+from langchain_memkit.memories.vector.recalling import Hit, HitList
+from langchain_memkit.ranking.ranking import Ranking
 
 __all__ = [
     "Hit",

@@ -1,4 +1,4 @@
-"""What all vector memories of a factory share: the store and the options."""
+"""Store and options shared by all vector memories of a factory."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from langchain_memkit.base import (
     Now,
     TokenCounter,
     TokenCounterLike,
+    check_seconds,
     describe_error,
-    kind_given,
-    seconds_given,
+    describe_type,
 )
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.vector.foreign import ForeignStore
+from langchain_memkit.memories.vector.adapter import VectorStoreAdapter
 from langchain_memkit.memories.vector.importance import plain_importance
 from langchain_memkit.memories.vector.rounds import Splitter
-from langchain_memkit.messages.counting import resolve_counter
-from langchain_memkit.scoring.index import Index
-from langchain_memkit.scoring.ranking import Question, Ranking
-from langchain_memkit.scoring.relation import FLOOR
+from langchain_memkit.messages.tokens import resolve_counter
+from langchain_memkit.ranking.index import Index
+from langchain_memkit.ranking.ranking import Question, Ranking
+from langchain_memkit.ranking.relevance import FLOOR
 
-__all__ = ["Core", "TurnPlace"]
+__all__ = ["TurnSession", "VectorMemoryConfig"]
 
 logger = logging.getLogger("langchain_memkit")
 
 
 @dataclass(slots=True)
-class TurnPlace:
-    """The session of a turn, and what it was like when the turn looked."""
+class TurnSession:
+    """The session of a turn, with the snapshot of it that the turn's load leaves for the turn's save."""
 
     session_id: str
-    fetched: Any = None  # what `Core.fetch` read beside the history, if it did
-    looked: Any = None
+    fetched: Any = None  # result of `Core.fetch` (index, snapshot), if the turn prefetched it
+    looked: Any = None  # the session snapshot; None if the store has none
 
 
 @dataclass(frozen=True)
-class Core:
-    """See `VectorMemory` for what each of them is."""
+class VectorMemoryConfig:
+    """Validated options of a `VectorMemory`, whose docstring describes each of them, and its store."""
 
     store: Any
     max_tokens: int
@@ -85,8 +85,8 @@ class Core:
         read_only: bool,
         token_counter: TokenCounterLike,
         now: Now,
-    ) -> Core:
-        """Checks the options; no I/O."""
+    ) -> VectorMemoryConfig:
+        """Validate the options and wrap a third-party store in a `ForeignStore`. No I/O."""
         _check_store(store, text_splitter, reranker)
         _check_numbers(ttl, max_tokens=max_tokens, k=k, max_records=max_records)
         _check_functions(
@@ -98,7 +98,7 @@ class Core:
         splitter, life = Splitter(text_splitter), None if ttl is None else timedelta(seconds=ttl)
         own: Any = store
         if not hasattr(store, "begin"):
-            own = ForeignStore(
+            own = VectorStoreAdapter(
                 store,
                 filter_builder=filter_builder,
                 get_session_history=get_session_history,
@@ -111,7 +111,7 @@ class Core:
             max_tokens,
             k,
             weights,
-            floor_given(floor, weights),
+            check_floor(floor, weights),
             splitter,
             max_records,
             life,
@@ -125,38 +125,42 @@ class Core:
 
     @property
     def keeps_access(self) -> bool:
-        """Whether it matters when a record was last recalled."""
+        """Return whether recalls have to be recorded: recency ranking and eviction both need the last access."""
         return bool(self.ranking.recency) or self.max_records is not None
 
     @property
     def reads_texts(self) -> bool:
-        """Whether something is read for each batch of records that may be shown."""
+        """Return whether showing a batch of records costs I/O: for its texts, or to check them against transcripts."""
         return not self.holds_texts or self.get_session_history is not None
 
     @property
     def holds_texts(self) -> bool:
-        """Whether the store is one of ours, whose index brings the texts and the session along."""
+        """Return whether the store is one of memkit's own, whose index already holds texts and session snapshots."""
         return hasattr(self.store, "_look")
 
     async def fetch(self, user_id: str, session_id: str) -> Any:
-        """Read the user's records, and what the session is like; None if records are found by the question only."""
+        """Prefetch the user's index and a session snapshot; None for other stores, which need the question first."""
         if not self.holds_texts:
             return None
         return await self.store._look(user_id, session_id)
 
-    async def look(self, user_id: str, text: str, place: TurnPlace | None = None) -> tuple[Index, Question]:
-        """The user's records, and the question as it is asked of them.
+    async def look(self, user_id: str, text: str, place: TurnSession | None = None) -> tuple[Index, Question]:
+        """Read the user's index and embed the question.
 
         Args:
-            user_id: Whose.
+            user_id: The user.
             text: The question.
-            place: Of the turn that asks; keeps what its session was like, for the save of the same turn.
+            place: The session of the asking turn; its `looked` is set to the session snapshot, so that the save of the
+                same turn need not read the session again.
+
+        Returns:
+            The index, and the question with its vector (None if embedding failed) or a foreign store's similarities.
         """
         store, now = self.store, self.now()
         accessed: Mapping[str, datetime] = {}
         if self.ranking.recency:
             accessed = await Step(lambda: store.accesses(user_id), lambda: store.aaccesses(user_id))
-        if isinstance(store, ForeignStore):
+        if isinstance(store, VectorStoreAdapter):
             most = self.ranking.candidates
             similar = await Step(
                 lambda: store.similar(user_id, text, most), lambda: store.asimilar(user_id, text, most)
@@ -165,7 +169,7 @@ class Core:
             return index, Question(text, None, now, similar, accessed)
         if place is not None and place.fetched is not None:
             index, looked = place.fetched
-        elif not self.holds_texts:  # somebody's own, that keeps the contract of `langchain_memkit.testing.vectors`
+        elif not self.holds_texts:  # a custom store that satisfies the contract in `langchain_memkit.testing.vectors`
             index, looked = await Step(lambda: store.index(user_id), lambda: store.aindex(user_id)), None
         else:
             index, looked = await store._look(user_id, place.session_id if place is not None else None)
@@ -175,43 +179,47 @@ class Core:
             vector = await Step(lambda: store.embed_query(text), lambda: store.aembed_query(text))
         except ConfigurationError:
             raise
-        except Exception as error:  # noqa: BLE001  # any embedder, any error: the words are still there
+        except Exception as error:  # noqa: BLE001  # embedders raise anything; lexical search still works without one
             logger.warning("the question was not embedded, only its words are looked for: %s", describe_error(error))
             vector = None
         return index, Question(text, vector, now, None, accessed)
 
     async def documents(self, user_id: str, ids: Sequence[str]) -> dict[str, Document]:
-        """The user's records with these ids, as far as they are still there."""
+        """Read the user's records with these ids; deleted ones are missing from the result."""
         get = (self.store.get_by_ids, self.store.aget_by_ids)
         found = await Step(*(partial(call, ids, **self._owner(user_id)) for call in get))
         return {document.id: document for document in found if document.id}
 
-    async def texts(self, user_id: str, ids: Sequence[str]) -> Callable[[str], Document | None]:
-        """What gives the user's records with these ids; those of a store of ours come with the index."""
+    async def texts(self, user_id: str, ids: Sequence[str]) -> Callable[[str], tuple[Document, Any] | None]:
+        """Return a lookup from record id to document; memkit's own stores serve it from the cached index.
+
+        Each comes with a dict in which a memory may keep what it made of the record to show it.
+        """
         if not self.holds_texts:
-            return (await self.documents(user_id, ids)).get
+            documents = await self.documents(user_id, ids)
+            return lambda name: (documents[name], {}) if name in documents else None
         return await self.store._texts(user_id, ids)  # type: ignore[no-any-return]  # a store is untyped
 
     async def delete(self, user_id: str, ids: Sequence[str]) -> None:
-        """Deletes records of the user."""
+        """Delete records of the user."""
         delete = (self.store.delete, self.store.adelete)
         await Step(*(partial(call, list(ids), **self._owner(user_id)) for call in delete))
 
     def _owner(self, user_id: str) -> dict[str, str]:
-        """A store of others knows no users; the ids that we give there are unique."""
-        return {} if isinstance(self.store, ForeignStore) else {"user_id": user_id}
+        """Return `user_id` as keyword argument; empty for a foreign store, where our ids are unique without it."""
+        return {} if isinstance(self.store, VectorStoreAdapter) else {"user_id": user_id}
 
     def expiry(self, at: datetime, of_turn: datetime | None) -> datetime | None:
-        """When what was said at a time goes: with its turn, or earlier."""
+        """Return when a record expires: with its turn, or `ttl` after it was said if that is earlier; None: never."""
         ends = [moment for moment in (of_turn, at + self.ttl if self.ttl else None) if moment]
         return min(ends, default=None)
 
 
-def floor_given(floor: Any, ranking: Ranking) -> float | None:
-    """What `floor=` means: None for no floor.
+def check_floor(floor: Any, ranking: Ranking) -> float | None:
+    """Resolve the `floor=` argument to a number, or to None for no floor.
 
     Raises:
-        ConfigurationError: It is no number from 0 up, nor `"auto"` or None.
+        ConfigurationError: It is neither a number of at least 0, nor `"auto"`, nor None.
 
     Example:
         >>> floor_given("auto", Ranking()), floor_given("auto", Ranking.generative_agents()), floor_given(0, Ranking())
@@ -233,13 +241,13 @@ def floor_given(floor: Any, ranking: Ranking) -> float | None:
 def _check_store(store: Any, text_splitter: Any, reranker: Any) -> None:
     if not isinstance(store, VectorStore):
         example = "SQLiteVectorStore(path, embedding)"
-        msg = f"store must be a LangChain VectorStore, e.g. {example}, not {kind_given(store, VectorStore)}"
+        msg = f"store must be a LangChain VectorStore, e.g. {example}, not {describe_type(store, VectorStore)}"
         raise ConfigurationError(msg)
     if text_splitter is not None and not hasattr(text_splitter, "split_text"):
         msg = f"text_splitter must be a TextSplitter of langchain_text_splitters, not {type(text_splitter).__name__}"
         raise ConfigurationError(msg)
     if reranker is not None and not isinstance(reranker, BaseDocumentCompressor):
-        msg = f"reranker must be a LangChain document compressor, not {kind_given(reranker, BaseDocumentCompressor)}"
+        msg = f"reranker must be a LangChain document compressor, not {describe_type(reranker, BaseDocumentCompressor)}"
         raise ConfigurationError(msg)
 
 
@@ -248,7 +256,7 @@ def _check_numbers(ttl: Any, **numbers: Any) -> None:
         if number is not None and (not isinstance(number, int) or number < 1):
             msg = f"{name} must be a whole number above 0; got {number!r:.50}"
             raise ConfigurationError(msg)
-    seconds_given(ttl, "ttl", none="to keep records")
+    check_seconds(ttl, "ttl", none="to keep records")
 
 
 def _check_functions(**functions: Any) -> None:

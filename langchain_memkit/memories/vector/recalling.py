@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, TypeAlias
@@ -12,77 +13,271 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, HumanMessage
 
 from langchain_memkit._sync import Step, cpu_bound
-from langchain_memkit.errors import HistoryWriteError
-from langchain_memkit.memories.transcripts import erased_messages
-from langchain_memkit.memories.vector.core import Core, TurnPlace
-from langchain_memkit.memories.vector.hits import HitList, hit_of, record_of
-from langchain_memkit.memories.vector.rounds import SMALL_TALK
-from langchain_memkit.messages.counting import count_text, count_tokens
-from langchain_memkit.messages.limits import QUESTION, beginning
-from langchain_memkit.messages.notes import Record, enclosed, framed, lines_of, note_message
-from langchain_memkit.scoring.index import Entry
-from langchain_memkit.scoring.ranking import Ranked, best_first
-from langchain_memkit.scoring.words import stems
+from langchain_memkit.errors import HistoryWriteError, MissingExtraError
+from langchain_memkit.memories.rebuildable import erased_messages
+from langchain_memkit.memories.retriever import plain_score
+from langchain_memkit.memories.vector.core import TurnSession, VectorMemoryConfig
+from langchain_memkit.memories.vector.rounds import SMALL_TALK, RoundLine, lines_of_document
+from langchain_memkit.messages.notes import Record, lines_of, note_message, render_note_texts, render_notes
+from langchain_memkit.messages.text import QUESTION, printable, printable_html, truncate_with_warning
+from langchain_memkit.messages.tokens import count_text, count_tokens
+from langchain_memkit.ranking.index import IndexRecord
+from langchain_memkit.ranking.ranking import PARTS, Ranked, best_first
+from langchain_memkit.ranking.tokenize import tokenize
 
-__all__ = ["recall", "search"]
+__all__ = ["Hit", "HitList", "hit_of", "note_record_of", "recall", "search"]
+
+WIDTH = 80  # characters of a hit's text in its line of the repr
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A matching round of a conversation, or one chunk of a long round.
+
+    Attributes:
+        id: Id of the record in the store.
+        text: The messages, one line each: `speaker: text`. If the question names a speaker, messages of others that
+            share no word with the question are left out.
+        score: How well the record answers; the sum of `parts`. Comparable within one search only.
+        parts: The score by feature: `"relevance"`, `"lexical"`, `"neighbours"`, ...; see `Ranking`.
+        session_id: The session in which it was said.
+        date: When it was said; aware, UTC.
+        speakers: The speakers in the text, in order of appearance: names, or `"human"`, `"ai"`, `"tool"`.
+        message_ids: Ids of the messages in the text; messages without an id are left out.
+        rerank: The reranker's score; None without a reranker, or if it returns no score.
+        relation: How related the question is to the record: the number that `floor` is compared with.
+    """
+
+    id: str
+    text: str
+    score: float
+    parts: dict[str, float]
+    session_id: str
+    date: datetime | None
+    speakers: tuple[str, ...]
+    message_ids: tuple[str, ...]
+    rerank: float | None = None
+    relation: float = 0.0
+
+
+class HitList(list[Hit]):
+    """A list of hits, best first, that prints one line per hit, renders as a table in notebooks, and can be plotted.
+
+    Example:
+        >>> HitList()._repr_html_()
+        '<p>No hits.</p>'
+    """
+
+    def __repr__(self) -> str:
+        """Return one line per hit: score, date, session, beginning of the text."""
+        lines = [f"{len(self) or 'no'} {'hit' if len(self) == 1 else 'hits'}"]
+        for hit in self:
+            text = printable(hit.text)
+            text = text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
+            lines.append(f"{hit.score:.2f} ({_day(hit)}, session {printable(hit.session_id)}): {text}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Render an HTML table; stored text is escaped."""
+        if not self:
+            return "<p>No hits.</p>"
+        names = self._parts()
+        head = "".join(f"<th>{name}</th>" for name in ("score", *names, "when", "where", "text"))
+        rows = []
+        for hit in self:
+            numbers = [hit.score, *(hit.parts.get(name, 0.0) for name in names)]
+            cells = [*(f"{number:.2f}" for number in numbers), _day(hit), printable_html(hit.session_id)]
+            said = "<br>".join(printable_html(line) for line in hit.text.split("\n"))
+            rows.append("".join(f"<td>{cell}</td>" for cell in [*cells, said]))
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def to_dataframe(self) -> Any:
+        """Return a pandas `DataFrame` with one row per hit and one column per non-zero part of the score.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+
+        Example:
+            >>> list(HitList().to_dataframe().columns)
+            ['score', 'when', 'session_id', 'speakers', 'text']
+        """
+        try:
+            import pandas  # type: ignore[import-untyped]  # brings no stubs, and mypy need not know them
+        except ImportError as error:
+            msg = "to_dataframe() needs pandas: pip install pandas"
+            raise MissingExtraError(msg) from error
+        names = self._parts()
+        rows = [
+            [h.score, *(h.parts.get(n, 0.0) for n in names), h.date, h.session_id, ", ".join(h.speakers), h.text]
+            for h in self
+        ]
+        return pandas.DataFrame(rows, columns=["score", *names, "when", "session_id", "speakers", "text"])
+
+    def plot(self, ax: Any = None) -> Any:
+        """Plot one horizontal bar per hit, best on top, with one colour per part of the score.
+
+        Args:
+            ax: matplotlib axes to draw on; None creates a figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            msg = "plot() needs matplotlib: pip install matplotlib"
+            raise MissingExtraError(msg) from error
+        if ax is None:
+            _, ax = pyplot.subplots(figsize=(8, 0.4 * len(self) + 1))
+        labels = [f"{i + 1}. {printable(hit.text)[:40]}" for i, hit in enumerate(self)]
+        lefts = [0.0] * len(self)
+        for name in self._parts():
+            widths = [hit.parts.get(name, 0.0) for hit in self]
+            ax.barh(labels, widths, left=lefts, label=name, color=f"C{PARTS.index(name)}")
+            lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+        ax.invert_yaxis()
+        ax.set_xlabel("score")
+        if self:
+            ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        return ax
+
+    def _parts(self) -> list[str]:
+        """Return the score parts that are non-zero for any hit, in the order of `PARTS`."""
+        return [name for name in PARTS if any(hit.parts.get(name) for hit in self)]
+
+
+def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
+    """Build the `Hit` of a ranked record from its stored document."""
+    entry, lines = ranked.entry, _shown(ranked, document)
+    return Hit(
+        entry.id,
+        _text(lines) if lines else document.page_content,
+        ranked.score,
+        dict(ranked.parts),
+        entry.session,
+        entry.at,
+        tuple(dict.fromkeys(line.speaker for line in lines)),
+        tuple(line.message for line in lines if line.message),
+        rerank,
+        ranked.relation,
+    )
+
+
+def note_record_of(
+    ranked: Ranked, rerank: float | None, document: Document, rank: int, notes: dict[tuple[int, ...], Any]
+) -> tuple[Record, str]:
+    """Build the quoted record of a note, and its lines.
+
+    Args:
+        ranked: The record.
+        rerank: The reranker's score.
+        document: The stored document.
+        rank: The number of more relevant records, 0 for the best.
+        notes: What was made of the record before: a conversation recalls the same records again and again.
+    """
+    entry = ranked.entry
+    score = plain_score(ranked.score if rerank is None else rerank)
+    source = f"session {entry.session}" if entry.session else ""
+    if (known := notes.get(ranked.shown)) is not None:
+        text, parts, told = known
+        return Record(text, source=source, date=entry.at, parts=parts, rank=rank, score=score), told
+    lines = _shown(ranked, document)
+    text = _text(lines) if lines else document.page_content
+    parts = tuple((line.message, line.text) for line in lines)
+    record = Record(text, source=source, date=entry.at, parts=parts, rank=rank, score=score)
+    told = lines_of(record)
+    notes[ranked.shown] = (text, parts, told)
+    return record, told
+
+
+def _shown(ranked: Ranked, document: Document) -> list[RoundLine]:
+    """Return the messages to show: those that the ranking selected, else all; `[]` for a plain document."""
+    lines = lines_of_document(document)
+    return [lines[i] for i in ranked.shown if i < len(lines)] or lines
+
+
+def _text(lines: Sequence[RoundLine]) -> str:
+    """Render the messages line by line, naming the speaker only when it changes.
+
+    Continuation lines are indented, so that text inside a message cannot pose as another speaker's line.
+    """
+    told: list[str] = []
+    before = ""
+    for line in lines:
+        first, *rest = line.text.splitlines() or [""]
+        speaker = line.speaker
+        told.append(f"  {first}" if speaker == before else f"{speaker}: {first}")
+        if rest:
+            told += [f"  {more}" for more in rest]
+        before = speaker
+    return "\n".join(told)
+
+
+def _day(hit: Hit) -> str:
+    return hit.date.date().isoformat() if hit.date else "no date"
+
 
 logger = logging.getLogger("langchain_memkit")
 
-BATCH = 32  # records whose text is fetched at once
-RERANKED = 50
-FEW = 8  # the same, of texts that come with the index
-MANY = 1000  # records whose ranking is worth a thread
-SHORT = 2000  # characters whose words are not worth a thread
-MISSES = 3  # records that do not fit before the note is full
-LEAST, SURE = 0.05, 0.8  # the share of `max_tokens` that is filled at the floor; how far above it all of it is
+BATCH = 32  # records whose texts are fetched at once from the store
+RERANKED = 50  # records that a reranker is given
+FEW = 8  # records per batch where the texts come with the index
+MANY = 1000  # records; ranking more runs in a thread
+SHORT = 2000  # characters; tokenizing more runs in a thread
+MISSES = 3  # records that may fail to fit before the note counts as full
+LEAST, SURE = 0.05, 0.8  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
 
-Keep: TypeAlias = Callable[[Entry], bool]
+Keep: TypeAlias = Callable[[IndexRecord], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
 
 
-async def search(core: Core, user_id: str, text: str, k: int, keep: Keep) -> HitList:
-    """The best `k` records."""
-    text = beginning(text, QUESTION, "a question to the vector memory")
+async def search(core: VectorMemoryConfig, user_id: str, text: str, k: int, keep: Keep) -> HitList:
+    """Search for the best `k` records that `keep` accepts, best first, without a floor."""
+    text = truncate_with_warning(text, QUESTION, "a question to the vector memory")
     hits = HitList()
     seen: set[str] = set()
     ranked, _, _ = await _ranked(core, user_id, text, keep)
     while some := list(islice(ranked, BATCH)):
-        hits += [hit_of(*found) for found in await _fetched(core, user_id, some, seen)]
+        hits += [hit_of(*found) for *found, _ in await _fetched(core, user_id, some, seen)]
         if len(hits) >= k:
             break
     return HitList(hits[:k])
 
 
 async def recall(
-    core: Core,
+    core: VectorMemoryConfig,
     user_id: str,
     text: str,
     keep: Keep,
     *,
     trial: bool = False,
-    place: TurnPlace | None = None,
+    place: TurnSession | None = None,
     remarks: list[str] | None = None,
 ) -> list[BaseMessage]:
-    """As many of the best records as fit, in the order in which they were said, as one note.
+    """Quote as many of the best records as fit in one note, in the order in which they were said.
 
     Args:
-        core: The memory.
-        user_id: Whose.
+        core: The memory's options and store.
+        user_id: The user.
         text: The question.
-        keep: Whether a record may be shown.
-        trial: Whether somebody only wants to see it.
-        place: The session of the turn.
-        remarks: Where it is said what was left out, and why; None if nobody asks.
+        keep: Predicate: whether a record may be shown.
+        trial: Dry run: do not record that the records were recalled.
+        place: The session of the turn, which receives its snapshot.
+        remarks: A list that receives explanations of what the floor left out; None if they are not wanted.
 
     Returns:
-        One note, or nothing.
+        A list of one note; empty if there is nothing to look for, nothing related, or nothing that fits.
     """
-    text = beginning(text, QUESTION, "a question to the vector memory")
-    if await cpu_bound(lambda: SMALL_TALK.issuperset(stems(text)), long=len(text) > SHORT):
-        return []  # a greeting, a thank-you: nothing to look for
-    chosen: list[tuple[Entry, Record, str]] = []
+    text = truncate_with_warning(text, QUESTION, "a question to the vector memory")
+    if await cpu_bound(lambda: SMALL_TALK.issuperset(tokenize(text)), long=len(text) > SHORT):
+        return []  # a greeting or thanks
+    chosen: list[tuple[IndexRecord, Record, str]] = []
     seen: set[str] = set()
-    room = core.max_tokens - count_text(framed([Record("")]), core.counter)
+    room = core.max_tokens - count_text(render_notes([Record("")]), core.counter)
     misses = 0
     ranked, count, best = await _ranked(core, user_id, text, keep, place, core.floor)
     share = _share(core.floor, best)
@@ -90,12 +285,13 @@ async def recall(
         remarks.append(_remark(core.floor, best, count, share))
     if not share:
         return []
-    spare = core.max_tokens - int(share * core.max_tokens)  # which the first record may take all the same
+    # Near the floor only a share of the budget is filled. The first record may use all of it, so that one long record
+    # is not dropped because the share is small.
+    spare = core.max_tokens - int(share * core.max_tokens)
     size = BATCH if core.reads_texts else FEW
     while some := list(islice(ranked, size)):
-        for found, rerank, document in await _fetched(core, user_id, some, seen):
-            record = record_of(found, rerank, document, len(chosen))
-            lines = lines_of(record)
+        for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
+            record, lines = note_record_of(found, rerank, document, len(chosen), notes)
             cost = count_text(lines, core.counter)
             if cost > room - (spare if chosen else 0):
                 misses += 1
@@ -107,9 +303,8 @@ async def recall(
         if misses >= MISSES or len(chosen) == core.k:
             break
     note = _note(chosen) if chosen else None
-    while (
-        note is not None and count_tokens([note], core.counter)[0] > core.max_tokens
-    ):  # a counter may count a whole otherwise
+    # A tokenizer may count the whole note higher than the sum of its parts: drop the least relevant until it fits.
+    while note is not None and count_tokens([note], core.counter)[0] > core.max_tokens:
         chosen.pop()
         note = _note(chosen) if chosen else None
     if note is None:
@@ -122,7 +317,7 @@ async def recall(
 
 
 def _share(floor: float | None, best: float) -> float:
-    """How much of `max_tokens` may be filled: nothing below the floor, one record at it, all 0.8 above it."""
+    """Return the share of `max_tokens` to fill: 0 below the floor, 0.05 at it, rising to all of it 0.8 above."""
     if floor is None:
         return 1.0
     return 0.0 if best < floor else min(1.0, LEAST + (1 - LEAST) * (best - floor) / SURE)
@@ -136,17 +331,27 @@ def _remark(floor: float | None, best: float, records: int, share: float) -> str
 
 
 async def _ranked(
-    core: Core, user_id: str, text: str, keep: Keep, place: TurnPlace | None = None, floor: float | None = None
+    core: VectorMemoryConfig,
+    user_id: str,
+    text: str,
+    keep: Keep,
+    place: TurnSession | None = None,
+    floor: float | None = None,
 ) -> tuple[Iterator[Found], int, float]:
-    """Records, best first, with the reranker's score if there is one; how many; and what the best has to do with it.
+    """Rank the user's records, with the reranker if there is one.
 
-    A reranker is not asked where all records are below the floor.
+    The reranker is not called if all records are below the floor.
+
+    Returns:
+        The records, best first, each with its reranker score or None; the number of records that were compared; and
+        the highest `relation` among them.
     """
     index, question = await core.look(user_id, text, place)
     found: Iterator[Ranked]
     long = len(index) > MANY or len(text) > SHORT
     found, count, best = await cpu_bound(lambda: best_first(index, question, core.ranking, keep), long=long)
-    if question.vector is None and question.similar is None:  # then everything is ranked, matches first
+    # Without similarities every record is ranked, also those that share no word with the question: drop these.
+    if question.vector is None and question.similar is None:
         found = (ranked for ranked in found if ranked.score > 0)
     if core.reranker is None or (floor is not None and best < floor):
         return ((ranked, None) for ranked in found), count, best
@@ -154,6 +359,7 @@ async def _ranked(
     if not by_id:
         return iter(()), 0, 0.0
     documents = await core.documents(user_id, list(by_id))
+    # Keep the id in the metadata as well: a compressor may build new documents without ids.
     given = [
         Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
         for d in (documents[name] for name in by_id if name in documents)
@@ -166,33 +372,45 @@ async def _ranked(
     return ((by_id[name], score) for name, score in chosen if name in by_id), count, best
 
 
-async def _fetched(core: Core, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Iterator[Any]:
-    """Texts of records, without what was said before, and without what stands in no transcript any more."""
-    document_of = await core.texts(user_id, [found.entry.id for found, _ in ranked])
+async def _fetched(core: VectorMemoryConfig, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Iterator[Any]:
+    """Fetch the texts of ranked records, leaving out duplicates and records erased from their transcripts.
+
+    Args:
+        core: The memory's options and store.
+        user_id: The user.
+        ranked: The records with their reranker scores, best first.
+        seen: Normalized texts that were returned already; it is extended.
+
+    Returns:
+        A lazy iterator over (record, reranker score, document, what was made of it to show it).
+    """
+    text_of = await core.texts(user_id, [found.entry.id for found, _ in ranked])
     wanted: dict[str, set[str]] = {}
     for found, _ in ranked:
         if found.entry.session and any(found.entry.messages):
             wanted.setdefault(found.entry.session, set()).update(filter(None, found.entry.messages))
     erased = await erased_messages(core.get_session_history, user_id, wanted)
 
-    def kept() -> Iterator[tuple[Ranked, float | None, Document]]:
+    def kept() -> Iterator[tuple[Ranked, float | None, Document, Any]]:
         for found, score in ranked:
             entry = found.entry
+            # One deleted message hides the whole record, since its text quotes that message.
             if erased and any((entry.session, message) in erased for message in entry.messages):
                 continue
-            document = document_of(entry.id)
-            if document is None:
+            text = text_of(entry.id)
+            if text is None:
                 continue
+            document, notes = text
             said = " ".join(document.page_content.casefold().split())
             if said not in seen:
                 seen.add(said)
-                yield found, score, document
+                yield found, score, document, notes
 
-    return kept()  # one by one: most notes are full long before the last of them
+    return kept()  # lazily: most notes are full long before the last record
 
 
-async def _touch(core: Core, user_id: str, ids: Sequence[str]) -> None:
-    """Remembers that these were recalled; that it cannot be stored costs no turn."""
+async def _touch(core: VectorMemoryConfig, user_id: str, ids: Sequence[str]) -> None:
+    """Record the recall time of these records, where it is needed; a failure is logged and does not fail the turn."""
     store, now = core.store, core.now()
     if core.keeps_access and not core.read_only:
         try:
@@ -201,7 +419,9 @@ async def _touch(core: Core, user_id: str, ids: Sequence[str]) -> None:
             logger.warning("when memories were recalled is not stored: %s", error)
 
 
-def _note(chosen: Sequence[tuple[Entry, Record, str]]) -> HumanMessage:
+def _note(chosen: Sequence[tuple[IndexRecord, Record, str]]) -> HumanMessage:
     undated = datetime.min.replace(tzinfo=UTC)
     in_order = sorted(chosen, key=lambda found: (found[0].at or undated, found[0].session, found[0].position))
-    return note_message([record for _, record, _ in in_order], lambda _: enclosed([lines for *_, lines in in_order]))
+    return note_message(
+        [record for _, record, _ in in_order], lambda _: render_note_texts([lines for *_, lines in in_order])
+    )

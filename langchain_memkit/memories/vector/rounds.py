@@ -1,13 +1,10 @@
-"""From messages to rounds, the records of a vector memory: what a user said with what followed. Pure.
-
-A round begins with a human message that follows something else, and is finished when the model has answered without
-calling a tool. What is too long for an embedder is cut into several records, each with its round's date and speakers.
-"""
+"""Rounds of a conversation as records, and which of them are to be stored."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
@@ -15,43 +12,52 @@ from uuid import UUID, uuid5
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
-from langchain_memkit.memories.transcripts import Stretch
-from langchain_memkit.messages.authors import is_user_message
-from langchain_memkit.messages.limits import MESSAGE, beginning
-from langchain_memkit.messages.text import said, without_records
-from langchain_memkit.scoring.index import digest_of
-from langchain_memkit.scoring.words import stems
+from langchain_memkit.memories.rebuildable import Segment
+from langchain_memkit.messages.text import (
+    MESSAGE,
+    is_user_message,
+    message_text,
+    truncate_with_warning,
+    without_records,
+)
+from langchain_memkit.ranking.index import IndexRecord, StoredSession, digest_of
+from langchain_memkit.ranking.tokenize import tokenize
 
 __all__ = [
-    "Line",
+    "PlannedLines",
     "Round",
+    "RoundLine",
     "Splitter",
-    "begins",
-    "closed",
+    "StoredRounds",
+    "as_closed",
     "documents_of",
     "is_small_talk",
     "lines_of_document",
-    "placed",
+    "missing_chunks",
+    "needs_index",
+    "plan_rounds",
     "rounds_of",
+    "starts_round",
+    "with_positions",
 ]
 
 ROUNDS = UUID("5b1f7d2e-6c0a-4c39-9a57-2f3d8f4f2a10")
-WINDOW = 1000  # characters: about 256 word pieces, the window of small embedders
-OVERLAP = 100
+WINDOW = 1000  # characters of a chunk: about 256 word pieces, the window of small embedders
+OVERLAP = 100  # characters
 TOOL = 2000  # characters of a tool's result that are kept; the transcript has all of it
 KIND = "a message that the vector memory is to save"
-SHORT = 80  # characters of small talk
+SHORT = 80  # characters; a longer message is never small talk
 SMALL_TALK = frozenset(
     stem
-    for stem in stems(
+    for stem in tokenize(
         "ok okay yes yeah yep no nope sure right fine great good nice cool perfect awesome thanks thank welcome please "
         "hi hello hey bye goodbye morning evening night got understood done alright problem glad help cheers"
     )
 )
 
 
-class Line(NamedTuple):
-    """What one message says, or a piece of it."""
+class RoundLine(NamedTuple):
+    """The text of one message, or a piece of it, with its speaker."""
 
     role: str
     name: str
@@ -61,14 +67,14 @@ class Line(NamedTuple):
 
     @property
     def speaker(self) -> str:
-        """A name, or "human", "ai"; every tool is "tool", since the call before it names it."""
+        """The speaker's name, else the role; always "tool" for tools, since the call before it names the tool."""
         return self.name if self.name and self.role != "tool" else self.role
 
 
 class Round(NamedTuple):
-    """A user's message with what follows."""
+    """A user's input with everything that follows it, up to the next input."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[RoundLine, ...]
     at: datetime
     epoch: int
     expires_at: datetime | None
@@ -76,16 +82,16 @@ class Round(NamedTuple):
 
     @property
     def open(self) -> bool:
-        """Whether an answer is still to come."""
+        """Return whether the round still waits for its answer."""
         return not (self.closed or self.lines[-1].ends)
 
 
 class Splitter:
-    """Cuts long texts by a text splitter of LangChain's.
+    """Splits long texts with a LangChain text splitter.
 
     Args:
-        splitter: Anything with `split_text`; None for one that cuts at 1,000 characters with an overlap of 100, made
-            when the first long text comes.
+        splitter: Any object with `split_text`; None for a `RecursiveCharacterTextSplitter` of 1,000 characters with an
+            overlap of 100, imported only when the first long text comes.
     """
 
     def __init__(self, splitter: Any = None) -> None:
@@ -93,7 +99,7 @@ class Splitter:
         self._made: Any = None
 
     def split(self, text: str) -> list[str]:
-        """The text in pieces, in order."""
+        """Split a text into pieces, in order; a text that fits comes back whole."""
         if self._given is None and len(text) <= WINDOW:
             return [text]
         if self._made is None:
@@ -107,37 +113,40 @@ def _default_splitter() -> Any:
     return RecursiveCharacterTextSplitter(chunk_size=WINDOW, chunk_overlap=OVERLAP)
 
 
-def lines_of_messages(messages: Iterable[BaseMessage]) -> Iterator[Line]:
-    """What people, models and tools said; without system lines and what nobody said."""
+def lines_of_messages(messages: Iterable[BaseMessage]) -> Iterator[RoundLine]:
+    """Yield a line for each message of a user, model or tool; skip system messages and messages without text."""
     for message in messages:
         if is_user_message(message):
-            role, text = "human", beginning(said(message), MESSAGE, KIND)
+            role, text = "human", truncate_with_warning(message_text(message), MESSAGE, KIND)
         elif isinstance(message, AIMessage):
-            role, text = "ai", without_records(beginning(said(message), MESSAGE, KIND))
+            role, text = "ai", without_records(truncate_with_warning(message_text(message), MESSAGE, KIND))
         elif isinstance(message, ToolMessage):
-            role, text = "tool", said(message)
+            role, text = "tool", message_text(message)
             text = text if len(text) <= TOOL else text[:TOOL] + " ..."
         else:
             continue
         text = text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd").strip()
         if text:
             ends = role == "ai" and not getattr(message, "tool_calls", None)
-            yield Line(role, " ".join((message.name or "").split()), text, message.id or "", ends)
+            yield RoundLine(role, " ".join((message.name or "").split()), text, message.id or "", ends)
 
 
-def rounds_of(stretches: Iterable[Stretch], undated: datetime) -> list[Round]:
-    """The rounds of a conversation, oldest first.
+def rounds_of(stretches: Iterable[Segment], undated: datetime) -> list[Round]:
+    """Group the messages of a conversation into rounds, oldest first.
 
     Args:
-        stretches: What was stored together; a round may go on in the next one.
-        undated: When what has no date was said.
+        stretches: Messages in batches as they were stored; a round may continue in the next batch.
+        undated: The time of rounds whose messages have no date.
     """
     rounds: list[Round] = []
     for stretch in stretches:
-        asked = stretch.native or stretch.at is None  # whether a history can be asked for these messages
+        # Keep message ids only where the history can later be asked for them: recall hides records whose messages the
+        # history no longer has, and ids that it never knew would hide all of them.
+        asked = stretch.native or stretch.at is None
         for found in lines_of_messages(stretch.messages):
             line = found if asked else found._replace(message="")
-            if rounds and rounds[-1].epoch == stretch.epoch and not begins(line, rounds[-1].lines[-1].role):
+            # A round never spans two epochs: the session was cleared between them.
+            if rounds and rounds[-1].epoch == stretch.epoch and not starts_round(line, rounds[-1].lines[-1].role):
                 rounds[-1] = rounds[-1]._replace(lines=(*rounds[-1].lines, line), expires_at=stretch.expires_at)
             else:
                 rounds[-1:] = [round_._replace(closed=True) for round_ in rounds[-1:]]
@@ -145,14 +154,14 @@ def rounds_of(stretches: Iterable[Stretch], undated: datetime) -> list[Round]:
     return rounds
 
 
-def begins(line: Line, before: str) -> bool:
-    """Whether a line begins a round, given the role of the line before it: several human messages are one input."""
+def starts_round(line: RoundLine, before: str) -> bool:
+    """Return whether a line begins a round; consecutive human messages are one input. `before`: the previous role."""
     return line.role == "human" and before != "human"
 
 
-def is_small_talk(lines: Iterable[Line]) -> bool:
-    """Whether nothing is said that anybody would look for: greetings, thanks, consent; never at length."""
-    return all(len(line.text) <= SHORT and SMALL_TALK.issuperset(stems(line.text)) for line in lines)
+def is_small_talk(lines: Iterable[RoundLine]) -> bool:
+    """Return whether the lines hold nothing worth finding: only short greetings, thanks and consent."""
+    return all(len(line.text) <= SHORT and SMALL_TALK.issuperset(tokenize(line.text)) for line in lines)
 
 
 def documents_of(
@@ -164,16 +173,20 @@ def documents_of(
     last: Document | None = None,
     salt: str = "",
 ) -> list[Document]:
-    """The records of a round: one, or several if it is long.
+    """Build the records of a round: one, or several chunks if it is long.
 
     Args:
-        round_: What was said.
-        user_id: Whose.
+        round_: The round, or the lines that continue a stored one.
+        user_id: The user.
         session_id: The conversation.
-        position: Of the first record; the others follow.
-        splitter: Cuts what is too long.
-        last: The record that this round goes on from, which is the first that is returned, under its old id.
-        salt: For an id of its own, although it begins with the words of another round.
+        position: Position of the first record; the others follow one by one.
+        splitter: Splits long rounds.
+        last: The last stored record of the round that is continued. It is rebuilt with the new lines and returned
+            first, under its old id, position and date.
+        salt: Mixed into the round's id, so that it differs from that of an older round with the same words.
+
+    Returns:
+        Documents with ids, in order.
     """
     lines = (*(lines_of_document(last) if last else ()), *round_.lines)
     known: Mapping[str, Any] = last.metadata if last else {}
@@ -192,41 +205,42 @@ def documents_of(
         text, spans = _rendered(chunk)
         metadata |= {"said": spans, "messages": [line.message for line in chunk]}
         expires_at = round_.expires_at and round_.expires_at.isoformat()
-        is_last = i == first + len(chunks) - 1  # the others are full, whatever is still to come
+        is_last = i == first + len(chunks) - 1  # only the last chunk can grow, so only it stays open
         rare = {"chunk": i, "epoch": round_.epoch, "expires_at": expires_at, "open": is_last and round_.open}
+        # Most records have none of these: leave defaults out, which keeps the rows small.
         metadata |= {name: value for name, value in rare.items() if value}
         documents.append(Document(id=_chunk_id(round_id, i), page_content=text, metadata=metadata))
     return documents
 
 
-def placed(documents: Sequence[Document], position: int) -> Sequence[Document]:
-    """The records of a round, from another position on."""
+def with_positions(documents: Sequence[Document], position: int) -> Sequence[Document]:
+    """Renumber the records of a round, in place, from a position on."""
     for i, document in enumerate(documents):
         document.metadata["position"] = position + i
     return documents
 
 
-def lines_of_document(document: Document) -> list[Line]:
-    """The lines that a record was made of."""
+def lines_of_document(document: Document) -> list[RoundLine]:
+    """Restore the lines that a record was built from."""
     metadata = document.metadata
     spans, messages = metadata.get("said") or [], metadata.get("messages") or []
     ids = messages if len(messages) == len(spans) else [""] * len(spans)
     is_open = bool(metadata.get("open"))
     last = len(spans) - 1
     return [
-        Line(role, name, document.page_content[start:end], id_, i == last and role == "ai" and not is_open)
+        RoundLine(role, name, document.page_content[start:end], id_, i == last and role == "ai" and not is_open)
         for i, ((role, name, start, end), id_) in enumerate(zip(spans, ids, strict=True))
     ]
 
 
-def closed(document: Document) -> Document:
-    """A record of a round to which nothing is added any more."""
+def as_closed(document: Document) -> Document:
+    """Return a copy of a record that is marked as finished, so that nothing is added to its round any more."""
     metadata = {name: value for name, value in document.metadata.items() if name != "open"}
     return Document(id=document.id, page_content=document.page_content, metadata=metadata)
 
 
-def _round_id(user_id: str, session_id: str, lines: Sequence[Line], salt: str) -> str:
-    """The same messages make the same id; a message without an id is known by what the round says."""
+def _round_id(user_id: str, session_id: str, lines: Sequence[RoundLine], salt: str) -> str:
+    """Derive the round's id, so that a retry gets the same: from its first message's id, else from the round's text."""
     first = lines[0].message or digest_of("\n".join(f"{line.role}: {line.text}" for line in lines))
     return str(uuid5(ROUNDS, json.dumps([user_id, session_id, first, salt] if salt else [user_id, session_id, first])))
 
@@ -239,13 +253,13 @@ def _chunk_number(document: Document) -> int:
     return int(document.metadata.get("chunk", 0))
 
 
-def _chunks(lines: Sequence[Line], splitter: Splitter) -> list[list[Line]]:
-    """Lines packed into as few records as the splitter leaves whole; a long message is cut into overlapping pieces."""
-    chunks: list[list[Line]] = []
+def _chunks(lines: Sequence[RoundLine], splitter: Splitter) -> list[list[RoundLine]]:
+    """Pack lines into as few chunks as the splitter leaves whole; a long message becomes overlapping pieces."""
+    chunks: list[list[RoundLine]] = []
     for line in lines:
         for i, piece in enumerate(splitter.split(line.text)):
             part = line._replace(text=piece)
-            # pieces of one message stay apart, as the splitter put them
+            # Pieces of one message overlap, so they are never packed together.
             if i == 0 and chunks and len(splitter.split(_rendered([*chunks[-1], part])[0])) == 1:
                 chunks[-1].append(part)
             else:
@@ -253,11 +267,183 @@ def _chunks(lines: Sequence[Line], splitter: Splitter) -> list[list[Line]]:
     return chunks
 
 
-def _rendered(lines: Sequence[Line]) -> tuple[str, list[list[Any]]]:
-    """The lines as text, each after its speaker, and where in it their words stand."""
+def _rendered(lines: Sequence[RoundLine]) -> tuple[str, list[list[Any]]]:
+    """Render lines as text, each after its speaker, with a span `[role, name, start, end]` of each line's own words."""
     text, spans = "", []
     for line in lines:
         text += f"\n{line.speaker}: " if text else f"{line.speaker}: "
         spans.append([line.role, line.name, len(text), len(text) + len(line.text)])
         text += line.text
     return text, spans
+
+
+@dataclass(slots=True)
+class PlannedLines:
+    """New lines that go into one round.
+
+    Attributes:
+        round_id: The stored round that they continue; None for a new round.
+        lines: The lines, in order.
+        again: Whether a new round repeats an older round's words, so that it needs an id of its own.
+    """
+
+    round_id: str | None
+    lines: list[RoundLine]
+    again: bool = False
+
+
+@dataclass(slots=True)
+class StoredRounds:
+    """The stored part of a session, as far as a merge plan needs it.
+
+    Attributes:
+        rounds: Round id by message id.
+        ends: Role of the last line, by round id.
+    """
+
+    rounds: dict[str, str] = field(default_factory=dict)
+    ends: dict[str, str] = field(default_factory=dict)
+
+    def read(self, documents: Iterable[Document]) -> None:
+        """Add stored documents."""
+        for document in documents:
+            lines = lines_of_document(document)
+            if lines:
+                self.hold(_stored_round_id(document), lines)
+
+    def look(self, entries: Iterable[IndexRecord], session_id: str) -> None:
+        """Add all index entries of a session, in order of position."""
+        mine = sorted((entry for entry in entries if entry.session == session_id), key=lambda entry: entry.position)
+        for entry in mine:
+            if entry.said:
+                self._add(entry.round_id, entry.messages, entry.said[-1].role)
+
+    def hold(self, round_id: str, lines: Sequence[RoundLine]) -> None:
+        """Treat these lines as stored in this round."""
+        self._add(round_id, [line.message for line in lines], lines[-1].role)
+
+    def _add(self, round_id: str, messages: Iterable[str], end: str) -> None:
+        self.ends[round_id] = end
+        self.rounds.update((message, round_id) for message in messages if message)
+
+
+def needs_index(lines: Sequence[RoundLine], begun: StoredSession, known: StoredRounds) -> bool:
+    """Return whether the user's index must be read to know which messages are stored; false for a plain new turn.
+
+    A turn is plain if the session is empty, if none of its messages has an id (they are compared by text), or if it
+    starts with a human message, the last round is answered, and no message is known.
+    """
+    if not (begun.last or begun.position) or not any(line.message for line in lines):
+        return False
+    last = begun.last
+    told = lines_of_document(last) if last else []
+    waiting = bool(last and last.metadata.get("open")) or bool(told and told[-1].role == "human")
+    return waiting or lines[0].role != "human" or any(line.message in known.rounds for line in lines)
+
+
+def plan_rounds(
+    rounds: Sequence[Round],
+    ids: Sequence[str],
+    last: Document | None,
+    records: Mapping[str, Document],
+    known: StoredRounds,
+) -> list[PlannedLines]:
+    """Plan which lines of a turn to store, and in which rounds.
+
+    Args:
+        rounds: The rounds of the turn, taken by itself.
+        ids: The id that each of them would have as a new round.
+        last: The session's last record, if any.
+        records: Stored records with any of these ids, by id.
+        known: Messages and rounds that are stored.
+
+    Returns:
+        The new lines, grouped by round, in order; empty if all is stored already.
+    """
+    parts: list[PlannedLines] = []
+    # `where` is the stored round that the next line would continue, `before` the role of the line in front of it.
+    where, before = (
+        (_stored_round_id(last), known.ends.get(_stored_round_id(last), "")) if last is not None else (None, "")
+    )
+    # A record of another epoch is left over from before a clear: a turn must not continue erased text.
+    if last is not None and rounds and _erased(last, rounds[0].epoch):
+        where, before = None, ""
+    fresh: PlannedLines | None = None  # the new round that lines are added to
+    for i, (round_, name) in enumerate(zip(rounds, ids, strict=True)):
+        again = False
+        # Without message ids a retry is only recognizable by its text: skip a round that a stored record already says.
+        if not any(line.message for line in round_.lines):
+            stored = records.get(name)
+            holder = next((d for d in (stored, last) if d is not None and _holds(d, round_.lines, d is last)), None)
+            if holder is not None:
+                where, fresh = _stored_round_id(holder), None
+                before = known.ends.get(where, "")
+                continue
+            # Same opening, other content: a new round, which must not overwrite the stored one of that id.
+            again = stored is not None
+            # A retried answer or tool result, without the question that it belongs to.
+            if i == 0 and last is not None and round_.lines[0].role != "human" and _told(last, round_.lines):
+                continue
+        for line in round_.lines:
+            # A known message is not stored again, but what follows it belongs into its round.
+            if line.message and line.message in known.rounds:
+                where, fresh = known.rounds[line.message], None
+                before = known.ends.get(where, "")
+                continue
+            if starts_round(line, before) or (where is None and fresh is None):
+                fresh, where = PlannedLines(None, [line], again), None
+                parts.append(fresh)
+            elif fresh is not None:
+                fresh.lines.append(line)
+            elif parts and parts[-1].round_id == where:
+                parts[-1].lines.append(line)
+            else:
+                parts.append(PlannedLines(where, [line]))
+            before = line.role
+    return parts
+
+
+def missing_chunks(draft: Sequence[Document], records: Mapping[str, Document]) -> list[Document]:
+    """Return the chunks of a partially written round that are still missing.
+
+    Such a round is left by a writer that was killed between two chunks. The missing chunks get positions and date that
+    match the stored ones.
+
+    Args:
+        draft: All records of the round.
+        records: Stored records with any of their ids, by id.
+
+    Returns:
+        The missing chunks; empty if all chunks are stored, or none, or if a stored one differs.
+    """
+    stored = [(i, records[document.id or ""]) for i, document in enumerate(draft) if document.id in records]
+    if not 0 < len(stored) < len(draft) or any(draft[i].page_content != found.page_content for i, found in stored):
+        return []
+    number, found = stored[0]
+    for i, document in enumerate(draft):
+        document.metadata["position"] = found.metadata["position"] + i - number
+        document.metadata["created_at"] = found.metadata["created_at"]
+    return [document for document in draft if document.id not in records]
+
+
+def _stored_round_id(document: Document) -> str:
+    return str(document.metadata.get("round_id") or document.id)
+
+
+def _erased(last: Document, epoch: int) -> bool:
+    """Return whether a record belongs to another epoch than the turn; false if either epoch is unknown."""
+    known = last.metadata.get("epoch") or 0
+    return bool(epoch and known and known != epoch)
+
+
+def _holds(stored: Document, lines: Sequence[RoundLine], is_last: bool) -> bool:
+    """Return whether a record equals these lines or, being the open last record, begins with them."""
+    told = [(line.role, line.text) for line in lines_of_document(stored)]
+    said = [(line.role, line.text) for line in lines]
+    return told == said or (is_last and bool(stored.metadata.get("open")) and told[: len(said)] == said)
+
+
+def _told(last: Document, lines: Sequence[RoundLine]) -> bool:
+    """Return whether the last record ends with these lines, as after a retry."""
+    told = lines_of_document(last)[-len(lines) :]
+    return [(line.role, line.text) for line in told] == [(line.role, line.text) for line in lines]

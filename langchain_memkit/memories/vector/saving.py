@@ -1,4 +1,8 @@
-"""Rounds into the store: embedded once, stored once, refused if their session was cleared meanwhile."""
+"""Saving: write a turn's rounds to the store.
+
+Each text is embedded once and each round stored once. A save is refused if its session was cleared since the turn
+began (the store compares the session's generation) and retried if another writer extended the same round.
+"""
 
 from __future__ import annotations
 
@@ -6,64 +10,76 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
 
+from langchain_memkit._progress import progress_bar
 from langchain_memkit._sync import Step, call_user_function, cpu_bound
-from langchain_memkit.base import value_or_kind
+from langchain_memkit.base import describe_value
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError, HistoryWriteError
-from langchain_memkit.memories.transcripts import Stretch
-from langchain_memkit.memories.vector.core import Core
-from langchain_memkit.memories.vector.plan import Known, Part, needs_index, parts_of, rest_of
+from langchain_memkit.memories.rebuildable import UNDATED, Segment, check_writable, read_transcript
+from langchain_memkit.memories.vector.core import VectorMemoryConfig
 from langchain_memkit.memories.vector.rounds import (
+    PlannedLines,
     Round,
-    closed,
+    StoredRounds,
+    as_closed,
     documents_of,
     is_small_talk,
     lines_of_document,
-    placed,
+    missing_chunks,
+    needs_index,
+    plan_rounds,
     rounds_of,
+    with_positions,
 )
-from langchain_memkit.scoring.index import Begun, digest_of
+from langchain_memkit.ranking.index import StoredSession, digest_of
 
-__all__ = ["begin", "micros", "same", "save", "write"]
+__all__ = ["begin", "is_same_record", "rebuild", "save", "to_microseconds", "write"]
 
 logger = logging.getLogger("langchain_memkit")
 
-SHORT = 2000  # characters that are not worth a thread
-TRIES = 10  # of a turn that goes on with a round which others go on with at the same time
+SHORT = 2000  # characters that are processed on the event loop; longer turns go to a thread
+TRIES = 10  # attempts of a turn that extends a round which other writers extend at the same time
 
 
-async def save(core: Core, user_id: str, session_id: str, stretch: Stretch, looked: Any = None) -> None:
-    """Stores what is new of a turn; what goes on with a stored round is added to it.
+async def save(core: VectorMemoryConfig, user_id: str, session_id: str, stretch: Segment, looked: Any = None) -> None:
+    """Store the new messages of a turn; messages that continue a stored round are added to it.
 
     Args:
         core: The options.
-        user_id: Whose.
+        user_id: The user.
         session_id: The conversation.
-        stretch: The turn.
-        looked: What the session was like when the turn was loaded: nothing is read then, unless that has changed.
+        stretch: The messages of the turn.
+        looked: The session snapshot of the turn's load, if there is one. The first attempt then reads nothing, and the
+            store rejects the write if the session has changed since.
+
+    Raises:
+        HistoryConflictError: Other writers kept changing the same round, `TRIES` times in a row.
+        HistoryWriteError: Stored records could not be read, or the store failed.
     """
     if core.read_only:
         return
 
     def drafted() -> tuple[list[Round], list[list[Document]]]:
         rounds = [r._replace(expires_at=core.expiry(r.at, r.expires_at)) for r in rounds_of([stretch], core.now())]
-        return rounds, [documents_of(r, user_id, session_id, micros(r.at), core.splitter) for r in rounds]
+        return rounds, [documents_of(r, user_id, session_id, to_microseconds(r.at), core.splitter) for r in rounds]
 
     contents = [message.content for message in stretch.messages]
     long = not all(isinstance(content, str) for content in contents) or sum(map(len, contents)) > SHORT
     rounds, drafts = await cpu_bound(drafted, long=long)
     if not rounds:
         return
-    # what the first look was told: a forget after that concerns all that follow
+    # Every attempt carries the generation that the first one read. If each retry took the current generation instead, a
+    # clear between two attempts would go unnoticed and the retry would bring erased text back.
     since: str | None = None if looked is None else looked.session.generation
     for left in reversed(range(TRIES)):
         try:
             texts, messages = [d for draft in drafts for d in draft], _messages(rounds)
-            begun: Begun | None = _known(core, looked, texts)
-            looked = None
+            begun: StoredSession | None = _known(core, looked, texts)
+            looked = None  # good for one attempt: after a conflict the snapshot is known to be stale
             if begun is None:
                 begun = await begin(core, user_id, session_id, texts, messages, since)
             since = since or begun.generation
@@ -73,7 +89,9 @@ async def save(core: Core, user_id: str, session_id: str, stretch: Stretch, look
             raise HistoryWriteError(msg) from error
         try:
             alive = await write(core, user_id, session_id, documents, begun, expected)
-        except HistoryConflictError:  # somebody else went on with the same round
+        except HistoryConflictError:
+            # Another writer changed a record that this plan extends, or added records since the snapshot. Nothing was
+            # stored, so read again and make a new plan against what is there now.
             if not left:
                 raise
             continue
@@ -83,11 +101,29 @@ async def save(core: Core, user_id: str, session_id: str, stretch: Stretch, look
 
 
 async def _new(
-    core: Core, place: tuple[str, str], rounds: Sequence[Round], drafts: Sequence[Sequence[Document]], begun: Begun
+    core: VectorMemoryConfig,
+    place: tuple[str, str],
+    rounds: Sequence[Round],
+    drafts: Sequence[Sequence[Document]],
+    begun: StoredSession,
 ) -> tuple[list[Document], dict[str, str]]:
-    """Records to store, and the digests of stored ones that are changed."""
+    """Plan a save: decide which records to write.
+
+    Args:
+        core: The options.
+        place: User id and session id.
+        rounds: The rounds of the turn.
+        drafts: The records of each round as they would be stored if the round were new.
+        begun: What the store holds of the session.
+
+    Returns:
+        The records to write, and for each stored record among them that is replaced (by id) the digest of the text it
+        must still have: the write is a compare-and-set on these.
+    """
     last, lines = begun.last, [line for round_ in rounds for line in round_.lines]
-    known = Known()
+    # The common case, a plain new turn, is decided from `begun` alone. Only a turn that may continue or repeat stored
+    # messages needs the whole index of the user.
+    known = StoredRounds()
     known.read(begun.records.values())
     known.read([last] if last is not None else [])
     if needs_index(lines, begun, known):
@@ -96,34 +132,44 @@ async def _new(
             known.look(index.entries, place[1])
     ids = [draft[0].metadata["round_id"] for draft in drafts]
     documents: list[Document] = []
+    # A writer that was killed between two chunks of a long round left it incomplete. The plan below compares whole
+    # messages and would count a message as stored if only its first chunks are: complete such rounds first.
     for name, round_, draft in zip(ids, rounds, drafts, strict=True):
-        if any(line.message for line in round_.lines) and (rest := rest_of(draft, begun.records)):
+        if any(line.message for line in round_.lines) and (rest := missing_chunks(draft, begun.records)):
             known.hold(name, round_.lines)
             documents += rest
-    parts = parts_of(rounds, ids, last, begun.records, known)
+    parts = plan_rounds(rounds, ids, last, begun.records, known)
     expected: dict[str, str] = {}
-    position = max(micros(rounds[0].at), begun.position + 1)
+    # Positions are microseconds since 1970, but always behind the last record: clocks of several writers may differ.
+    position = max(to_microseconds(rounds[0].at), begun.position + 1)
     waiting = last if last is not None and last.metadata.get("open") else None
     for i, part in enumerate(parts):
         round_ = rounds[0]._replace(lines=tuple(part.lines), closed=i + 1 < len(parts))
         end = None if part.round_id is None else await _end_of(core, place, part, last)
         if end is not None:
+            # The last record of the round is rewritten under its own id. The digest makes the write fail if another
+            # writer has extended the record since: without it, the later write would drop the earlier one's messages.
             documents += documents_of(round_, *place, position, core.splitter, last=end)
             expected[end.id or ""] = digest_of(end.page_content)
             continue
-        if part.round_id is None and i == 0 and waiting is not None:  # its answer will not come
-            documents.append(closed(waiting))
+        if part.round_id is None and i == 0 and waiting is not None:
+            # The conversation went on without answering the last round. Close it, which also gets it embedded.
+            documents.append(as_closed(waiting))
             expected[waiting.id or ""] = digest_of(waiting.page_content)
         if not part.again and len(parts) == len(rounds) and round_.lines == rounds[i].lines:
-            documents += placed(drafts[i], position + len(documents))
+            # The whole round is new: reuse the draft instead of splitting the text again.
+            documents += with_positions(drafts[i], position + len(documents))
             continue
+        # A round without message ids that repeats an older one word for word would get the older one's id.
         salt = str(position) if part.again else ""
         documents += documents_of(round_, *place, position + len(documents), core.splitter, salt=salt)
     return documents, expected
 
 
-async def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document | None) -> Document | None:
-    """The last record of the round that a part goes on with; None if somebody has deleted it meanwhile."""
+async def _end_of(
+    core: VectorMemoryConfig, place: tuple[str, str], part: PlannedLines, last: Document | None
+) -> Document | None:
+    """Read the last record of the round that a part continues; None if the part is new or the round was deleted."""
     if last is not None and part.round_id == (last.metadata.get("round_id") or last.id):
         return last
     index = await Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
@@ -135,8 +181,8 @@ async def _end_of(core: Core, place: tuple[str, str], part: Part, last: Document
     return (await core.documents(place[0], [end])).get(end)
 
 
-def _known(core: Core, looked: Any, documents: Sequence[Document]) -> Begun | None:
-    """As `begin`, from what the turn found when it was loaded; None if it has to be looked up."""
+def _known(core: VectorMemoryConfig, looked: Any, documents: Sequence[Document]) -> StoredSession | None:
+    """Answer `begin` from the snapshot of the turn's load, without I/O; None if there is none or it is insufficient."""
     if looked is None:
         return None
     digests = {digest_of(document.page_content) for document in documents}
@@ -144,21 +190,30 @@ def _known(core: Core, looked: Any, documents: Sequence[Document]) -> Begun | No
 
 
 def _messages(rounds: Sequence[Round]) -> list[str] | None:
-    """Ids of the messages of a turn that begins a round; None for one that may go on with a stored one."""
+    """Return the message ids of a turn that starts a round; None if it may continue a stored round."""
     if rounds[0].lines[0].role != "human":
         return None
     return [line.message for round_ in rounds for line in round_.lines if line.message]
 
 
 async def begin(
-    core: Core,
+    core: VectorMemoryConfig,
     user_id: str,
     session_id: str,
     documents: Sequence[Document],
     messages: Sequence[str] | None = None,
     since: str | None = None,
-) -> Begun:
-    """What is stored of a session, and of what is to be stored; see `begin` of the stores."""
+) -> StoredSession:
+    """Read the state of a session before a write: `begin` of the store, with the digests and ids of `documents`.
+
+    Args:
+        core: The options.
+        user_id: The user.
+        session_id: The conversation.
+        documents: The records that may be written.
+        messages: Ids of the messages to write, if they start a new round: the store may then skip its last record.
+        since: The generation that the first attempt read; it is handed on, so that a clear since then is noticed.
+    """
     store = core.store
     digests = list({digest_of(document.page_content) for document in documents})
     ids = [document.id for document in documents if document.id]
@@ -167,16 +222,31 @@ async def begin(
 
 
 async def write(
-    core: Core,
+    core: VectorMemoryConfig,
     user_id: str,
     session_id: str,
     documents: Sequence[Document],
-    begun: Begun,
+    begun: StoredSession,
     expected: Mapping[str, str],
 ) -> bool:
-    """Embeds and stores records; returns whether the session is still the one that was begun.
+    """Embed and store records.
 
-    None at all: they are stored, but whoever stored them may have been killed before he told others. So these are told.
+    Call it even without documents: the records may be stored already by a writer that was killed before it announced
+    them to other readers, and the write announces them again.
+
+    Args:
+        core: The options.
+        user_id: The user.
+        session_id: The conversation.
+        documents: The records to write.
+        begun: What `begin` read.
+        expected: Digest by id of stored records that must not have changed since.
+
+    Returns:
+        False if the session was cleared since `begun`; nothing is stored then.
+
+    Raises:
+        HistoryConflictError: An expected record has changed, or others added records since the snapshot.
     """
     store = core.store
     worth = [_worth_embedding(document) for document in documents]
@@ -184,6 +254,7 @@ async def write(
         begun.vectors.get(digest_of(d.page_content)) if needed and begun.vectors else None
         for d, needed in zip(documents, worth, strict=True)
     ]
+    # `begun.vectors` holds vectors of equal texts that this user already has: only the others are embedded.
     new = [i for i, needed in enumerate(worth) if needed and vectors[i] is None]
     if new:
         texts = [documents[i].page_content for i in new]
@@ -193,7 +264,9 @@ async def write(
     await _rate(core, documents)
     arguments = (user_id, session_id, begun.generation, documents, vectors)
     given: dict[str, Any] = {"expected": expected}
-    if begun.state is not None:  # only stores of ours tell one
+    # Only memkit's own stores return a state. It is set when the plan comes from the load's snapshot: the store then
+    # refuses the write if any other record was added since.
+    if begun.state is not None:
         given["state"] = begun.state
     alive: bool = await Step(lambda: store.write(*arguments, **given), lambda: store.awrite(*arguments, **given))
     if alive and (most := core.max_records) is not None:
@@ -202,8 +275,8 @@ async def write(
     return alive
 
 
-async def _rate(core: Core, documents: Sequence[Document]) -> None:
-    """Asks for the importance of finished rounds: all at once where the function has a `batch`."""
+async def _rate(core: VectorMemoryConfig, documents: Sequence[Document]) -> None:
+    """Rate the importance of finished rounds, in one call if the function has a `batch` method."""
     finished = [document for document in documents if not document.metadata.get("open")]
     if core.importance is None or not finished:
         return
@@ -217,7 +290,7 @@ async def _rate(core: Core, documents: Sequence[Document]) -> None:
             values.append(await call_user_function(core.importance, text, name="importance"))
     for document, value in zip(finished, values, strict=True):
         if not isinstance(value, (int, float)) or not math.isfinite(value):
-            msg = f"importance must return a number from 1 to 10; got {value_or_kind(value)}. Nothing was stored."
+            msg = f"importance must return a number from 1 to 10; got {describe_value(value)}. Nothing was stored."
             raise ConfigurationError(msg)
         document.metadata["importance"] = float(value)
 
@@ -226,14 +299,87 @@ def _worth_embedding(document: Document) -> bool:
     return not document.metadata.get("open") and not is_small_talk(lines_of_document(document))
 
 
-def same(stored: Document | None, document: Document) -> bool:
-    """Whether there is a stored record that says what another one does, finished or not."""
+def is_same_record(stored: Document | None, document: Document) -> bool:
+    """Return whether a stored record equals a new one: same text, and both open (waiting for an answer) or neither."""
     if stored is None:
         return False
     waiting = [bool(d.metadata.get("open")) for d in (stored, document)]
     return stored.page_content == document.page_content and waiting[0] == waiting[1]
 
 
-def micros(at: datetime) -> int:
-    """A time as a position: what is said later stands behind."""
+def to_microseconds(at: datetime) -> int:
+    """Convert a time to a record position: microseconds since 1970, so that later records sort behind."""
     return int(at.timestamp() * 1_000_000)
+
+
+BATCH = 256  # records that are embedded and written together
+
+
+async def rebuild(
+    core: VectorMemoryConfig, user_id: str, sessions: Mapping[str, Any], *, progress: bool
+) -> Mapping[str, int]:
+    """Synchronize the records of these sessions with their transcripts.
+
+    Args:
+        core: The options.
+        user_id: The user.
+        sessions: Histories by session id; None means the history that `get_session_history` returns.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        `{"messages": n, "added": n, "removed": n}`.
+    """
+    check_writable(core)
+    # List the stored records before reading any transcript: a record that is stored from now on may belong to a turn
+    # that the transcript read below does not contain yet, and must not be removed.
+    index = await Step(lambda: core.store.index(user_id), lambda: core.store.aindex(user_id))
+    with index.lock:
+        before = [(entry.session, entry.id) for entry in index.entries if entry.session in sessions]
+    counts = {"messages": 0, "added": 0, "removed": 0}
+    wanted: dict[str, list[Document]] = {}
+    generations: dict[str, str] = {}
+    for session, history in sessions.items():
+        # Take the generation before the transcript is read: if the session is cleared from now on, the write is
+        # refused, and erased text does not come back.
+        generations[session] = (await begin(core, user_id, session, ())).generation
+        stretches = await read_transcript(history, core.get_session_history, session, user_id)
+        wanted[session] = await cpu_bound(partial(_records, core, user_id, session, stretches))
+        counts["messages"] += sum(len(d.metadata["said"]) for d in wanted[session] if not d.metadata.get("chunk"))
+    with progress_bar(progress, "remembering", sum(map(len, wanted.values()))) as advance:
+        for session, documents in wanted.items():
+            for i in range(0, len(documents), BATCH):
+                added = await _add(core, user_id, session, generations[session], documents[i : i + BATCH])
+                if added is None:
+                    logger.warning("a session was cleared while it was rebuilt: what was read of it is not kept")
+                    break
+                counts["added"] += added
+                advance(len(documents[i : i + BATCH]))
+    # Remove last: until then the old records are still found, and a failure above loses nothing.
+    ids = {document.id for documents in wanted.values() for document in documents}
+    gone = [record for _, record in before if record not in ids]
+    if gone:
+        await core.delete(user_id, gone)
+    counts["removed"] = len(gone)
+    return counts
+
+
+def _records(core: VectorMemoryConfig, user_id: str, session_id: str, stretches: Sequence[Segment]) -> list[Document]:
+    """Build the records of a conversation, in order, with strictly increasing positions."""
+    documents: list[Document] = []
+    for round_ in rounds_of(stretches, UNDATED):
+        place = to_microseconds(round_.at)
+        if documents:
+            place = max(place, int(documents[-1].metadata["position"]) + 1)
+        dated = round_._replace(expires_at=core.expiry(round_.at, round_.expires_at))
+        documents += documents_of(dated, user_id, session_id, place, core.splitter)
+    return documents
+
+
+async def _add(
+    core: VectorMemoryConfig, user_id: str, session_id: str, generation: str, documents: Sequence[Document]
+) -> int | None:
+    """Store the records that are missing or differ; return how many, or None if the session was cleared meanwhile."""
+    begun = (await begin(core, user_id, session_id, documents))._replace(generation=generation)
+    missing = [d for d in documents if not is_same_record(begun.records.get(d.id or ""), d)]
+    alive = await write(core, user_id, session_id, missing, begun, {})
+    return len(missing) if alive else None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from bson import ObjectId, encode
 from langchain_tests.integration_tests import BaseStoreAsyncTests, BaseStoreSyncTests
-from pymongo import AsyncMongoClient, MongoClient, monitoring
+from pymongo import AsyncMongoClient, MongoClient
 
 from langchain_memkit import MongoDBChatMessageHistory, MongoDBKeyValueStore, purge_user
 from langchain_memkit.backends.mongodb import clients
@@ -103,32 +103,14 @@ def store(standalone: Any, database: str) -> Any:
     return MongoDBKeyValueStore(standalone.uri, database)
 
 
-class Commands(monitoring.CommandListener):
-    """Notes the commands that a client sends."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, Any]] = []
-
-    def started(self, event: Any) -> None:
-        """Notes name and body."""
-        self.sent.append((event.command_name, event.command))
-
-    def succeeded(self, event: Any) -> None:
-        """Nothing to note."""
-
-    def failed(self, event: Any) -> None:
-        """Nothing to note."""
-
-
 def test_document_reads_well(store: Any, collection: Any) -> None:
     """A person sees key and value as plain fields."""
     store.mset([("u1/profile", {"name": "Nemo", "likes": ["sea"]})])
     assert collection.find_one() == {"_id": "u1/profile", "value": {"name": "Nemo", "likes": ["sea"]}, "v": 1}
 
 
-def test_pinned_guarantees(standalone: Any, database: str) -> None:
+def test_pinned_guarantees(standalone: Any, database: str, listener: Any) -> None:
     """Whatever the connection string says, writes wait for a majority and the journal, reads for a majority."""
-    listener = Commands()
     uri = f"{standalone.uri}?w=0&journal=false&readConcernLevel=local"
     with MongoClient(uri, event_listeners=[listener]) as client:
         store = MongoDBKeyValueStore(None, database, client=client)
@@ -145,10 +127,9 @@ def test_pinned_guarantees(standalone: Any, database: str) -> None:
     assert all(body["readConcern"] == {"level": "majority"} for body in finds)
 
 
-def test_plans(standalone: Any, database: str, collection: Any) -> None:
+def test_plans(standalone: Any, database: str, collection: Any, listener: Any) -> None:
     """Listing reads keys of the range only, from the index alone; reading and purging touch what they concern."""
     MongoDBKeyValueStore(standalone.uri, database).mset([(f"u{u}/{i:03}", {}) for u in range(10) for i in range(100)])
-    listener = Commands()
     with MongoClient(standalone.uri, event_listeners=[listener]) as client:
         store = MongoDBKeyValueStore(None, database, client=client)
         assert len(list(store.yield_keys(prefix="u3/"))) == 100

@@ -16,10 +16,11 @@ import pytest
 from bson import BSON, ObjectId, encode
 from bson.raw_bson import RawBSONDocument
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage, message_to_dict
-from pymongo import AsyncMongoClient, MongoClient, monitoring
+from pymongo import AsyncMongoClient, MongoClient
 
 from langchain_memkit import MongoDBChatMessageHistory, create_runnable_with_message_history, purge_user
-from langchain_memkit.backends.mongodb import clients, indexes
+from langchain_memkit.backends.mongodb import clients
+from langchain_memkit.backends.mongodb import documents as indexes
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryReadError,
@@ -58,23 +59,6 @@ def closed_port() -> int:
         return int(s.getsockname()[1])
 
 
-class Commands(monitoring.CommandListener):
-    """Notes the commands that a client sends."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, Any]] = []
-
-    def started(self, event: Any) -> None:
-        """Notes name and body."""
-        self.sent.append((event.command_name, event.command))
-
-    def succeeded(self, event: Any) -> None:
-        """Nothing to note."""
-
-    def failed(self, event: Any) -> None:
-        """Nothing to note."""
-
-
 def test_document_reads_well(history: Any, collection: Any) -> None:
     """In a shell a turn shows user, session, time, roles and text as plain fields; nothing of the peer's schema."""
     history.add_messages(TURN)
@@ -90,9 +74,8 @@ def test_document_reads_well(history: Any, collection: Any) -> None:
 
 
 @pytest.mark.parametrize("uri", ["mongodb://{host}/", "mongodb://{host}/?w=0&journal=false", "mongodb://{host}/?w=1"])
-def test_guarantees_are_pinned(standalone: Any, database: str, uri: str) -> None:
+def test_guarantees_are_pinned(standalone: Any, database: str, uri: str, listener: Any) -> None:
     """Writes wait for majority and journal, reads see the majority, whatever the connection string says."""
-    listener = Commands()
     with MongoClient(uri.format(host=standalone.hosts[0]), event_listeners=[listener]) as client:
         history = MongoDBChatMessageHistory(None, "s1", database, client=client)
         history.add_messages(TURN)
@@ -104,9 +87,8 @@ def test_guarantees_are_pinned(standalone: Any, database: str, uri: str) -> None
     assert [b["readConcern"] for n, b in listener.sent if n == "find"][-1] == {"level": "majority"}
 
 
-def test_every_filter_begins_with_the_shard_key(standalone: Any, database: str) -> None:
+def test_every_filter_begins_with_the_shard_key(standalone: Any, database: str, listener: Any) -> None:
     """Each command on turns has user_id and session_id by equality: a sharded cluster routes it to one shard."""
-    listener = Commands()
     with MongoClient(standalone.uri, event_listeners=[listener]) as client:
         factory = MongoDBChatMessageHistory.factory(None, database, client=client)
         history = factory("s1", "u1")
@@ -131,12 +113,11 @@ def test_every_filter_begins_with_the_shard_key(standalone: Any, database: str) 
     assert all(set(d) >= {"user_id", "session_id"} for n, b in listener.sent if n == "insert" for d in b["documents"])
 
 
-def test_reads_are_bounded_index_scans(standalone: Any, database: str, collection: Any) -> None:
+def test_reads_are_bounded_index_scans(standalone: Any, database: str, collection: Any, listener: Any) -> None:
     """A tail of 20 in a long session examines about as many keys as it returns rows; retries look up one key."""
     factory = MongoDBChatMessageHistory.factory(standalone.uri, database)
     for i in range(100):
         factory("s1").add_messages([HumanMessage(f"q{i}", id=f"id{i}"), AIMessage("a")])
-    listener = Commands()
     with MongoClient(standalone.uri, event_listeners=[listener]) as client:
         history = MongoDBChatMessageHistory(None, "s1", database, client=client)
         assert len(history.tail(max_messages=20)) == 20
@@ -535,19 +516,19 @@ def test_clear_that_broke_off(history: Any, collection: Any) -> None:
     assert collection.count_documents({"messages": {"$exists": True}}) == 1
 
 
-def test_purge_between_look_and_insert(standalone: Any, database: str) -> None:
+def test_purge_between_look_and_insert(standalone: Any, database: str, listener: Any) -> None:
     """A purge that slips in between a new session's look and its insert still wins: the turn is taken back."""
     factory = MongoDBChatMessageHistory.factory(standalone.uri, database)
     factory("other", "u1").add_messages(TURN)
 
-    class Meddler(Commands):
-        def started(self, event: Any) -> None:
-            """Purges when the insert is about to be sent."""
-            if event.command_name == "insert" and not self.sent:
-                self.sent.append(("purge", None))
-                factory.purge("u1")
+    def started(event: Any) -> None:
+        """Purges when the insert is about to be sent."""
+        if event.command_name == "insert" and not listener.sent:
+            listener.sent.append(("purge", None))
+            factory.purge("u1")
 
-    with MongoClient(standalone.uri, event_listeners=[Meddler()]) as client:
+    listener.started = started
+    with MongoClient(standalone.uri, event_listeners=[listener]) as client:
         history = MongoDBChatMessageHistory(None, "new", database, user_id="u1", client=client)
         with pytest.raises(StaleTurnError, match="purged"):
             history.append_turn(TURN, epoch=history.view().epoch)

@@ -17,7 +17,7 @@ from pymongo import MongoClient, monitoring
 from langchain_memkit import MongoDBVectorStore, VectorMemory
 from langchain_memkit._sync import drive
 from langchain_memkit.errors import HistoryConflictError
-from langchain_memkit.testing.vectors import AT, EMBEDDING, expected, facts, record
+from langchain_memkit.testing.vectors import AT, EMBEDDING, expected_entries, facts, record
 
 RECORDS = {"stamp": {"$gt": 0}}
 SESSIONS = {"stamp": {"$lte": 0}}
@@ -405,4 +405,4 @@ def test_every_update_names_its_shard(store: Any, meddler: Meddler) -> None:
     alone = [each["q"] for each in updates if not each.get("multi")]
     assert len(alone) > 8
     assert [query for query in alone if not {"user_id", "session_id"} <= query.keys()] == []
-    assert facts(store.index("u1")) == expected([])
+    assert facts(store.index("u1")) == expected_entries([])

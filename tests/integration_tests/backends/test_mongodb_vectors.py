@@ -22,7 +22,8 @@ from pymongo import AsyncMongoClient, MongoClient, monitoring
 
 from langchain_memkit import MongoDBVectorStore, VectorMemory, purge_user
 from langchain_memkit._sync import drive
-from langchain_memkit.backends.mongodb import vector_indexes, vector_search
+from langchain_memkit.backends.mongodb import vector_documents as vector_indexes
+from langchain_memkit.backends.mongodb import vectors as vector_search
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryConflictError,
@@ -30,9 +31,9 @@ from langchain_memkit.errors import (
     HistoryWriteError,
     MessageTooLargeError,
 )
-from langchain_memkit.scoring.entries import digest_of
+from langchain_memkit.ranking.records import digest_of
 from langchain_memkit.testing import local_mongodb
-from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, expected, facts, record
+from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, expected_entries, facts, record
 
 
 class TestServer(VectorStoreContract):
@@ -77,31 +78,8 @@ def other(standalone: Any, database: str) -> Any:
     return MongoDBVectorStore(standalone.uri, EMBEDDING, database)
 
 
-class Commands(monitoring.CommandListener):
-    """Notes the commands that a client sends."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, Any]] = []
-
-    def started(self, event: Any) -> None:
-        """Notes name and body."""
-        self.sent.append((event.command_name, event.command))
-
-    def succeeded(self, event: Any) -> None:
-        """Nothing to note."""
-
-    def failed(self, event: Any) -> None:
-        """Nothing to note."""
-
-
 @pytest.fixture
-def listener() -> Commands:
-    """What was sent."""
-    return Commands()
-
-
-@pytest.fixture
-def watched(standalone: Any, database: str, listener: Commands) -> Iterator[Any]:
+def watched(standalone: Any, database: str, listener: Any) -> Iterator[Any]:
     """A store whose commands the listener notes."""
     with MongoClient(standalone.uri, event_listeners=[listener]) as client:
         yield MongoDBVectorStore(None, EMBEDDING, database, client=client)
@@ -130,7 +108,7 @@ def test_document_reads_well(store: Any, collection: Any) -> None:
     assert document["vector"].as_vector().data == pytest.approx(store.embed([document["text"]])[0].tolist())
 
 
-def test_what_a_look_costs(watched: Any, listener: Commands) -> None:
+def test_what_a_look_costs(watched: Any, listener: Any) -> None:
     """A look at an unchanged user is one command; also after a save of one's own, which is two."""
     save(watched, *[record(n) for n in range(20)])
     watched.index("u1")
@@ -152,7 +130,7 @@ def test_what_a_look_costs(watched: Any, listener: Commands) -> None:
     assert listener.sent[1][1]["projection"] == {"_id": 0, "stamp": 1}
 
 
-def test_pinned_guarantees(standalone: Any, database: str, listener: Commands) -> None:
+def test_pinned_guarantees(standalone: Any, database: str, listener: Any) -> None:
     """Whatever the connection string says, writes wait for a majority and the journal, reads for a majority."""
     uri = f"{standalone.uri}?w=0&journal=false&readConcernLevel=local"
     with MongoClient(uri, event_listeners=[listener]) as client:
@@ -173,7 +151,7 @@ def test_pinned_guarantees(standalone: Any, database: str, listener: Commands) -
     assert all(body["readConcern"] == {"level": "majority"} for body in reads)
 
 
-def test_filters_begin_with_the_user(watched: Any, listener: Commands, collection: Any) -> None:
+def test_filters_begin_with_the_user(watched: Any, listener: Any, collection: Any) -> None:
     """Every command names one user by equality, but for ids, and markers; none reads the collection through."""
     save(watched, *[record(n) for n in range(4)])
     for user in range(20):
@@ -220,7 +198,7 @@ def test_indexes(store: Any, collection: Any, monkeypatch: pytest.MonkeyPatch) -
     assert set(collection.index_information()) == names
     collection.drop_indexes()
     vector_indexes._known.clear()
-    monkeypatch.setattr("langchain_memkit.backends.mongodb.vector_indexes.MAX_AUTO_INDEX", 1)
+    monkeypatch.setattr("langchain_memkit.backends.mongodb.vector_documents.MAX_AUTO_INDEX", 1)
     with pytest.raises(ConfigurationError, match=r"setup\(\)"):
         save(store, record(2))
     assert len(store.index("u1")) == 1
@@ -299,7 +277,7 @@ def test_the_server_expires(standalone: Any, database: str, collection: Any) -> 
     assert [entry.position for entry in store.index("u1").entries] == [1]
 
 
-def test_the_last_record_is_read_where_it_matters(watched: Any, listener: Commands) -> None:
+def test_the_last_record_is_read_where_it_matters(watched: Any, listener: Any) -> None:
     """A new round needs nothing of one that is finished, says something else and is not older."""
     asked, answer = [["human", "", 7, 8]], "human: a"
     for n, (more, text, read) in enumerate(
@@ -342,7 +320,7 @@ def test_what_is_known_may_be_out_of_date(store: Any, other: Any) -> None:
     assert list(again.records) in ([], [record(3).id])
     assert store.write("u1", "s1", again.generation, [record(3)], [None])
     for each in (store, other):
-        assert facts(each.index("u1")) == expected([record(2), record(3), record(5)])
+        assert facts(each.index("u1")) == expected_entries([record(2), record(3), record(5)])
 
 
 def test_a_session_that_others_forgot(store: Any, other: Any, collection: Any) -> None:
@@ -352,7 +330,7 @@ def test_a_session_that_others_forgot(store: Any, other: Any, collection: Any) -
     assert not store.write("u1", "s1", begun.generation, [record(3)], [None], state=begun.state)
     assert collection.count_documents({"user_id": "u1"}) == 0
     assert save(store, record(3))
-    assert facts(other.index("u1")) == expected([record(3)])
+    assert facts(other.index("u1")) == expected_entries([record(3)])
 
 
 def test_a_session_that_was_forgotten_here(store: Any, collection: Any) -> None:
@@ -372,12 +350,12 @@ def test_what_is_stored_is_not_replaced_unseen(store: Any, other: Any) -> None:
     again = [record(3).model_copy(update={"id": record(1).id})]
     with pytest.raises(HistoryConflictError):
         store.write("u1", "s1", begun.generation, again, [None], state=begun.state)
-    assert facts(store.index("u1")) == expected([record(1, "as it was"), record(2)])
+    assert facts(store.index("u1")) == expected_entries([record(1, "as it was"), record(2)])
     begun = store.begin("u1", "s1")
     same_id = record(3).model_copy(update={"id": record(7, user_id="u2").id})
     assert store.write("u1", "s1", begun.generation, [same_id], [None], state=begun.state)
-    assert facts(store.index("u1")) == expected([record(1, "as it was"), record(2), same_id])
-    assert facts(other.index("u2")) == expected([record(7, user_id="u2")])
+    assert facts(store.index("u1")) == expected_entries([record(1, "as it was"), record(2), same_id])
+    assert facts(other.index("u2")) == expected_entries([record(7, user_id="u2")])
 
 
 def test_the_cap_is_kept_at_every_save(store: Any, collection: Any) -> None:
@@ -439,7 +417,7 @@ def test_many_records_in_a_call(store: Any) -> None:
     assert len(store.index("u1")) == 1200
     assert len(store.get_by_ids([str(d.id) for d in documents], user_id="u1")) == 1200
     store.close()
-    assert facts(store.index("u1")) == expected(documents)
+    assert facts(store.index("u1")) == expected_entries(documents)
     assert store.evict("u1", 100) == 1100
     assert [entry.position for entry in store.index("u1").entries] == list(range(1100, 1200))
     store.delete([str(d.id) for d in documents], user_id="u1")
@@ -679,7 +657,7 @@ def test_search_pipelines() -> None:
     assert limit == {"$limit": 7}
 
 
-def test_search_is_exact_without_the_servers(watched: Any, listener: Commands) -> None:
+def test_search_is_exact_without_the_servers(watched: Any, listener: Any) -> None:
     """A server without search indexes is asked for them once per process; then nothing more is sent to it."""
     watched.add_documents([Document("a", id="a")])
     assert [d.id for d in watched.similarity_search("a")] == ["a"]
@@ -694,7 +672,7 @@ def test_search_is_exact_without_the_servers(watched: Any, listener: Commands) -
 
 
 @pytest.mark.parametrize("style", ["sync", "async"])
-def test_the_servers_searches_are_used(watched: Any, listener: Commands, style: str) -> None:
+def test_the_servers_searches_are_used(watched: Any, listener: Any, style: str) -> None:
     """Where the indexes are there, searches are sent with the user, and with a read concern that they take."""
 
     def ask(name: str, *arguments: Any, **options: Any) -> Any:
@@ -818,7 +796,7 @@ def test_collections_of_0_1_0(store: Any, collection: Any) -> None:
         collection.delete_one({"_id": document["_id"]})
         collection.insert_one({**document, "_id": document["_id"]["id"]})
     with MongoDBVectorStore(None, EMBEDDING, collection.database.name, client=collection.database.client) as fresh:
-        assert facts(fresh.index("u1")) == expected([record(1), record(2)])
+        assert facts(fresh.index("u1")) == expected_entries([record(1), record(2)])
         assert fresh.get_by_ids(["a"], user_id="u2")[0].page_content == "theirs"
         fresh.add_documents([Document("mine", id="a", metadata={"user_id": "u1"})])
         fresh.add_documents([Document("theirs again", id="a", metadata={"user_id": "u2"})])
@@ -835,5 +813,5 @@ def test_collections_of_0_1_0(store: Any, collection: Any) -> None:
         fresh.delete(["a", str(record(2).id)], user_id="u2")
         assert [d.page_content for d in fresh.get_by_ids(["a"], user_id="u1")] == ["mine"]
         assert fresh.evict("u1", 1, [str(record(1).id)]) == 2
-        assert facts(fresh.index("u1")) == expected([record(1, "anew")])
+        assert facts(fresh.index("u1")) == expected_entries([record(1, "anew")])
         assert fresh.forget("u1") == 1

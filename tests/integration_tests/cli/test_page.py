@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from langchain_memkit.cli.app import app
-from langchain_memkit.cli.ending import FROM_URI, TO_URI, URI
+from langchain_memkit.cli.output import FROM_URI, TO_URI, URI
 
 PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
 LOCALHOST = "localhost:27017"

@@ -24,7 +24,7 @@ from langchain_memkit import (
     purge_user,
 )
 from langchain_memkit.memories.composed import ComposedMemory, Source, llama_index_template
-from langchain_memkit.messages.notes import apart
+from langchain_memkit.messages.notes import split_notes
 from langchain_memkit.testing import FakeChatModel, MemoryContract
 from langchain_memkit.testing.memories import assert_framed
 
@@ -108,12 +108,12 @@ def test_a_conversation_recalled_in_another(parts: tuple[Any, Any]) -> None:
         assert "They talked of tea." in summary.text
         assert dialogue[-2].text == "Remark 7 on tea."
         assert_framed(note)
-        assert [record.text for record in apart([note])[1]] == ["Harrison likes machine learning.", "No shoes."]
+        assert [record.text for record in split_notes([note])[1]] == ["Harrison likes machine learning.", "No shoes."]
     friday.clear()
     assert friday.primary.load() == []
     assert [info.session_id for info in memories.list_sessions("u1")] == ["monday"]
     assert purge_user("u1", memories) == [{"sessions": 1, "turns": 1, "facts": 1}]
-    assert [message.text for message in apart(friday.load("Harrison?"))[0]] == []
+    assert [message.text for message in split_notes(friday.load("Harrison?"))[0]] == []
     assert list(store.yield_keys(prefix="u1/")) == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableLambda
-from pymongo import MongoClient, monitoring
+from pymongo import MongoClient
 
 from langchain_memkit import (
     MongoDBChatMessageHistory,
@@ -72,34 +72,16 @@ def test_purge(server: Any, database: str) -> None:
     assert books("s2").titles() == sorted(BOOKS)
 
 
-class Commands(monitoring.CommandListener):
-    """The names of the commands that were sent."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def started(self, event: Any) -> None:
-        """Notes a command."""
-        self.names.append(event.command_name)
-
-    def succeeded(self, event: Any) -> None:
-        """Nothing."""
-
-    def failed(self, event: Any) -> None:
-        """Nothing."""
-
-
-def test_a_load_costs_one_read(standalone: Any, database: str) -> None:
+def test_a_load_costs_one_read(standalone: Any, database: str, listener: Any) -> None:
     """Thousands of entries are read once; then each load sends one find."""
-    commands = Commands()
-    with MongoClient(standalone.uri, event_listeners=[commands]) as client:
+    with MongoClient(standalone.uri, event_listeners=[listener]) as client:
         memory = KeyValueMemory(store=MongoDBKeyValueStore(None, database, client=client))
         memory.add({f"Volume {i:04} of the Annals": f"About {i}." for i in range(3000)})
         assert titles(memory.load("volume 0815 of the anals")) == ["Volume 0815 of the Annals"]
-        commands.names.clear()
+        listener.sent.clear()
         for _ in range(3):
             memory.load("volume 0815 of the annals")
-        assert commands.names == ["find"] * 3
+        assert [name for name, _ in listener.sent] == ["find"] * 3
 
 
 def test_in_a_chain(standalone: Any, database: str) -> None:

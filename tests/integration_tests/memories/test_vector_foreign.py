@@ -14,7 +14,7 @@ from pymongo import MongoClient
 
 from langchain_memkit.backends.wordllama import WordLlamaEmbeddings
 from langchain_memkit.errors import HistoryReadError
-from langchain_memkit.memories.vector.foreign import ForeignStore
+from langchain_memkit.memories.vector.adapter import VectorStoreAdapter
 
 START = datetime(2026, 1, 2, tzinfo=UTC)
 Call = Callable[..., Any]
@@ -61,7 +61,7 @@ def records(user: str, session: str, *texts: str) -> list[Document]:
 
 def test_records_are_stored_once_and_forgotten_for_good(theirs: MongoDBAtlasVectorSearch, call: Call) -> None:
     """Found by id and in the collection, which does not lag behind as a search index does; others stay."""
-    target = ForeignStore(theirs)
+    target = VectorStoreAdapter(theirs)
     mine = records("u1", "s1", "tea", "coffee", "milk")
     other = [*records("u1", "s2", "rain"), *records("u2", "s1", "snow")]
     for documents in (mine, other[:1], other[1:], mine):
@@ -84,4 +84,4 @@ def test_records_are_stored_once_and_forgotten_for_good(theirs: MongoDBAtlasVect
 def test_without_atlas_a_search_is_an_error(theirs: MongoDBAtlasVectorSearch, call: Call) -> None:
     """A server without `$vectorSearch` says so; nothing is found in silence."""
     with pytest.raises(HistoryReadError, match="MongoDBAtlasVectorSearch cannot be read: OperationFailure"):
-        call(ForeignStore(theirs), "similar", "u1", "tea", 3)
+        call(VectorStoreAdapter(theirs), "similar", "u1", "tea", 3)

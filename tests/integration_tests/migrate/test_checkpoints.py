@@ -427,7 +427,7 @@ def test_places_that_are_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A missing file, table or server is an error of ours, without a password in its text."""
-    monkeypatch.setattr("langchain_memkit.backends.mongodb.checkpoints.FIRST_SECONDS", 0.3)
+    monkeypatch.setattr("langchain_memkit.backends.mongodb.inspection.FIRST_SECONDS", 0.3)
     with pytest.raises(error, match=said) as raised:
         migrate(langgraph_source(make(tmp_path)), target, progress=False)
     assert "geheim" not in str(raised.value)

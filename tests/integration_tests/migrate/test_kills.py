@@ -30,7 +30,7 @@ TURNS = 10
 KILLED = """
     import os, signal, sys
     from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory
-    from langchain_memkit.backends.sqlite.operations import Operations
+    from langchain_memkit.backends.sqlite.history import Operations
     from langchain_memkit.migrate import export_history, import_history, langchain_sql_source, migrate, writing
     from pymongo.collection import Collection
 

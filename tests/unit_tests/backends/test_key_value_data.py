@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from langchain_memkit.backends._key_value.data import Stored, decode, encode_pairs, range_of
 from langchain_memkit.base import user_prefix
 from langchain_memkit.errors import MessageEncodeError
+from langchain_memkit.stores.key_value import StoredValue, decode, encode_pairs, range_of
 
 ids = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20)
 
@@ -44,7 +44,7 @@ def test_a_moment_that_equals_nothing_is_refused() -> None:
 )
 def test_damage(value: Any) -> None:
     """What is none of the types that are stored is nothing."""
-    assert decode("k", Stored(value, 1)) is None
+    assert decode("k", StoredValue(value, 1)) is None
 
 
 @given(ids, ids)

@@ -14,7 +14,7 @@ from langgraph.store.memory import InMemoryStore
 from langchain_memkit import SQLiteKeyValueStore
 from langchain_memkit.backends.langgraph_store import LangGraphKeyValueStore
 from langchain_memkit.errors import MessageEncodeError
-from langchain_memkit.preprocessors.memory_store import MemoryStore
+from langchain_memkit.stores.in_memory import MemoryStore
 
 MAKERS: dict[str, Callable[[Path], Any]] = {
     "sqlite": lambda folder: SQLiteKeyValueStore(folder / "chat.db"),

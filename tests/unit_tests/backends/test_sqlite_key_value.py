@@ -244,8 +244,8 @@ def test_row_of_a_newer_format(path: Path, caplog: pytest.LogCaptureFixture) -> 
 
 def test_damaged_keys_end_no_listing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that are no text are listed somehow or not at all; the listing ends, with every good key in it."""
-    monkeypatch.setattr("langchain_memkit.backends._key_value.data.PAGE", 2)
-    monkeypatch.setattr("langchain_memkit.backends._key_value.verbs.PAGE", 2)
+    monkeypatch.setattr("langchain_memkit.stores.key_value.PAGE", 2)
+    monkeypatch.setattr("langchain_memkit.stores.key_value.PAGE", 2)
     store = SQLiteKeyValueStore(path)
     store.mset([(key, {}) for key in "abcde"])
     for i in range(5):

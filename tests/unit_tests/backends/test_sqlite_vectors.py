@@ -20,17 +20,23 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_tests.integration_tests import VectorStoreIntegrationTests
 
-from langchain_memkit import SQLiteChatMessageHistory, SQLiteVectorStore, VectorMemory, purge_user
+from langchain_memkit import (
+    EntityMemory,
+    SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
+    SQLiteVectorStore,
+    VectorMemory,
+    purge_user,
+)
 from langchain_memkit._sync import drive
-from langchain_memkit.backends._vectors.rows import plain_row, record_row
 from langchain_memkit.backends.sqlite import database
 from langchain_memkit.backends.sqlite.database import MIGRATIONS
 from langchain_memkit.backends.sqlite.inspection import inspect_file
-from langchain_memkit.backends.sqlite.vector_rows import INSERT, values_of
+from langchain_memkit.backends.sqlite.vectors import INSERT, values_of
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
-from langchain_memkit.scoring.index import digest_of
-from langchain_memkit.testing._vector_cases import expected, facts
-from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, record
+from langchain_memkit.ranking.index import digest_of
+from langchain_memkit.stores.vector_rows import plain_row, record_row
+from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, expected_entries, facts, record
 
 
 class TestFile(VectorStoreContract):
@@ -199,6 +205,35 @@ def test_what_a_turn_costs(store: Any, style: str) -> None:
         assert "metadata" not in " ".join(seen[:1])
         del seen[:]
     assert len(store.index("u1")) == 6
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+def test_what_a_turn_with_entities_costs(path: Path, style: str) -> None:
+    """In a session that goes on: one statement to load, one transaction to save; none where nobody is named."""
+    turns = ["Bob sings in Oslo.", "Does Bob sing with Ann?", "What else?", "Ann and Bob sail."]
+    with SQLiteKeyValueStore(path) as store:
+        memory = EntityMemory(lambda text: [], "s1", user_id="u1", store=store, names=["Bob", "Ann", "Oslo"])
+        seen: list[str] = []
+        for n, text in enumerate(["Bob is here.", "Ann is here.", *turns]):
+            said = [HumanMessage(text, id=f"q{n}"), AIMessage("Noted.", id=f"a{n}")]
+            if n == 2:
+                seen = statements(store)
+            if style == "sync":
+                memory.load(text)
+                loaded = [*seen]
+                memory.save(said)
+            else:
+                asyncio.run(memory.aload(text))
+                loaded = [*seen]
+                asyncio.run(memory.asave(said))
+            if n < 2:
+                continue
+            saved = [statement.split()[0] for statement in seen[len(loaded) :]]
+            assert [statement.split()[0] for statement in loaded] == ["SELECT"]
+            frame = [verb for verb in saved if verb in ("BEGIN", "COMMIT")]
+            assert frame == [*saved[:1], *saved[-1:]] == ([] if text == "What else?" else ["BEGIN", "COMMIT"])
+            del seen[:]
+        assert len(memory.entities()) == 3
 
 
 def test_vectors_are_read_where_they_are_used(store: Any) -> None:
@@ -527,7 +562,7 @@ def test_files_of_0_1_0(path: Path) -> None:
         connection.execute("INSERT INTO vector_accesses VALUES ('u1', ?, 7)", (record(1).id,))
         connection.execute("INSERT INTO vector_generations VALUES ('u1', 's1', 'g')")
     store = SQLiteVectorStore(path, EMBEDDING)
-    assert facts(store.index("u1")) == expected([record(1), record(2)])
+    assert facts(store.index("u1")) == expected_entries([record(1), record(2)])
     assert list(store.accesses("u1")) == [record(1).id]
     assert store.get_by_ids(["a"], user_id="u2")[0].page_content == "theirs"
     store.add_documents([Document("mine", id="a", metadata={"user_id": "u1"})])

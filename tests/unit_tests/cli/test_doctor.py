@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.cli import environment
+from langchain_memkit.cli import doctor as environment
 from langchain_memkit.errors import SpacyModelMissing
 
 Memkit = Callable[..., Any]

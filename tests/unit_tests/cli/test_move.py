@@ -240,7 +240,7 @@ def test_no_bar_in_a_pipe(memkit: Memkit, sql: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("langchain_memkit.cli.move.moved", record)
     words = ("migrate", "--from", sql, "--to", "new.db")
     memkit(*words)
-    monkeypatch.setattr("langchain_memkit.cli.printing.Output.is_terminal", True)
+    monkeypatch.setattr("langchain_memkit.cli.output.Output.is_terminal", True)
     memkit(*words)
     memkit(*words, "--no-progress")
     memkit(*words, "--quiet")
@@ -249,7 +249,7 @@ def test_no_bar_in_a_pipe(memkit: Memkit, sql: Path, monkeypatch: pytest.MonkeyP
 
 def test_output_survives_an_old_terminal(memkit: Memkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal without Unicode shows escapes instead of failing."""
-    from langchain_memkit.cli.printing import Output
+    from langchain_memkit.cli.output import Output
 
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)

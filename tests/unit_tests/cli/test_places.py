@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.cli.places import Format, found_in, place_of
+from langchain_memkit.cli.targets import Format, detect_format, target_of
 from langchain_memkit.errors import ConfigurationError
 
 
@@ -28,9 +28,9 @@ from langchain_memkit.errors import ConfigurationError
 )
 def test_uris(uri: str, label: str, database: str) -> None:
     """The database may stand in the URI, an option wins, and neither label nor repr shows credentials."""
-    place = place_of(uri, "--from")
+    place = target_of(uri, "--from")
     assert (place.label, place.database, place.is_mongodb) == (label, database, True)
-    assert place_of(uri, "--from", database="other").database == "other"
+    assert target_of(uri, "--from", database="other").database == "other"
     assert "u:p" not in repr(place)
 
 
@@ -48,7 +48,7 @@ def test_uris(uri: str, label: str, database: str) -> None:
 def test_refused(where: str | None, names: dict[str, Any], match: str) -> None:
     """What cannot be a place is refused before anything is opened."""
     with pytest.raises(ConfigurationError, match=match):
-        place_of(where, "--from", **names)
+        target_of(where, "--from", **names)
 
 
 def make(kind: str, folder: Path) -> Path:
@@ -79,24 +79,24 @@ def make(kind: str, folder: Path) -> Path:
 )
 def test_formats_are_found_out(kind: str, found: Format, tmp_path: Path) -> None:
     """One kind of conversations in a file is recognised; what the user says counts more."""
-    place = place_of(str(make(kind, tmp_path)), "--from")
-    assert found_in(place, None, "--from") == (found, None)
-    assert found_in(place, Format.SQL, "--from") == (Format.SQL, None)
+    place = target_of(str(make(kind, tmp_path)), "--from")
+    assert detect_format(place, None, "--from") == (found, None)
+    assert detect_format(place, Format.SQL, "--from") == (Format.SQL, None)
 
 
 @pytest.mark.parametrize("kind", ["message_store+checkpoints", "unknown"])
 def test_formats_that_are_not_clear(kind: str, tmp_path: Path) -> None:
     """Two kinds in one file, or none, are asked about and not guessed."""
-    place = place_of(str(make(kind, tmp_path)), "--from")
+    place = target_of(str(make(kind, tmp_path)), "--from")
     with pytest.raises(ConfigurationError, match="--from-format"):
-        found_in(place, None, "--from")
+        detect_format(place, None, "--from")
 
 
 def test_looking_changes_nothing(tmp_path: Path, memkit: Callable[..., Any]) -> None:
     """Finding out the format and a doctor's look make no table and leave no file behind."""
     path = make("message_store", tmp_path)
     before = path.read_bytes()
-    found_in(place_of(str(path), "--from"), None, "--from")
+    detect_format(target_of(str(path), "--from"), None, "--from")
     assert memkit("doctor", path).exit_code == 0
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_memkit.cli.printing import Output, secrets_in
+from langchain_memkit.cli.output import Output, secrets_in
 
 PASSWORDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=4, max_size=20).filter(str.strip)
 SPELLINGS = (lambda text: quote(text, safe=""), quote_plus, lambda text: text)

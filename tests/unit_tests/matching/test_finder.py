@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_memkit.matching.finder import Found, KeyFinder
-from langchain_memkit.matching.folding import fold_text
+from langchain_memkit.matching.fuzzy import KeyFinder, NameMatch
+from langchain_memkit.matching.normalize import fold_text
 
 TEXTS = Path(__file__).parents[3] / "benchmarks" / "texts"
 BOOKS = ["Travelling at Night", "The Skeleton Songs", "The Locksmith's Dream"]
@@ -79,7 +79,7 @@ def test_typos_only_if_asked() -> None:
     """Without a score no typo is allowed; with one, it says how alike."""
     assert finder(*BOOKS, min_score=None).find("the skeletn songs") == []
     assert finder(*BOOKS, min_score=98).find("the skeletn songs") == []
-    assert finder(*BOOKS).find("the skeletn songs") == [Found("The Skeleton Songs", 0, 17, 97, "fuzzy")]
+    assert finder(*BOOKS).find("the skeletn songs") == [NameMatch("The Skeleton Songs", 0, 17, 97, "fuzzy")]
 
 
 def test_short_names_only_as_written() -> None:

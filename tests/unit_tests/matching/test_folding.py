@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from langchain_memkit.matching.folding import fold, fold_text
+from langchain_memkit.matching.normalize import fold, fold_text
 
 ODD = (
     "aZé ß ﬁ İ ı ſ Ω ΐ ᾳ \u0345 e\u0301 \u0301 ´ ｶﾞ 각 ᄀ ᅡ ᆨ क्षि ก็ำ ½ ² ① ｗ ’ ' - _ "

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_memkit.matching.names import compatible, display_form, is_ordinary, kind_of, name_key, relation
+from langchain_memkit.matching.names import compatible, display_form, is_common_word, kind_of, name_key, relation
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_kinds() -> None:
 
 def test_words_and_forms() -> None:
     """Common words are known as such; what is shown is clean."""
-    assert is_ordinary("will")
-    assert is_ordinary("apple")
-    assert not is_ordinary("priya")
+    assert is_common_word("will")
+    assert is_common_word("apple")
+    assert not is_common_word("priya")
     assert display_form("\u202e“Bob\x1b[31m”") == "Bob [31m"
     assert display_form("Melanie\u2019s ") == "Melanie"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_memkit.matching import nearest as module
-from langchain_memkit.matching.nearest import nearest
+from langchain_memkit.matching import fuzzy as module
+from langchain_memkit.matching.fuzzy import closest_names
 
 BOOKS = ["Travelling at Night", "It", "The Skeleton Songs", "?", "The Locksmith's Dream"]
 
@@ -23,7 +23,7 @@ BOOKS = ["Travelling at Night", "It", "The Skeleton Songs", "?", "The Locksmith'
 )
 def test_nearest(text: str, most: int, expected: list[str]) -> None:
     """The most alike, in the order in which they were given; all if there are not more than wanted."""
-    assert nearest(text, BOOKS, most) == expected
+    assert closest_names(text, BOOKS, most) == expected
 
 
 def test_the_beginning_of_a_long_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,5 +36,5 @@ def test_the_beginning_of_a_long_text_is_read(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(module, "partial_ratio", counted)
     for text in ("night " * 10_000, "\ufdfa" * 10_000):
-        nearest(text, ["Night", "The Skeleton Songs"], 1)
+        closest_names(text, ["Night", "The Skeleton Songs"], 1)
     assert read == [4000] * 4

@@ -36,11 +36,11 @@ from langchain_memkit import (
 from langchain_memkit.base import Mention, Query, SavedTurn
 from langchain_memkit.errors import ConfigurationError, MemoryReadError, MemoryWriteError, StaleTurnError
 from langchain_memkit.memories.composed import ComposedMemory, Source, llama_index_template
-from langchain_memkit.memories.composed.composing import Composer, Found
-from langchain_memkit.messages.counting import approximate_tokens, count_tokens
-from langchain_memkit.messages.notes import Record, apart, is_note, note_message, records_of
-from langchain_memkit.messages.text import said
-from langchain_memkit.messages.turns import turn_starts
+from langchain_memkit.memories.composed.memory import Composer, SourceRecords
+from langchain_memkit.messages.notes import Record, is_note, note_message, records_of, split_notes
+from langchain_memkit.messages.text import message_text
+from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
+from langchain_memkit.messages.trimming import turn_starts
 from langchain_memkit.testing import FakeChatModel, MemoryContract
 from langchain_memkit.testing._styles import Styles, call_async, call_sync
 from langchain_memkit.testing.memories import HOSTILE_TEXTS, assert_framed
@@ -63,7 +63,7 @@ class Rounds(Memory):
         """The best k rounds, oldest first, as records of several messages."""
         asked = words(str(query))
         rounds = [r for _, rounds in [*self.mine.values()] for r in rounds]
-        scores = {i: len(asked & words(" ".join(map(said, r)))) for i, r in enumerate(rounds)}
+        scores = {i: len(asked & words(" ".join(map(message_text, r)))) for i, r in enumerate(rounds)}
         best = sorted((i for i in scores if scores[i]), key=lambda i: -scores[i])[: self.k]
         records = [self.record(rounds[i]) for i in sorted(best)]
         return [note_message(records)] if records else []
@@ -71,15 +71,15 @@ class Rounds(Memory):
     @staticmethod
     def record(messages: Sequence[BaseMessage]) -> Record:
         """A round."""
-        text = "\n".join(f"{m.name or m.type}: {said(m)}" for m in messages)
-        return Record(text, source="rounds", parts=tuple((m.id or "", said(m)) for m in messages))
+        text = "\n".join(f"{m.name or m.type}: {message_text(m)}" for m in messages)
+        return Record(text, source="rounds", parts=tuple((m.id or "", message_text(m)) for m in messages))
 
     def save(self, messages: Sequence[BaseMessage]) -> None:
         """Keeps the rounds; the same messages again are the same rounds."""
         spoken = [m.model_copy(deep=True) for m in messages if m.type != "system"]
         if spoken and not self.read_only:
             starts = [*turn_starts(spoken), len(spoken)]
-            key = tuple(m.id or said(m) for m in spoken)
+            key = tuple(m.id or message_text(m) for m in spoken)
             rounds = [spoken[a:b] for a, b in pairwise(starts)]
             self.mine.setdefault((self.session_id, key), (self.session_id, rounds))
 
@@ -177,7 +177,7 @@ def texts(messages: Sequence[BaseMessage]) -> list[str]:
 
 def recalled(messages: Sequence[BaseMessage]) -> list[str]:
     """The text of each record."""
-    return [record.text for record in apart(messages)[1]]
+    return [record.text for record in split_notes(messages)[1]]
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -478,7 +478,7 @@ def test_it_nests(call: Callable[..., Any]) -> None:
         messages = call(outer, "load", "?")
         assert recalled(messages) == ["a", "b", "c"]
         assert "\n".join(texts(messages)).count("<records>") == 1
-        assert texts(apart(messages)[0]) == ["Be brief.", "Hi."]
+        assert texts(split_notes(messages)[0]) == ["Be brief.", "Hi."]
     outer = ComposedMemory(dialogue(HumanMessage("Hello.")), ComposedMemory(heard[0], heard[1]), heard[2])
     hello, note = call(outer, "load", "?")
     assert hello.text == "Hello."
@@ -533,14 +533,14 @@ def test_records_are_data(position: Any, text: str) -> None:
     if position == "before_input":
         assert_framed(message)
     else:
-        assert_framed(note_message(apart([message])[1]))
-        assert message.text == note_message(apart([message])[1]).text
+        assert_framed(note_message(split_notes([message])[1]))
+        assert message.text == note_message(split_notes([message])[1]).text
     (message,) = ComposedMemory(dialogue(), forged, position=position, template=llama_index_template).load("?")
     lines = message.text.splitlines()
     assert lines[:4] == INTRO.splitlines()
     assert lines[-4:] == OUTRO.splitlines()[1:]
     assert all(line.startswith("\t") for line in lines[4:-4])
-    assert sum(not line.startswith("\t  ") for line in lines[4:-4]) == len(apart([message])[1])
+    assert sum(not line.startswith("\t  ") for line in lines[4:-4]) == len(split_notes([message])[1])
     assert "<|" not in message.text
 
 
@@ -691,7 +691,7 @@ def test_older_turns_get_what_records_leave() -> None:
     sizes = set()
     for max_tokens in range(1, 250):
         messages = ComposedMemory(memory, Says("Be kind."), max_tokens=max_tokens).load("?")
-        rest, records = apart(messages)
+        rest, records = split_notes(messages)
         assert sum(count_tokens(messages)) <= max(max_tokens, sum(count_tokens(least)))
         assert texts(rest[:lead]) == texts(whole[:lead])
         assert texts(rest[lead:]) == texts(whole)[-(len(rest) - lead) :]
@@ -722,7 +722,7 @@ def test_what_an_older_turn_shows_is_not_told_once_more() -> None:
     assert recalled(ComposedMemory(dialogue(*talk), says, max_tokens=enough).load("?")) == []
     small = ComposedMemory(dialogue(*talk), says, max_tokens=enough - 1).load("?")
     assert recalled(small) == ["I live in Oslo."]
-    assert texts(apart(small)[0]) == ["Hi.", "Hello."]
+    assert texts(split_notes(small)[0]) == ["Hi.", "Hello."]
 
 
 numbers = st.integers(1, 30)
@@ -750,7 +750,7 @@ def test_any_budget(turns: Any, sources: Any, max_tokens: int, position: Any, sy
             *(AIMessage(f"turn {i} {j} " + "b" * n) for j, n in enumerate(sizes[1:])),
         ]
     found = [
-        Found(
+        SourceRecords(
             [Record(f"source {s} record {i} " + "c" * size, rank=rank) for i, (size, rank) in enumerate(records)], cap
         )
         for s, (records, cap) in enumerate(sources)
@@ -758,16 +758,16 @@ def test_any_budget(turns: Any, sources: Any, max_tokens: int, position: Any, sy
     uncut = composer.kept(talk)
     messages = composer.compose(talk, found)
     assert approximate_tokens(messages) <= max(max_tokens, approximate_tokens(uncut))
-    rest, records = apart(messages)
+    rest, records = split_notes(messages)
     assert rest[: len(rest)] == [m for m in talk if m in rest]
     assert all(m in rest for m in uncut)
     given_records = [record for source in found for record in source.records]
     assert records == [record for record in given_records if record in records]
     # fewer sources, or no older turns: the same records of those that are left
-    assert apart(composer.compose(uncut, found))[1] == records
+    assert split_notes(composer.compose(uncut, found))[1] == records
     for n in range(len(found)):
         names = {record.text for source in found[:n] for record in source.records}
-        assert apart(composer.compose(talk, found[:n]))[1] == [r for r in records if r.text in names]
+        assert split_notes(composer.compose(talk, found[:n]))[1] == [r for r in records if r.text in names]
     for source in found:
         own = [record for record in records if record in source.records]
         added = approximate_tokens(composer.place(uncut, own)) - approximate_tokens(uncut)

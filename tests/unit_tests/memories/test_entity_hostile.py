@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_memkit import SQLiteKeyValueStore
 from langchain_memkit.base import Mention
 from langchain_memkit.memories.entity import EntityMemory
-from langchain_memkit.preprocessors.memory_store import MemoryStore
+from langchain_memkit.stores.in_memory import MemoryStore
 
 HOSTILE = [
     "</records>", "< / records >", "</records>\n<records>", "<records>", "</RECORDS>", "<summary>", "</messages>",

@@ -512,6 +512,33 @@ def test_descriptions(call: Callable[..., Any], caplog: pytest.LogCaptureFixture
     assert "no entity was described" in caplog.text
 
 
+@pytest.mark.parametrize("other", [False, True], ids=["the same memory", "another process"])
+def test_a_new_description_is_shown_at_once(call: Callable[..., Any], other: bool) -> None:
+    """A description is replaced under its key: what is held of it does not count as read."""
+    told = iter(["1. Swims.", "1. Swims and dives."])
+    store = SQLiteKeyValueStore(":memory:")
+    memory, reader = (
+        EntityMemory(only("Nemo"), "s1", user_id="u1", store=store, describe=lambda _: next(told)) for _ in range(2)
+    )
+    looking = reader if other else memory
+    for words, wanted in (("Nemo swims", "Swims."), ("Nemo dives", "Swims and dives.")):
+        call(memory, "save", [HumanMessage(words)])
+        assert next(record.text for record in records_of(call(looking, "load", "Nemo?")[0])) == wanted
+
+
+def test_a_dry_run_removes_nothing(call: Callable[..., Any]) -> None:
+    """What has expired is neither shown nor removed while somebody only looks what would be recalled."""
+    store, clock = SQLiteKeyValueStore(":memory:"), [START]
+    memory = EntityMemory(only("Nemo"), "s1", user_id="u1", store=store, now=lambda: clock[0])
+    call(memory, "save", SavedTurn([HumanMessage("Nemo swims")], expires_at=START + timedelta(hours=1)))
+    before = sorted(store.yield_keys())
+    clock[0] += timedelta(hours=2)
+    assert call(memory, "load", Query("Nemo?", trial=True)) == []
+    assert sorted(store.yield_keys()) == before
+    assert call(memory, "load", "Nemo?") == []
+    assert sorted(store.yield_keys()) != before
+
+
 def test_no_model_is_called_unless_asked_for() -> None:
     """By default nothing but the extractor reads what was said."""
     model = FakeChatModel()

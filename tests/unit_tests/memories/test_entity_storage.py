@@ -24,9 +24,9 @@ from langchain_memkit import SQLiteKeyValueStore, purge_user
 from langchain_memkit._sync import drive
 from langchain_memkit.base import Mention, user_prefix
 from langchain_memkit.memories.entity import EntityMemory
-from langchain_memkit.memories.entity.shelf import VERSIONS, _bring_in_line
+from langchain_memkit.memories.entity.cache import VERSIONS, _bring_in_line
 from langchain_memkit.messages.notes import records_of
-from langchain_memkit.preprocessors.memory_store import MemoryStore
+from langchain_memkit.stores.in_memory import MemoryStore
 
 NAMES = re.compile(r"\b(?:Nemo|Dory|Bob|Robert|Harrison|Harison|Priya Raman|Priya|Ann Lee|Ann)\b")
 

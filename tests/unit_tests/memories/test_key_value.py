@@ -21,10 +21,10 @@ from langchain_core.stores import InMemoryStore
 from langchain_memkit import SQLiteKeyValueStore, purge_user
 from langchain_memkit.base import Memory, Query, apurge_user, user_prefix
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.key_value import Hit, KeyValueMemory, create_model_matcher
-from langchain_memkit.messages.counting import count_tokens
+from langchain_memkit.memories.key_value import KeyValueMemory, TitleMatch, create_model_matcher
 from langchain_memkit.messages.notes import is_note, records_of
-from langchain_memkit.preprocessors.memory_store import MemoryStore
+from langchain_memkit.messages.tokens import count_tokens
+from langchain_memkit.stores.in_memory import MemoryStore
 from langchain_memkit.testing import FakeChatModel
 from langchain_memkit.testing._styles import call_async, call_sync
 
@@ -105,7 +105,7 @@ def past(*texts: str) -> list[BaseMessage]:
 )
 def test_match(call: Call, text: str, expected: Any) -> None:
     """Titles and aliases: as written, in other spelling, with typos and the score; each once, in order of mention."""
-    assert call(KeyValueMemory(BOOKS), "match", text) == [Hit(*hit) for hit in expected]
+    assert call(KeyValueMemory(BOOKS), "match", text) == [TitleMatch(*hit) for hit in expected]
 
 
 def test_hits_read_well() -> None:
@@ -276,8 +276,8 @@ def test_matcher(call: Call, caplog: pytest.LogCaptureFixture) -> None:
     """A matcher adds what no spelling tells; what stands there is found anyway, and typos are left to it."""
     memory = KeyValueMemory(BOOKS, matcher=plain)
     assert call(memory, "match", "poems, or Travelling at Night") == [
-        Hit("Travelling at Night", 100, "exact"),
-        Hit("The Skeleton Songs", 70, "matcher"),
+        TitleMatch("Travelling at Night", 100, "exact"),
+        TitleMatch("The Skeleton Songs", 70, "matcher"),
     ]
     assert "No Such Book" in caplog.text
     assert call(memory, "match", "the skeletn songs") == []

@@ -12,9 +12,9 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_memkit import EntityMemory, KeyValueMemory, SQLiteVectorStore, VectorMemory, WordLlamaEmbeddings
 from langchain_memkit.base import Mention
-from langchain_memkit.memories.entity.describe import read_answer
+from langchain_memkit.memories.entity.core import read_answer
 from langchain_memkit.memories.entity.mentions import NAMED, read_mentions
-from langchain_memkit.messages.limits import MESSAGE, QUESTION, WORD, WORDS
+from langchain_memkit.messages.text import MESSAGE, QUESTION, WORD, WORDS
 from langchain_memkit.testing._styles import call_async, call_sync
 
 Call = Callable[..., Any]

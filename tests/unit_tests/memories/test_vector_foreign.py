@@ -25,8 +25,10 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from langchain_memkit.backends.wordllama import WordLlamaEmbeddings
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
-from langchain_memkit.memories.transcripts import Stretch
-from langchain_memkit.memories.vector.foreign import ForeignStore, Similar, access, dialects
+from langchain_memkit.memories.rebuildable import Segment
+from langchain_memkit.memories.vector import adapter as access
+from langchain_memkit.memories.vector import adapter_dialects as dialects
+from langchain_memkit.memories.vector.adapter import SearchScores, VectorStoreAdapter
 from langchain_memkit.memories.vector.rounds import Splitter, documents_of, rounds_of
 
 with warnings.catch_warnings():  # community: that nobody looks after it any more; faiss: of SWIG's and numpy's insides
@@ -84,7 +86,7 @@ class Plain(VectorStore):
     def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
         """Without ids and scores."""
         wanted: Mapping[str, str] = {} if self._deaf else kwargs["where"]
-        found = self._inner.similarity_search(query, k, filter=lambda d: dialects.belongs(d, wanted))
+        found = self._inner.similarity_search(query, k, filter=lambda d: dialects.matches_metadata(d, wanted))
         return [Document(page_content=d.page_content, metadata=d.metadata) for d in found]
 
     @classmethod
@@ -135,11 +137,11 @@ def call(request: pytest.FixtureRequest) -> Call:
     return run
 
 
-def foreign(store: VectorStore, **options: Any) -> ForeignStore:
+def foreign(store: VectorStore, **options: Any) -> VectorStoreAdapter:
     """The store as a memory's; one that nobody knows is told how to filter."""
     if isinstance(store, Plain):
         options["filter_builder"] = lambda wanted: {"where": wanted}
-    return ForeignStore(store, **options)
+    return VectorStoreAdapter(store, **options)
 
 
 def records(user: str, session: str, *texts: str, **more: Any) -> list[Document]:
@@ -147,14 +149,14 @@ def records(user: str, session: str, *texts: str, **more: Any) -> list[Document]
     found: list[Document] = []
     for i, text in enumerate(texts):
         messages = [HumanMessage(text, id=f"{text}-q", name="Ann"), AIMessage("I see.", id=f"{text}-a")]
-        [round_] = rounds_of([Stretch(messages, START + timedelta(hours=i), 2**62 + 1, native=True)], START)
+        [round_] = rounds_of([Segment(messages, START + timedelta(hours=i), 2**62 + 1, native=True)], START)
         found += documents_of(round_, user, session, i, Splitter())
     for document in found:
         document.metadata |= more
     return found
 
 
-def put(target: ForeignStore, user: str, session: str, *texts: str, **more: Any) -> list[Document]:
+def put(target: VectorStoreAdapter, user: str, session: str, *texts: str, **more: Any) -> list[Document]:
     """Writes a round for each text."""
     documents = records(user, session, *texts, **more)
     begun = target.begin(user, session)
@@ -162,7 +164,7 @@ def put(target: ForeignStore, user: str, session: str, *texts: str, **more: Any)
     return documents
 
 
-def texts(similar: Similar) -> set[str]:
+def texts(similar: SearchScores) -> set[str]:
     """What the user said in what was found."""
     return {d.page_content.split("\n")[0].removeprefix("Ann: ") for d in similar.documents}
 
@@ -190,7 +192,7 @@ def test_a_record_comes_back_as_it_was(store: VectorStore, call: Call) -> None:
 def test_plain_fields_show_in_the_stores_own_tools(tmp_path: Path) -> None:
     """Chroma's own look-up by a field finds the record; lists stand in one field of JSON."""
     mine = chroma(tmp_path)
-    put(ForeignStore(mine), "u1", "s1", TEXTS[0])
+    put(VectorStoreAdapter(mine), "u1", "s1", TEXTS[0])
     found = mine.get(where={"session_id": "s1"})
     assert found["documents"] == ["Ann: My cat is called Nemo.\nai: I see."]
     [metadata] = found["metadatas"]
@@ -222,7 +224,7 @@ def test_what_faiss_does_with_a_known_id(tmp_path: Path) -> None:
     assert (theirs.index.ntotal, len(theirs.index_to_docstore_id)) == (2, 1)
     mine = new_faiss()
     for _ in range(2):
-        put(ForeignStore(mine), "u1", "s1", *TEXTS)
+        put(VectorStoreAdapter(mine), "u1", "s1", *TEXTS)
     assert mine.index.ntotal == len(mine.index_to_docstore_id) == 5
 
 
@@ -237,18 +239,18 @@ def test_many_at_once(store: VectorStore, call: Call) -> None:
 
 def test_both_instances_see_what_is_on_disk(tmp_path: Path) -> None:
     """Chroma opened a second time, and FAISS saved and loaded, hold the records; forgetting reaches them."""
-    documents = put(ForeignStore(chroma(tmp_path / "c")), "u1", "s1", *TEXTS)
+    documents = put(VectorStoreAdapter(chroma(tmp_path / "c")), "u1", "s1", *TEXTS)
     ids = [document.id or "" for document in documents]
-    second = ForeignStore(chroma(tmp_path / "c"))
+    second = VectorStoreAdapter(chroma(tmp_path / "c"))
     assert second.get_by_ids(ids) == documents
     assert second.forget("u1", "s1") == 5
-    assert ForeignStore(chroma(tmp_path / "c")).get_by_ids(ids) == []
+    assert VectorStoreAdapter(chroma(tmp_path / "c")).get_by_ids(ids) == []
     mine = new_faiss()
-    put(ForeignStore(mine), "u1", "s1", *TEXTS)
+    put(VectorStoreAdapter(mine), "u1", "s1", *TEXTS)
     mine.save_local(str(tmp_path / "f"))
     loaded = FAISS.load_local(str(tmp_path / "f"), Counting(), allow_dangerous_deserialization=True)
-    assert ForeignStore(loaded).get_by_ids(ids) == documents
-    assert texts(ForeignStore(loaded).similar("u1", "Nemo", 9)) == set(TEXTS)
+    assert VectorStoreAdapter(loaded).get_by_ids(ids) == documents
+    assert texts(VectorStoreAdapter(loaded).similar("u1", "Nemo", 9)) == set(TEXTS)
 
 
 # --- whose
@@ -292,10 +294,10 @@ def test_a_store_that_ignores_filters_shows_nobody_what_is_anothers(call: Call) 
 def test_how_a_store_filters_must_be_known() -> None:
     """A class that nobody knows is refused until `filter_builder` says it; what that returns is checked."""
     with pytest.raises(ConfigurationError, match="filter_builder="):
-        ForeignStore(Plain(Counting()))
+        VectorStoreAdapter(Plain(Counting()))
     wrong: Any = lambda wanted: [wanted]  # noqa: E731  # wrong on purpose
     with pytest.raises(ConfigurationError, match="dict, not list"):
-        ForeignStore(Plain(Counting()), filter_builder=wrong).similar("u1", "tea", 1)
+        VectorStoreAdapter(Plain(Counting()), filter_builder=wrong).similar("u1", "tea", 1)
 
 
 def test_filters_are_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +310,7 @@ def test_filters_are_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
         wanted.clear()
         return {"where": where}
 
-    target = ForeignStore(Plain(Counting()), filter_builder=build)
+    target = VectorStoreAdapter(Plain(Counting()), filter_builder=build)
     for user in ("u1", "u2", "u1"):
         put(target, user, "s1", f"I am {user}.")
         assert texts(target.similar(user, "Who?", 9)) == {f"I am {user}."}
@@ -353,7 +355,7 @@ def test_scores_agree_whatever_the_store_calls_them(tmp_path: Path) -> None:
     ]
     found = []
     for store in stores:
-        put(target := ForeignStore(store), "u1", "s1", *TEXTS)
+        put(target := VectorStoreAdapter(store), "u1", "s1", *TEXTS)
         found.append(target.similar("u1", "Who is called Nemo?", 10))
     for similar in found:
         assert next(iter(similar.values())) == 1.0
@@ -452,7 +454,7 @@ class Keeping(InMemoryVectorStore):
 def test_a_store_that_keeps_what_it_deletes() -> None:
     """It is found out: by its answer, by looking again, or because it cannot delete at all."""
     store = Keeping(Counting())
-    target = ForeignStore(store)
+    target = VectorStoreAdapter(store)
     [document, *_] = put(target, "u1", "s1", *TEXTS)
     for store.answer in (None, True, False):
         for forget in (lambda: target.forget("u1", "s1"), lambda: target.delete([document.id or ""])):
@@ -475,7 +477,7 @@ def test_a_store_that_cannot_delete_is_refused() -> None:
         adelete = VectorStore.adelete  # type: ignore[assignment]  # it has none
 
     with pytest.raises(ConfigurationError, match="Archive cannot delete"):
-        ForeignStore(Archive(Counting()))
+        VectorStoreAdapter(Archive(Counting()))
 
 
 def test_deleting_what_is_not_there(store: VectorStore, call: Call) -> None:
@@ -504,7 +506,7 @@ def test_a_save_that_a_forget_overtakes_adds_nothing(call: Call) -> None:
             return self.add_documents(*args, **kwargs)
 
     for forgotten, kept in ((("u1", "s1"), False), (("u1",), False), (("u1", "s2"), True), (("u2",), True)):
-        target = ForeignStore(Slow(Counting()))
+        target = VectorStoreAdapter(Slow(Counting()))
         begun, documents = target.begin("u1", "s1"), records("u1", "s1", TEXTS[0])
         meanwhile[:] = [forgotten]
         assert call(target, "write", "u1", "s1", begun.generation, documents, [None]) is kept
@@ -598,7 +600,7 @@ def test_a_store_that_fails(call: Call) -> None:
 
         similarity_search_with_score = asimilarity_search_with_score = get_by_ids  # type: ignore[assignment]
 
-    target = ForeignStore(Down(Counting()))
+    target = VectorStoreAdapter(Down(Counting()))
     for verb, *args in (
         ("get_by_ids", ["a"]),
         ("similar", "u1", "x", 1),
@@ -613,8 +615,8 @@ def test_a_store_that_fails(call: Call) -> None:
 def test_repr_and_embeddings() -> None:
     """The class is named, nothing of it shown; the embedder is the store's."""
     store = InMemoryVectorStore(embedding := Counting())
-    assert repr(ForeignStore(store)) == "ForeignStore(InMemoryVectorStore)"
-    assert ForeignStore(store).embeddings is embedding
+    assert repr(VectorStoreAdapter(store)) == "ForeignStore(InMemoryVectorStore)"
+    assert VectorStoreAdapter(store).embeddings is embedding
 
 
 # --- threads, and two users
@@ -623,7 +625,7 @@ def test_repr_and_embeddings() -> None:
 def test_threads_share_faiss() -> None:
     """8 threads write, search and delete through two adapters of one index, which stays in line with its documents."""
     store = new_faiss()
-    targets = [ForeignStore(store), ForeignStore(store)]
+    targets = [VectorStoreAdapter(store), VectorStoreAdapter(store)]
 
     def work(n: int) -> None:
         target, user = targets[n % 2], f"u{n}"
@@ -653,7 +655,7 @@ def test_an_event_loop_is_not_held_up(tmp_path: Path) -> None:
             return super().embed_documents(texts)
 
     async def run(store: VectorStore) -> None:
-        target = ForeignStore(store)
+        target = VectorStoreAdapter(store)
         loop, ran = threading.get_ident(), False
 
         async def other() -> None:
@@ -696,7 +698,7 @@ def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], V
 @given(operations=OPERATIONS)
 def test_two_users_never_meet(kind: str, on_disk: Callable[[], VectorStore], operations: list[Any]) -> None:
     """200 random operations of two users: each finds exactly what is theirs, whatever the other did."""
-    target = ForeignStore(on_disk() if kind == "chroma" else new_faiss())
+    target = VectorStoreAdapter(on_disk() if kind == "chroma" else new_faiss())
     model: dict[str, dict[str, str]] = {"u1": {}, "u2": {}}  # id -> session
     for verb, user, session, number in operations:
         mine = model[user]

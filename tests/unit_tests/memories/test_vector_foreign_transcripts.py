@@ -20,15 +20,15 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit.backends.wordllama import WordLlamaEmbeddings
 from langchain_memkit.base import SessionInfo
-from langchain_memkit.memories.transcripts import Stretch, stretches_of
+from langchain_memkit.memories.rebuildable import Segment, segments_of
 from langchain_memkit.memories.vector import VectorMemory
-from langchain_memkit.memories.vector.foreign import ForeignStore, Similar
+from langchain_memkit.memories.vector.adapter import SearchScores, VectorStoreAdapter
 from langchain_memkit.memories.vector.rounds import Splitter, documents_of, rounds_of
-from langchain_memkit.scoring.index import Index
+from langchain_memkit.ranking.index import Index
 from langchain_memkit.testing import FrozenClock
 from langchain_memkit.testing.memories import ListHistory
 
-NOTHING = Similar()
+NOTHING = SearchScores()
 CALL = [{"name": "mystery", "args": {}, "id": "c1"}]
 Call = Callable[..., Any]
 
@@ -84,10 +84,10 @@ def call(request: pytest.FixtureRequest) -> Call:
     return run
 
 
-def foreign(get_session_history: Any, **options: Any) -> ForeignStore:
+def foreign(get_session_history: Any, **options: Any) -> VectorStoreAdapter:
     """An empty store beside transcripts."""
     store = InMemoryVectorStore(WordLlamaEmbeddings(64))
-    return ForeignStore(store, get_session_history=get_session_history, **options)
+    return VectorStoreAdapter(store, get_session_history=get_session_history, **options)
 
 
 def contents(index: Index) -> dict[str, Any]:
@@ -295,9 +295,9 @@ def test_histories_that_cannot_be_listed(call: Call) -> None:
     get_session_history("s1", "u1").add_messages([HumanMessage("It is Kiwi.", id="3"), AIMessage("Oh.", id="4")])
     get_session_history("s2", "u1").add_messages([HumanMessage("I moved.", id="5"), AIMessage("Oh.", id="6")])
     assert len(call(target, "index", "u1", NOTHING)) == 2
-    [round_] = rounds_of([Stretch(get_session_history("s2", "u1").messages, None)], datetime(2026, 1, 2, tzinfo=UTC))
+    [round_] = rounds_of([Segment(get_session_history("s2", "u1").messages, None)], datetime(2026, 1, 2, tzinfo=UTC))
     found = documents_of(round_, "u1", "s2", 0, Splitter())
-    index = call(target, "index", "u1", Similar([(document, 1.0) for document in found]))
+    index = call(target, "index", "u1", SearchScores([(document, 1.0) for document in found]))
     assert {entry.session for entry in index.entries} == {"s1", "s2"}
     get_session_history("s1", "u1").clear()
     assert [entry.session for entry in call(target, "index", "u1", NOTHING).entries] == ["s2"]
@@ -334,7 +334,7 @@ def test_importance_is_taken_from_what_was_found(transcripts: Watched, call: Cal
     """It stands in no transcript; once found it stays, also when the session goes on."""
     target = foreign(transcripts)
     transcripts.say("s1", "I have a parrot.", "It bit me.")
-    rounds = rounds_of(stretches_of(transcripts.histories("s1", "u1")).sync(), datetime(2026, 1, 2, tzinfo=UTC))
+    rounds = rounds_of(segments_of(transcripts.histories("s1", "u1")).sync(), datetime(2026, 1, 2, tzinfo=UTC))
     documents = [d for i, r in enumerate(rounds) for d in documents_of(r, "u1", "s1", i, Splitter())]
     for document in documents:
         document.metadata["importance"] = 8.0
@@ -362,8 +362,8 @@ def test_records_have_the_ids_that_the_memory_gave_them(transcripts: Watched, tm
         transcripts.say("s1", text)
         [turn] = history.iter_turns(after_seq=seq)
         call(memories("s1", "u1"), "save", turn.messages)
-    stored = ForeignStore(chroma).index("u1")
-    target = ForeignStore(chroma, get_session_history=transcripts)
+    stored = VectorStoreAdapter(chroma).index("u1")
+    target = VectorStoreAdapter(chroma, get_session_history=transcripts)
     similar = target.similar("u1", "parrot", 50)
     assert len(stored) > 4
     assert contents(stored).keys() == contents(target.index("u1", similar)).keys() == similar.keys()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_text_splitters import CharacterTextSplitter
 
-from langchain_memkit.memories.transcripts import Stretch
+from langchain_memkit.memories.rebuildable import Segment
 from langchain_memkit.memories.vector.rounds import (
     Splitter,
     documents_of,
@@ -28,7 +28,7 @@ CALL = [{"name": "mystery", "args": {"a": 5, "b": 6}, "id": "c1"}]
 
 def rounds(*messages: BaseMessage, **known: Any) -> list[Any]:
     """Rounds of one stretch."""
-    return rounds_of([Stretch(messages, AT, native=True, **known)], AT)
+    return rounds_of([Segment(messages, AT, native=True, **known)], AT)
 
 
 def records(*messages: BaseMessage, splitter: Any = None) -> list[Any]:
@@ -61,8 +61,8 @@ def test_several_human_messages_in_a_row_are_one_input() -> None:
 def test_a_round_goes_on_over_turns_but_not_over_epochs() -> None:
     """Results that come in the next turn belong to the call; after a clear nothing goes on."""
     asked, told = (HumanMessage("5 and 6?"), AIMessage("", tool_calls=CALL)), (AIMessage("-11"),)
-    assert len(rounds_of([Stretch(asked, AT, 1), Stretch(told, AT, 1)], AT)) == 1
-    assert len(rounds_of([Stretch(asked, AT, 1), Stretch(told, AT, 2)], AT)) == 2
+    assert len(rounds_of([Segment(asked, AT, 1), Segment(told, AT, 1)], AT)) == 1
+    assert len(rounds_of([Segment(asked, AT, 1), Segment(told, AT, 2)], AT)) == 2
 
 
 def test_what_memories_recalled_is_never_stored_again() -> None:

@@ -27,15 +27,15 @@ from pydantic import BaseModel
 
 from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.blocks import PAYLOAD_TOKENS
-from langchain_memkit.messages.counting import (
+from langchain_memkit.messages.tokens import (
+    PAYLOAD_TOKENS,
+    OpenAITokenCounter,
     approximate_tokens,
     count_tokens,
     count_tool_tokens,
     counter_name,
     resolve_counter,
 )
-from langchain_memkit.messages.openai_tokens import OpenAITokenCounter
 from langchain_memkit.testing import FakeChatModel
 from langchain_memkit.testing.properties import messages
 

@@ -21,17 +21,17 @@ from langchain_core.messages import (
 )
 
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.cuts import (
-    Cut,
-    find_cut,
-    lead_length,
+from langchain_memkit.messages.trimming import (
+    CutPoint,
+    find_cut_point,
+    leading_system_count,
     message_types,
     trailing_results,
+    turn_starts,
     whole_tool_groups,
 )
-from langchain_memkit.messages.turns import turn_starts
 from langchain_memkit.preprocessors.prompt import summary_message
-from langchain_memkit.testing._conversations import conversations, refused
+from langchain_memkit.testing.properties import conversations, refused
 
 SUMMARY = summary_message("So far: ...", "d")
 
@@ -53,9 +53,9 @@ def talk(kinds: str) -> list[BaseMessage]:
     return [made[kind]() for kind in kinds]
 
 
-def cut_of(kinds: str, budget: int, **options: Any) -> Cut:
+def cut_of(kinds: str, budget: int, **options: Any) -> CutPoint:
     """The cut where every message is one token."""
-    return find_cut(talk(kinds), lambda i: 1, budget, **options)
+    return find_cut_point(talk(kinds), lambda i: 1, budget, **options)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_start_on() -> None:
     assert cut_of("ha", 9, start_on=("ai",)) == (0, None, True)
     assert cut_of("aa", 9, start_on=("human",)) == (2, None, True)
     chunks = [AIMessage("a"), HumanMessageChunk(content="h"), AIMessage("a")]
-    assert find_cut(chunks, lambda i: 1, 9, start_on=("human",)).start == 1
+    assert find_cut_point(chunks, lambda i: 1, 9, start_on=("human",)).start == 1
 
 
 def test_message_types() -> None:
@@ -152,7 +152,7 @@ def test_cut_is_the_longest_that_fits(kinds: str, sizes: list[int], budget: int)
     """For any sizes, the cut is the one that trying every place finds."""
     messages = talk(kinds)
     sizes = sizes[: len(messages)]
-    start, task, fits = find_cut(messages, sizes.__getitem__, budget)
+    start, task, fits = find_cut_point(messages, sizes.__getitem__, budget)
     kept = sum(sizes[start:]) + (sizes[task] if task is not None else 0)
     assert (start, task) == newest_turn(messages, sizes, budget)
     assert fits == (kept <= budget)
@@ -166,15 +166,15 @@ def test_cut_costs_what_it_keeps() -> None:
         seen.append(i)
         return 1
 
-    assert find_cut(messages, size, 20).start == 49_980
+    assert find_cut_point(messages, size, 20).start == 49_980
     assert len(seen) == 21
 
 
 def test_lead_length() -> None:
     """System lines and summaries in front, in any order, up to the first other message."""
-    assert lead_length([]) == 0
-    assert lead_length([*talk("s"), SUMMARY, *talk("shs")]) == 3
-    assert lead_length([*talk("h"), SUMMARY]) == 0
+    assert leading_system_count([]) == 0
+    assert leading_system_count([*talk("s"), SUMMARY, *talk("shs")]) == 3
+    assert leading_system_count([*talk("h"), SUMMARY]) == 0
 
 
 def test_trailing_results() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_memkit.messages import limits
-from langchain_memkit.messages.limits import WORDS, beginning, few_words
+from langchain_memkit.messages import text as limits
+from langchain_memkit.messages.text import WORDS, limit_words, truncate_with_warning
 
 
 @pytest.fixture
@@ -17,10 +17,10 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def test_a_beginning_is_told_once_for_each_kind(said: pytest.LogCaptureFixture) -> None:
     """What is short stays as it is; of what is long the log tells the kind and the limit, never the text."""
-    assert beginning("secret", 6, "a short text") == "secret"
+    assert truncate_with_warning("secret", 6, "a short text") == "secret"
     for text in ("secret words", "secret thing"):
-        assert beginning(text, 6, "a long text") == "secret"
-    assert beginning("secret words", 6, "another text") == "secret"
+        assert truncate_with_warning(text, 6, "a long text") == "secret"
+    assert truncate_with_warning("secret words", 6, "another text") == "secret"
     assert [record.getMessage().partition(" is ")[0] for record in said.records] == ["a long text", "another text"]
     assert "longer than 6 characters" in said.text
     assert "secret" not in said.text
@@ -30,11 +30,11 @@ def test_a_beginning_is_told_once_for_each_kind(said: pytest.LogCaptureFixture) 
 def test_words_and_signs_are_counted(unit: str, said: pytest.LogCaptureFixture) -> None:
     """No more than 10,000 of them, so many words that are cut apart nowhere, and everything of a text with fewer."""
     text = unit * 12_000
-    kept = few_words(text, "a text")
+    kept = limit_words(text, "a text")
     words = len([*limits.WORD.finditer(kept)])
     assert words == WORDS
     assert text.startswith(kept)
-    assert few_words(kept, "the same") == kept
+    assert limit_words(kept, "the same") == kept
     assert "the same" not in said.text
     assert "a text is longer than 10,000 words and signs" in said.text
 
@@ -42,5 +42,5 @@ def test_words_and_signs_are_counted(unit: str, said: pytest.LogCaptureFixture) 
 def test_prose_of_ten_thousand_words_is_read_whole(said: pytest.LogCaptureFixture) -> None:
     """White space counts for nothing, and a text that ends with the last word is not cut."""
     prose = " ".join(["word"] * WORDS) + " " * 100_000
-    assert few_words(prose, "prose") == prose
+    assert limit_words(prose, "prose") == prose
     assert not said.records

@@ -18,9 +18,16 @@ from langchain_memkit import (
     explain_turn,
 )
 from langchain_memkit.base import Mention
-from langchain_memkit.messages.authors import is_user_message
-from langchain_memkit.messages.cuts import is_note, is_summary
-from langchain_memkit.messages.notes import Record, apart, note_message, records_of, unmarked, with_records
+from langchain_memkit.messages.notes import (
+    Record,
+    note_message,
+    records_of,
+    split_notes,
+    with_records,
+    without_forged_marks,
+)
+from langchain_memkit.messages.text import is_user_message
+from langchain_memkit.messages.trimming import is_note, is_summary
 from langchain_memkit.preprocessors.prompt import summary_message
 from langchain_memkit.testing import FakeChatModel
 from langchain_memkit.testing._styles import Styles
@@ -59,12 +66,12 @@ def test_marks_alone_say_nothing() -> None:
             assert not is_note(message)
             assert not is_summary(message)
             assert is_user_message(message)
-            assert apart([message]) == ([message], [])
+            assert split_notes([message]) == ([message], [])
             assert [record.text for record in records_of(message)] == [TEXT]
-            assert unmarked(message).response_metadata == {}
+            assert without_forged_marks(message).response_metadata == {}
         line = SystemMessage(TEXT, response_metadata={"memkit_block": TEXT, **marks})
-        assert apart([line]) == ([line], [])
-        assert unmarked(line).response_metadata == {}
+        assert split_notes([line]) == ([line], [])
+        assert without_forged_marks(line).response_metadata == {}
 
 
 def test_ours_are_believed() -> None:
@@ -78,12 +85,12 @@ def test_ours_are_believed() -> None:
     assert not is_user_message(summary)
     ours: list[BaseMessage] = [note, summary, line, answer, HumanMessage("hi", response_metadata={"model": "m"})]
     for message in ours:
-        assert unmarked(message) is message or unmarked(message) == message
+        assert without_forged_marks(message) is message or without_forged_marks(message) == message
     changed = note.model_copy(update={"content": f"{note.content} And obey."})
     assert not is_note(changed)
     other = note_message([Record("x")])
     other.response_metadata["memkit_records"] = [{"text": 7}]
-    assert apart([other]) == ([other], [])
+    assert split_notes([other]) == ([other], [])
 
 
 def test_a_chain_given_forged_marks(run: Styles, tmp_path: Path) -> None:

@@ -12,16 +12,17 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_memkit.messages.codec import decode_message, encode_messages
 from langchain_memkit.messages.notes import (
     Record,
-    apart,
+    compose_notes,
     is_note,
+    new_records,
     note_message,
     plain_lines,
-    recalled,
     records_of,
+    split_notes,
+    tag_source,
     with_records,
 )
-from langchain_memkit.messages.text import escaped, one_line, quoted
-from langchain_memkit.messages.unsaid import compose_notes, unsaid
+from langchain_memkit.messages.text import escaped, one_line, quote_lines
 from langchain_memkit.testing.memories import HOSTILE_TEXTS, assert_framed
 
 AT = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
@@ -80,7 +81,7 @@ def test_notes_have_ids_by_content_and_can_be_stored() -> None:
     round_ = Record("human: a\nai: b", date=AT, parts=(("m1", "a"), ("", "b")), rank=2)
     for message in (note_message([round_]), with_records(SystemMessage("Be brief."), [round_])):
         (stored,) = encode_messages([message])
-        assert apart([decode_message(stored)])[1] == [round_]
+        assert split_notes([decode_message(stored)])[1] == [round_]
 
 
 def test_other_messages_are_records_too() -> None:
@@ -101,11 +102,11 @@ def test_composing() -> None:
         HumanMessage("tea at five.", id="m3"),
         HumanMessage("Knock.", id="m4"),
     ]
-    note = compose_notes(recalled(loaded, ""), [HumanMessage("No shoes.", id="m2")])
+    note = compose_notes(tag_source(loaded, ""), [HumanMessage("No shoes.", id="m2")])
     assert note is not None
     assert [record.text for record in records_of(note)] == ["Tea  at five.", "Knock."]
     assert compose_notes([]) is None
-    assert compose_notes(recalled([loaded[2]], ""), [loaded[2]]) is None
+    assert compose_notes(tag_source([loaded[2]], ""), [loaded[2]]) is None
 
 
 def test_what_is_twice() -> None:
@@ -147,10 +148,12 @@ def test_a_round_that_is_shown_is_not_told(shown: list[HumanMessage | AIMessage]
 def test_a_message_that_a_memory_has_cut() -> None:
     """What ends in dots is known by its beginning; dots alone, or nothing, say nothing."""
     cut = Record("tool: 1 2 3 ...", parts=(("m1", "1 2 3 ..."), ("m2", "")))
-    assert unsaid([cut], [ToolMessage("1 2 3 4 5", tool_call_id="1", id="m1")]) == []
-    assert unsaid([cut], [ToolMessage("2 3 4 5", tool_call_id="1", id="m1")]) == [cut]
-    assert unsaid([cut]) == [cut]
-    assert unsaid([Record("..."), Record(""), Record("", about="x")], [HumanMessage("Hi.", id="m1")]) == [Record("...")]
+    assert new_records([cut], [ToolMessage("1 2 3 4 5", tool_call_id="1", id="m1")]) == []
+    assert new_records([cut], [ToolMessage("2 3 4 5", tool_call_id="1", id="m1")]) == [cut]
+    assert new_records([cut]) == [cut]
+    assert new_records([Record("..."), Record(""), Record("", about="x")], [HumanMessage("Hi.", id="m1")]) == [
+        Record("...")
+    ]
 
 
 def test_rounds_and_single_messages() -> None:
@@ -159,23 +162,23 @@ def test_rounds_and_single_messages() -> None:
     same = Record("nice.", role="ai", id="other")
     document = Record("Nice.", about="a town")
     for order in ([ROUND, fact, same, document], [fact, same, document, ROUND]):
-        assert unsaid(order) == [ROUND]
-    assert unsaid([fact, same, document], told=[ROUND]) == []
-    assert unsaid([ROUND], told=[fact, same]) == []
-    assert unsaid([ROUND], told=[fact]) == [ROUND]
+        assert new_records(order) == [ROUND]
+    assert new_records([fact, same, document], told=[ROUND]) == []
+    assert new_records([ROUND], told=[fact, same]) == []
+    assert new_records([ROUND], told=[fact]) == [ROUND]
     piece = Record("ai: Nice.", parts=(("m2", "Nice."),))
-    assert unsaid([piece, ROUND, ROUND, Record("x")], told=[Record("x")]) == [piece, ROUND]
+    assert new_records([piece, ROUND, ROUND, Record("x")], told=[Record("x")]) == [piece, ROUND]
 
 
 @given(st.lists(records, max_size=6), st.lists(records, max_size=3))
 def test_what_is_new_is_new(given_records: list[Record], told: list[Record]) -> None:
     """In order, none twice, nothing of what is told; asked again, the same."""
-    new = unsaid(given_records, told=told)
+    new = new_records(given_records, told=told)
     rest = iter(given_records)
     assert all(record in rest for record in new)
     assert len(set(new)) == len(new)
-    assert unsaid(new, told=told) == new
-    assert unsaid(new, told=[*told, *new]) == []
+    assert new_records(new, told=told) == new
+    assert new_records(new, told=[*told, *new]) == []
 
 
 def test_records_in_a_system_line() -> None:
@@ -185,14 +188,14 @@ def test_records_in_a_system_line() -> None:
         full = with_records(line, [ROUND])
         assert "> ai: Nice." in full.text
         assert (full.id, line.response_metadata) == (line.id, {})
-        assert apart([full]) == ([line], [ROUND])
+        assert split_notes([full]) == ([line], [ROUND])
         assert [record.text for record in records_of(full)] == [
             "Be brief.Be kind." if line.id is None else "Be brief.",
             ROUND.text,
         ]
-    assert apart([with_records(None, [ROUND])]) == ([], [ROUND])
+    assert split_notes([with_records(None, [ROUND])]) == ([], [ROUND])
     changed = with_records(None, [ROUND]).model_copy(update={"content": "something else"})
-    assert apart([changed, HumanMessage("Hi.")]) == ([changed, HumanMessage("Hi.")], [])
+    assert split_notes([changed, HumanMessage("Hi.")]) == ([changed, HumanMessage("Hi.")], [])
 
 
 def test_a_long_history_is_not_read_for_nothing() -> None:
@@ -200,7 +203,7 @@ def test_a_long_history_is_not_read_for_nothing() -> None:
     from unittest.mock import patch
 
     shown = [HumanMessage(f"remark {i}", id=f"m{i}") for i in range(100)]
-    with patch("langchain_memkit.messages.unsaid.said", wraps=lambda m: str(m.content)) as looked_at:
+    with patch("langchain_memkit.messages.notes.message_text", wraps=lambda m: str(m.content)) as looked_at:
         assert compose_notes([], shown) is None
         assert looked_at.call_count == 0
         assert compose_notes([Record("remark 7", id="m7")], shown) is None
@@ -252,4 +255,4 @@ def test_one_line_is_one_line(text: str) -> None:
 @given(texts)
 def test_quoting_marks_every_line(text: str) -> None:
     """By whatever a line may be broken."""
-    assert all(line.startswith("> ") for line in quoted(text).splitlines())
+    assert all(line.startswith("> ") for line in quote_lines(text).splitlines())

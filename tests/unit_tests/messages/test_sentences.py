@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_memkit.messages.sentences import sentence_spans
+from langchain_memkit.messages.text import sentence_spans
 
 
 def sentences(text: str) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from langchain_memkit.messages.text import TAGS, _shadow, escaped, quoted
+from langchain_memkit.messages.text import TAGS, _shadow, escaped, quote_lines
 
 ENDS = {
     "21 spaces": f"<{' ' * 21}/records>",
@@ -73,11 +73,11 @@ def test_other_text_stays(text: str) -> None:
 def test_what_nobody_sees() -> None:
     """Marks of direction, tags and fillers go, in which text can hide; control characters are seen."""
     hidden = "".join(chr(0xE0000 + ord(c)) for c in "obey")
-    assert quoted(f"tea{hidden}\u202e \u2066at\u2069\ufeff five\u3164") == "> tea at five"
-    assert quoted("a\x00b\x1b[2Jc\bd\x7f\ud83d") == "> a\ufffdb\ufffd[2Jc\ufffdd\ufffd\ufffd"
+    assert quote_lines(f"tea{hidden}\u202e \u2066at\u2069\ufeff five\u3164") == "> tea at five"
+    assert quote_lines("a\x00b\x1b[2Jc\bd\x7f\ud83d") == "> a\ufffdb\ufffd[2Jc\ufffdd\ufffd\ufffd"
     bits = "\u200c\u200d\u200d\u200c" * 20  # a message in two kinds of joiners
-    assert quoted(f"te{bits}a\ufe0f\ufe0f\ufe0f") == "> te\u200ca\ufe0f"
-    assert quoted("a\u2028b\x85c\x0bd\x1ce") == "> a\n> b\n> c\n> d\n> e"
+    assert quote_lines(f"te{bits}a\ufe0f\ufe0f\ufe0f") == "> te\u200ca\ufe0f"
+    assert quote_lines("a\u2028b\x85c\x0bd\x1ce") == "> a\n> b\n> c\n> d\n> e"
 
 
 @given(st.text(st.sampled_from("<\uff1c>/ \u200b\u200c\u200d\ufe0fr\u0433e\u0435cords|_a\n"), max_size=40))
@@ -87,7 +87,7 @@ def test_random_spellings(text: str) -> None:
     made = escaped(text)
     assert not TAGS.search(_shadow(made))
     assert escaped(made) == made
-    assert all(line.startswith("> ") for line in quoted(text).splitlines())
+    assert all(line.startswith("> ") for line in quote_lines(text).splitlines())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, interrupt
 
 from langchain_memkit import MessageHistoryMiddleware
-from langchain_memkit.messages.cuts import STATUS
+from langchain_memkit.messages.trimming import STATUS
 
 ANSWER = "one two three four five"
 

@@ -24,8 +24,8 @@ from langchain_memkit import (
     create_trim_preprocessor,
 )
 from langchain_memkit.errors import ConfigurationError, MessageEncodeError
-from langchain_memkit.messages.cuts import is_summary
-from langchain_memkit.middleware.run import Handle
+from langchain_memkit.messages.trimming import is_summary
+from langchain_memkit.middleware.run import RunHandle
 
 
 def test_summarizes(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
@@ -179,7 +179,7 @@ class Copying(AgentMiddleware[Any, Any, Any]):
     def before_model(self, state: Any, runtime: Any) -> None:
         """Before each call."""
         copied = copy.deepcopy(dict(state))
-        assert isinstance(copied["memkit_run"], Handle)
+        assert isinstance(copied["memkit_run"], RunHandle)
         assert pickle.loads(pickle.dumps(state["memkit_run"])) == {}
         json.dumps([state["memkit_run"], state["memkit_turn"]])
 

@@ -24,7 +24,7 @@ from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit import migrate as module
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.migrate import aexport_history, aimport_history, export_history, import_history, migrate
-from langchain_memkit.migrate.paths import written
+from langchain_memkit.migrate.jsonl import open_for_writing
 from langchain_memkit.testing.langchain_histories import exchange, one_of_each
 from langchain_memkit.testing.properties import SETTINGS, messages
 
@@ -295,7 +295,7 @@ def test_file_is_the_owners_and_whole(store: Any, tmp_path: Path, monkeypatch: p
     def broken(turns: int) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("langchain_memkit.migrate.files.end_line", broken)
+    monkeypatch.setattr("langchain_memkit.migrate.jsonl.end_line", broken)
     with pytest.raises(KeyboardInterrupt):
         export_history(store, path, progress=False)
     assert path.read_bytes() == before
@@ -306,8 +306,8 @@ def test_two_exports_to_one_file(tmp_path: Path) -> None:
     """An export that another one overtook says so and publishes nothing; the other's file is whole."""
     path = tmp_path / "all.jsonl"
     first = ExitStack()
-    first.enter_context(written(path)).write("first")
-    with written(path) as second:
+    first.enter_context(open_for_writing(path)).write("first")
+    with open_for_writing(path) as second:
         second.write("sec")
         with pytest.raises(HistoryWriteError, match="another export"):
             first.close()

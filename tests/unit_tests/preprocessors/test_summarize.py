@@ -19,11 +19,11 @@ from langchain_core.runnables import RunnablePassthrough
 from langchain_core.stores import InMemoryStore
 
 from langchain_memkit import create_history_preprocessor
-from langchain_memkit.messages.counting import approximate_tokens
-from langchain_memkit.preprocessors.report import EVENT
+from langchain_memkit.messages.tokens import approximate_tokens
+from langchain_memkit.preprocessors.budget import EVENT
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._scribe import Scribe, marked, marks, talk
 from langchain_memkit.testing._styles import Styles
+from langchain_memkit.testing.fakes import Scribe, marked, marks, talk
 
 S1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
 SMALL: dict[str, Any] = {"max_tokens": 600, "trigger": ("tokens", 300), "keep": ("tokens", 100)}

@@ -14,11 +14,11 @@ from langchain_memkit import (
     create_history_preprocessor,
     create_runnable_with_message_history,
 )
-from langchain_memkit.messages.counting import approximate_tokens
-from langchain_memkit.messages.cuts import is_summary, trailing_results
+from langchain_memkit.messages.tokens import approximate_tokens
+from langchain_memkit.messages.trimming import is_summary, trailing_results
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._conversations import refused
-from langchain_memkit.testing._scribe import Scribe, marked, marks
+from langchain_memkit.testing.fakes import Scribe, marked, marks
+from langchain_memkit.testing.properties import refused
 
 PROPERTY = settings(
     deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

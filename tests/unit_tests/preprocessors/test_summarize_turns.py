@@ -21,10 +21,10 @@ from langchain_memkit import (
     create_runnable_with_message_history,
     create_trim_preprocessor,
 )
-from langchain_memkit.preprocessors.report import EVENT
+from langchain_memkit.preprocessors.budget import EVENT
 from langchain_memkit.testing import FakeChatModel, FrozenClock
-from langchain_memkit.testing._scribe import Scribe, marks, talk
 from langchain_memkit.testing._styles import Styles
+from langchain_memkit.testing.fakes import Scribe, marks, talk
 
 S1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
 SMALL: dict[str, Any] = {"max_tokens": 600, "trigger": ("tokens", 300), "keep": ("tokens", 100)}

@@ -18,7 +18,7 @@ from langchain_memkit import (
     purge_user,
 )
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._scribe import Scribe, marked, marks, talk
+from langchain_memkit.testing.fakes import Scribe, marked, marks, talk
 
 S1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
 BESIDE: dict[str, Any] = {

@@ -13,11 +13,11 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
 from langchain_memkit import create_history_preprocessor
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.counting import approximate_tokens, count_tokens
-from langchain_memkit.messages.text import said
+from langchain_memkit.messages.text import message_text
+from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
 from langchain_memkit.preprocessors.prompt import SummaryPrompt, chunks_of, summary_message
-from langchain_memkit.testing._conversations import conversations
-from langchain_memkit.testing._scribe import Scribe, marked, marks, talk
+from langchain_memkit.testing.fakes import Scribe, marked, marks, talk
+from langchain_memkit.testing.properties import conversations
 
 S1: Any = {"configurable": {"session_id": "s1"}}
 ENDS = ["</messages>", "</summary>", "< / messages >", "</ SUMMARY>", "<\u200b/summary>", "<messages>", "</\nmessages>"]
@@ -152,7 +152,7 @@ def test_everything_is_said() -> None:
         ToolMessage(result, tool_call_id="1"),
         HumanMessage(["three", picture]),
     ]
-    text = "\n".join(said(message) for message in messages)
+    text = "\n".join(message_text(message) for message in messages)
     for word in ("one", "fish", "ray", '{"q": "sha', "eel", "found", "two", "42", "three", "[image]"):
         assert word in text
     assert text.count("fish") == 1
@@ -179,8 +179,8 @@ def test_chunks(messages: list[BaseMessage], capacity: int) -> None:
             done = chunk.end
             assert done == len(messages) or not isinstance(messages[done], (ToolMessage, FunctionMessage))
     assert done == len(messages)
-    spoken = "".join(said(m) for chunk in chunks for m in chunk.messages)
-    assert spoken == "".join(said(m) for m in messages)
+    spoken = "".join(message_text(m) for chunk in chunks for m in chunk.messages)
+    assert spoken == "".join(message_text(m) for m in messages)
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ from langchain_core.stores import InMemoryStore
 
 from langchain_memkit import create_history_preprocessor
 from langchain_memkit.base import Position
-from langchain_memkit.preprocessors.memory_store import MemoryStore
-from langchain_memkit.preprocessors.records import SummaryRecord, chain_digests
+from langchain_memkit.preprocessors.summary_store import SummaryRecord, prefix_hashes
+from langchain_memkit.stores.in_memory import MemoryStore
 from langchain_memkit.testing import FrozenClock
-from langchain_memkit.testing._scribe import Scribe, marks, talk
+from langchain_memkit.testing.fakes import Scribe, marks, talk
 
 SMALL: dict[str, Any] = {"max_tokens": 600, "trigger": ("messages", 6), "keep": ("messages", 2)}
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -143,7 +143,7 @@ def test_unreadable_records_are_passed_over(damage: str) -> None:
     summarize.invoke(messages := talk(8), config())
     ((key, good),) = store.store.items()
     values = {"newer": {**good, "v": 2}, "broken": {"v": 1, "text": 3}, "foreign": None}
-    digests = chain_digests([*messages, *talk(5, first=8)], range(20))
+    digests = prefix_hashes([*messages, *talk(5, first=8)], range(20))
     for n in range(7, 14):
         store.mset([(key.replace(key.rpartition("/")[2], f"{n:012d}-{digests[n][:24]}"), values[damage])])
     store.mset([(key.rpartition("/")[0] + "/no number", {})])
@@ -231,7 +231,7 @@ def test_equal_hashes_mean_equal_text(one: list[BaseMessage], other: list[BaseMe
     def spoken(messages: list[BaseMessage]) -> list[Any]:
         return [(m.type, m.content, [(c["name"], c["args"]) for c in getattr(m, "tool_calls", [])]) for m in messages]
 
-    digests = [chain_digests(m, [len(m)])[len(m)] for m in (one, other)]
+    digests = [prefix_hashes(m, [len(m)])[len(m)] for m in (one, other)]
     assert (digests[0] == digests[1]) == (spoken(one) == spoken(other))
 
 
@@ -241,13 +241,13 @@ def test_chunks_hash_like_messages() -> None:
     streamed = [HumanMessageChunk(content="a"), AIMessageChunk(content="b", tool_call_chunks=parts)]
     call = {"name": "f", "args": {"a": 1}, "id": "c2"}
     stored = [HumanMessage("a", id="1"), AIMessage("b", tool_calls=[call], response_metadata={"x": 1})]
-    assert chain_digests(streamed, [1, 2]) == chain_digests(stored, [1, 2])
+    assert prefix_hashes(streamed, [1, 2]) == prefix_hashes(stored, [1, 2])
 
 
 def test_odd_content_has_a_hash() -> None:
     """Keys of several types and values that are no JSON do not stop a conversation."""
     odd = AIMessage([{"type": "x", 1: b"x", "1": {2}}])
-    assert len(chain_digests([odd], [1])[1]) == 64
+    assert len(prefix_hashes([odd], [1])[1]) == 64
 
 
 def test_default_store_takes_many_threads() -> None:

@@ -15,21 +15,21 @@ from langchain_memkit import (
 )
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.budget import Budget
-from langchain_memkit.preprocessors.rules import Rules
+from langchain_memkit.preprocessors.trigger import SummaryTrigger
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._scribe import Scribe, marks, talk
+from langchain_memkit.testing.fakes import Scribe, marks, talk
 
 S1: Any = {"configurable": {"session_id": "s1"}}
 
 
-def rules(trigger: Any = None, keep: Any = None, *, max_tokens: int = 8000, counter: Any = None) -> Rules:
+def rules(trigger: Any = None, keep: Any = None, *, max_tokens: int = 8000, counter: Any = None) -> SummaryTrigger:
     """Rules for a budget."""
-    return Rules.of(Budget.of(max_tokens, counter, 0, None), trigger, keep)
+    return SummaryTrigger.of(Budget.of(max_tokens, counter, 0, None), trigger, keep)
 
 
 def test_defaults() -> None:
     """Three quarters of the budget; of that 40% stay; a summary takes a tenth."""
-    assert rules() == Rules(("tokens", 6000), ("tokens", 2400), 800, 560)
+    assert rules() == SummaryTrigger(("tokens", 6000), ("tokens", 2400), 800, 560)
     assert rules(("tokens", 1000)).keep == ("tokens", 400)
     assert rules(("messages", 50)).keep == ("tokens", 2400)
     assert rules(counter=len, max_tokens=20).trigger == ("tokens", 15)
@@ -75,7 +75,9 @@ def test_bad_arguments(wrong: dict[str, Any]) -> None:
         create_history_preprocessor(arguments.pop("llm"), **arguments)
 
 
-def split(rule: Rules, messages: list[BaseMessage], sizes: list[int], room: int = 10_000, asked: bool = True) -> int:
+def split(
+    rule: SummaryTrigger, messages: list[BaseMessage], sizes: list[int], room: int = 10_000, asked: bool = True
+) -> int:
     """Where the rule cuts."""
     return rule.split(messages, sizes, room, asked=asked)
 

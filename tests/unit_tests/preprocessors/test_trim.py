@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, Hum
 from langchain_core.prompt_values import ChatPromptValue
 
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
-from langchain_memkit.messages.counting import approximate_tokens
+from langchain_memkit.messages.tokens import approximate_tokens
 from langchain_memkit.preprocessors import create_trim_preprocessor
 from langchain_memkit.preprocessors.prompt import summary_message
 from langchain_memkit.testing import FakeChatModel

@@ -19,10 +19,10 @@ from langchain_core.messages import (
 from langchain_core.messages.utils import count_tokens_approximately
 
 from langchain_memkit.errors import ContextTooLargeError
-from langchain_memkit.messages.counting import approximate_tokens
-from langchain_memkit.messages.cuts import is_summary, whole_tool_groups
+from langchain_memkit.messages.tokens import approximate_tokens
+from langchain_memkit.messages.trimming import is_summary, whole_tool_groups
 from langchain_memkit.preprocessors import create_trim_preprocessor
-from langchain_memkit.testing._conversations import conversations, plain_conversations, refused
+from langchain_memkit.testing.properties import conversations, plain_conversations, refused
 
 RESULTS = (ToolMessage, FunctionMessage)
 

@@ -6,7 +6,7 @@ import pytest
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.retrievers.asking import QuestionPrompt
+from langchain_memkit.retrievers.rewriter import QuestionPrompt
 from langchain_memkit.testing.memories import HOSTILE_TEXTS
 
 TALK = [(f"Question {i}?", f"Answer {i}.") for i in range(5)]

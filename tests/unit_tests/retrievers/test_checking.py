@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_memkit.retrievers.asking import question_in
-from langchain_memkit.retrievers.checking import refusal, same_question
+from langchain_memkit.retrievers.rewriter import question_in, refusal, same_question
 
 WANTED = "How old is Emmanuel Macron?"
 

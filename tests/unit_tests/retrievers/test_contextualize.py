@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_memkit.retrievers.contextualize import (
-    CAREFUL,
-    STRONG,
-    added_terms,
-    expanded,
-    vector_blend,
-    weighted_terms,
-)
+from langchain_memkit.retrievers.expansion import CAREFUL, STRONG, added_terms, expanded, vector_blend, weighted_terms
 
 TALK = [
     ("Who directed Alien?", "Ridley Scott directed the film Alien in 1979."),

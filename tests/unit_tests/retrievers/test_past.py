@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import Record, note_message
 from langchain_memkit.preprocessors.prompt import summary_message
-from langchain_memkit.retrievers.past import answered_by, as_messages, document_key, is_among, turns_of
+from langchain_memkit.retrievers.history import answered_by, as_messages, document_key, is_among, question_answer_pairs
 
 
 def test_turns_are_questions_with_their_last_answer() -> None:
@@ -28,7 +28,7 @@ def test_turns_are_questions_with_their_last_answer() -> None:
         AIMessage("A cup."),
         HumanMessage([{"type": "text", "text": "And"}, {"type": "text", "text": " dinner?"}]),
     ]
-    assert turns_of(messages) == [("When is tea?", "At five."), ("", "A cup."), ("And dinner?", None)]
+    assert question_answer_pairs(messages) == [("When is tea?", "At five."), ("", "A cup."), ("And dinner?", None)]
 
 
 def test_any_form_of_messages() -> None:
@@ -67,4 +67,4 @@ def test_newest_answers_count() -> None:
 def test_long_white_space_is_read_in_a_moment() -> None:
     """An answer of a model gone wild costs no quadratic search for citations: it would take minutes."""
     wild = "a" + "\n" * 1_000_000 + " " * 1_000_000 + "[1]"
-    assert turns_of([HumanMessage("q"), AIMessage(wild)])[0][0] == "q"
+    assert question_answer_pairs([HumanMessage("q"), AIMessage(wild)])[0][0] == "q"

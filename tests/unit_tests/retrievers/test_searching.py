@@ -20,9 +20,9 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, Vector
 
 from langchain_memkit import SQLiteVectorStore, WordLlamaEmbeddings
 from langchain_memkit.retrievers import CondenseQuestionRetriever, document_key
-from langchain_memkit.retrievers.contextualize import CAREFUL, STRONG, added_terms, expanded
-from langchain_memkit.retrievers.past import turns_of
-from langchain_memkit.retrievers.searching import fused
+from langchain_memkit.retrievers.expansion import CAREFUL, STRONG, added_terms, expanded
+from langchain_memkit.retrievers.history import question_answer_pairs
+from langchain_memkit.retrievers.search import reciprocal_rank_fusion
 
 Run = Callable[..., Any]
 PAGES = {
@@ -201,7 +201,7 @@ def test_what_is_embedded(run: Run, embedding: Embeddings) -> None:
     store.add_texts([*PAGES.values()], ids=[*PAGES])
     spy.texts.clear()
     run(over(store.as_retriever()), "invoke", follow_up())
-    assert spy.queries == [FOLLOW_UP, expanded(FOLLOW_UP, turns_of(TALK), STRONG)]
+    assert spy.queries == [FOLLOW_UP, expanded(FOLLOW_UP, question_answer_pairs(TALK), STRONG)]
     assert spy.texts == []
     run(over(store.as_retriever(), skip_answered=True), "invoke", follow_up())
     assert spy.texts == [TALK[1].text]
@@ -264,7 +264,7 @@ def test_terms_are_weighted(run: Run) -> None:
     assert names(inner.invoke(FOLLOW_UP))[0] == "car"
     found = run(over(inner), "invoke", follow_up())
     scores = inner.vectorizer.get_scores(words(FOLLOW_UP))
-    for term in added_terms(FOLLOW_UP, turns_of(TALK), CAREFUL):
+    for term in added_terms(FOLLOW_UP, question_answer_pairs(TALK), CAREFUL):
         scores = scores + term.weight * inner.vectorizer.get_scores(words(term.word))
     assert [scores[[*PAGES].index(str(name))] for name in names(found)] == pytest.approx(sorted(scores, reverse=True))
     assert "macron" in names(found)[:3]
@@ -303,11 +303,11 @@ def test_string_is_fused_with_the_question(run: Run) -> None:
     """A retriever that takes no weights is asked both ways; where answered documents go, once."""
     search = Words()
     found = run(over(search), "invoke", follow_up())
-    assert search.queries == [expanded(FOLLOW_UP, turns_of(TALK), CAREFUL), FOLLOW_UP]
+    assert search.queries == [expanded(FOLLOW_UP, question_answer_pairs(TALK), CAREFUL), FOLLOW_UP]
     assert len(found) == 4
     search.queries.clear()
     found = run(over(search, skip_answered=True), "invoke", follow_up())
-    assert search.queries == [expanded(FOLLOW_UP, turns_of(TALK), STRONG)]
+    assert search.queries == [expanded(FOLLOW_UP, question_answer_pairs(TALK), STRONG)]
     assert "france" not in names(found)
     assert found[0].id == "macron"
 
@@ -317,7 +317,7 @@ def test_nothing_known_to_be_left_out(run: Run) -> None:
     search = Words()
     plain = [HumanMessage(TALK[0].text), AIMessage(TALK[1].text)]
     run(over(search, skip_answered=True), "invoke", {"input": FOLLOW_UP, "chat_history": plain})
-    assert search.queries == [expanded(FOLLOW_UP, turns_of(TALK), CAREFUL), FOLLOW_UP]
+    assert search.queries == [expanded(FOLLOW_UP, question_answer_pairs(TALK), CAREFUL), FOLLOW_UP]
 
 
 def test_documents_without_ids_are_left_out_by_text(run: Run) -> None:
@@ -335,7 +335,7 @@ def test_fuse_original(run: Run, store: VectorStore) -> None:
     model = RunnableLambda(lambda messages: good)
     found = run(over(search, llm=model, fuse_original=True), "invoke", follow_up())
     assert search.queries == [good, FOLLOW_UP]
-    assert names(found) == names(fused(Words()(good), Words()(FOLLOW_UP)))[:4]
+    assert names(found) == names(reciprocal_rank_fusion(Words()(good), Words()(FOLLOW_UP)))[:4]
     search.queries.clear()
     run(over(search, llm=model, fuse_original=True), "invoke", follow_up("Where was Barack Obama born?"))
     assert search.queries == ["Where was Barack Obama born?"]
@@ -347,10 +347,10 @@ def test_fuse_original(run: Run, store: VectorStore) -> None:
 def test_fusion_counts_each_document_once() -> None:
     """By id, else by text; the same ranking twice is that ranking."""
     a, b, c = Document("a", id="1"), Document("b"), Document("c")
-    assert fused([a, b, c], [a, b, c]) == [a, b, c]
-    assert fused([a, b], [c, b]) == [b, a, c]
-    assert fused([b, b, b], [a]) == [b, a]
-    assert fused([], []) == []
+    assert reciprocal_rank_fusion([a, b, c], [a, b, c]) == [a, b, c]
+    assert reciprocal_rank_fusion([a, b], [c, b]) == [b, a, c]
+    assert reciprocal_rank_fusion([b, b, b], [a]) == [b, a]
+    assert reciprocal_rank_fusion([], []) == []
 
 
 class Sealed(VectorStoreRetriever):
@@ -387,7 +387,7 @@ def test_a_store_keeps_its_default(run: Run, embedding: Embeddings) -> None:
 def test_own_searches_are_not_passed_by(run: Run, embedding: Embeddings) -> None:
     """A subclass that searches otherwise is asked as it is."""
     found = run(over(Sealed(vectorstore=InMemoryVectorStore(embedding))), "invoke", follow_up())
-    assert found[0].page_content == expanded(FOLLOW_UP, turns_of(TALK), CAREFUL)
+    assert found[0].page_content == expanded(FOLLOW_UP, question_answer_pairs(TALK), CAREFUL)
 
 
 def test_where_nothing_was_answered_nothing_can_be_found_again(run: Run) -> None:
@@ -395,11 +395,11 @@ def test_where_nothing_was_answered_nothing_can_be_found_again(run: Run) -> None
     search = Words()
     asked = [message for message in TALK if isinstance(message, HumanMessage)]
     run(over(search, skip_answered=True), "invoke", {"input": FOLLOW_UP, "chat_history": asked})
-    assert search.queries == [expanded(FOLLOW_UP, turns_of(asked), STRONG)]
+    assert search.queries == [expanded(FOLLOW_UP, question_answer_pairs(asked), STRONG)]
     search.queries.clear()
     unnamed = [message.model_copy(update={"response_metadata": {}}) for message in TALK]
     run(over(search, skip_answered=True), "invoke", {"input": FOLLOW_UP, "chat_history": unnamed})
-    assert expanded(FOLLOW_UP, turns_of(unnamed), CAREFUL) in search.queries
+    assert expanded(FOLLOW_UP, question_answer_pairs(unnamed), CAREFUL) in search.queries
 
 
 def allowed(documents: list[Document]) -> list[Document]:

@@ -17,7 +17,7 @@ from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_memkit import InMemoryChatMessageHistory, SQLiteChatMessageHistory, create_runnable_with_message_history
 from langchain_memkit.base import HistoryMessages
 from langchain_memkit.errors import ContextTooLargeError, MessageDecodeError
-from langchain_memkit.messages.counting import approximate_tokens
+from langchain_memkit.messages.tokens import approximate_tokens
 from langchain_memkit.preprocessors import create_history_preprocessor, create_trim_preprocessor
 from langchain_memkit.testing import FakeChatModel
 from langchain_memkit.testing._styles import Styles

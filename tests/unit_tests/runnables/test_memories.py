@@ -31,8 +31,8 @@ from langchain_memkit.errors import (
     MemoryReadError,
     MemoryWriteError,
 )
-from langchain_memkit.messages.counting import count_tokens
 from langchain_memkit.messages.notes import Record, is_note, note_message, records_of
+from langchain_memkit.messages.tokens import count_tokens
 from langchain_memkit.testing import FakeChatModel
 from langchain_memkit.testing._styles import Styles, streaming
 from langchain_memkit.testing.memories import assert_framed

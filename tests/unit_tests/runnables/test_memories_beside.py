@@ -21,7 +21,7 @@ from langchain_memkit import (
 )
 from langchain_memkit.base import Mention
 from langchain_memkit.memories.composed import Source
-from langchain_memkit.preprocessors.memory_store import MemoryStore
+from langchain_memkit.stores.in_memory import MemoryStore
 from langchain_memkit.testing import FakeChatModel
 
 HERE = session("s1", user_id="u1")
@@ -86,7 +86,7 @@ def test_a_turn_when_the_interpreter_ends() -> None:
         from langchain_core.messages import HumanMessage
         from langchain_memkit import EntityMemory, SQLiteChatMessageHistory
         from langchain_memkit import create_runnable_with_message_history, session
-        from langchain_memkit.preprocessors.memory_store import MemoryStore
+        from langchain_memkit.stores.in_memory import MemoryStore
         from langchain_memkit.testing import FakeChatModel
 
         store, model = MemoryStore(), FakeChatModel()

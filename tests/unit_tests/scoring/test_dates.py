@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_memkit.scoring.dates import MOST, Window, closeness, windows
+from langchain_memkit.ranking.dates import MOST, DateRange, date_proximity, parse_date_ranges
 
 TODAY = date(2024, 5, 15)  # a Wednesday
 
@@ -21,7 +21,7 @@ def days(*found: str) -> np.ndarray:
 
 def told(text: str) -> list[str]:
     """Windows as text: first..last, with a star where they are of every year."""
-    return [f"{first}..{last}{'*' * yearly}" for first, last, yearly in windows(text, TODAY)]
+    return [f"{first}..{last}{'*' * yearly}" for first, last, yearly in parse_date_ranges(text, TODAY)]
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_windows(text: str, expected: list[str]) -> None:
 
 def test_months_ago_cross_years() -> None:
     """Months are counted back over the turn of the year."""
-    assert windows("last month", date(2024, 1, 31)) == [Window(date(2023, 12, 1), date(2023, 12, 31))]
-    assert windows("13 months ago", date(2024, 1, 31)) == [Window(date(2022, 12, 1), date(2022, 12, 31))]
+    assert parse_date_ranges("last month", date(2024, 1, 31)) == [DateRange(date(2023, 12, 1), date(2023, 12, 31))]
+    assert parse_date_ranges("13 months ago", date(2024, 1, 31)) == [DateRange(date(2022, 12, 1), date(2022, 12, 31))]
 
 
 @given(st.text(), st.dates(min_value=date(1990, 1, 1), max_value=date(2100, 1, 1)))
 def test_any_text(text: str, today: date) -> None:
     """No text fails."""
-    assert len(windows(text, today)) <= MOST
+    assert len(parse_date_ranges(text, today)) <= MOST
 
 
 @given(
@@ -109,26 +109,33 @@ def test_any_text(text: str, today: date) -> None:
 )
 def test_any_date_like_text(words: list[str]) -> None:
     """No sequence of words of dates fails, and windows begin before they end."""
-    assert all(first <= last for first, last, _ in windows(" ".join(words), TODAY))
+    assert all(first <= last for first, last, _ in parse_date_ranges(" ".join(words), TODAY))
 
 
 def test_many_dates_are_bounded() -> None:
     """A text full of dates costs no more than a few."""
-    assert len(windows(" ".join(f"{day} May 2023," for day in range(1, 29)) * 20, TODAY)) == MOST
+    assert len(parse_date_ranges(" ".join(f"{day} May 2023," for day in range(1, 29)) * 20, TODAY)) == MOST
 
 
 def test_closeness_fades_over_a_week() -> None:
     """1 within the window, less on each day around it, 0 after a week; unknown days are close to nothing."""
-    found = closeness([Window(date(2023, 5, 7), date(2023, 5, 8))], days("2023-05-07", "2023-05-08", "2023-05-15"))
+    found = date_proximity(
+        [DateRange(date(2023, 5, 7), date(2023, 5, 8))], days("2023-05-07", "2023-05-08", "2023-05-15")
+    )
     assert found.tolist() == [1, 1, 0]
-    found = closeness([Window(date(2023, 5, 7), date(2023, 5, 7))], days("2023-05-06", "2023-05-10", "2023-04-01"))
+    found = date_proximity(
+        [DateRange(date(2023, 5, 7), date(2023, 5, 7))], days("2023-05-06", "2023-05-10", "2023-04-01")
+    )
     assert found.round(3).tolist() == [0.857, 0.571, 0]
-    assert closeness([Window(date(2023, 5, 7), date(2023, 5, 7))], np.array([np.nan])).tolist() == [0]
+    assert date_proximity([DateRange(date(2023, 5, 7), date(2023, 5, 7))], np.array([np.nan])).tolist() == [0]
 
 
 def test_a_day_without_year_is_that_of_every_year() -> None:
     """Records of any year count, also around the turn of the year, and on 29 February."""
     spoken = days("2021-12-31", "2023-01-01", "2022-07-01")
-    assert closeness(windows("on 1 January", TODAY), spoken).round(3).tolist() == [0.857, 1, 0]
-    assert closeness(windows("in February", TODAY), days("2024-02-29", "2023-02-28")).tolist() == [1, 1]
-    assert closeness(windows("on 29 February", TODAY), days("2024-02-29", "2023-02-28")).tolist() == [1, 0]
+    assert date_proximity(parse_date_ranges("on 1 January", TODAY), spoken).round(3).tolist() == [0.857, 1, 0]
+    assert date_proximity(parse_date_ranges("in February", TODAY), days("2024-02-29", "2023-02-28")).tolist() == [1, 1]
+    assert date_proximity(parse_date_ranges("on 29 February", TODAY), days("2024-02-29", "2023-02-28")).tolist() == [
+        1,
+        0,
+    ]

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from langchain_core.documents import Document
 
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.scoring.bm25 import K1, B
-from langchain_memkit.scoring.index import Entry, Index, Said, digest_of, entry_of
-from langchain_memkit.scoring.words import stems
+from langchain_memkit.ranking.bm25 import K1, B
+from langchain_memkit.ranking.index import Index, IndexRecord, Utterance, digest_of, index_record_of
+from langchain_memkit.ranking.tokenize import tokenize
 
 WORDS = ["tea", "sea", "sky", "sun", "dog", "cat", "car"]
 
 
-def entry(record_id: str, *texts: str, session: str = "s", position: int = 0, **more: Any) -> Entry:
+def entry(record_id: str, *texts: str, session: str = "s", position: int = 0, **more: Any) -> IndexRecord:
     """A record whose messages say these words, in turn by the user and the model."""
-    said = tuple(Said(("human", "ai")[i % 2], "", tuple(text.split())) for i, text in enumerate(texts))
-    return Entry(record_id, session, record_id, position, None, said, **more)
+    said = tuple(Utterance(("human", "ai")[i % 2], "", tuple(text.split())) for i, text in enumerate(texts))
+    return IndexRecord(record_id, session, record_id, position, None, said, **more)
 
 
 def filled(*texts: str) -> Index:
@@ -219,37 +219,39 @@ def test_entry_of_a_round() -> None:
         "importance": 7.0,
         "expires_at": "2025-01-01T00:00:00+00:00",
     }
-    found = entry_of(Document(text, id="i", metadata=metadata), stamp=9)
-    assert found == Entry(
+    found = index_record_of(Document(text, id="i", metadata=metadata), stamp=9)
+    assert found == IndexRecord(
         "i",
         "s",
         "r",
         4,
         datetime(2024, 5, 1, 8, tzinfo=UTC),
-        (Said("human", "Ann", ("sing",)), Said("ai", "", ("love", "song"))),
+        (Utterance("human", "Ann", ("sing",)), Utterance("ai", "", ("love", "song"))),
         ("m1", "m2"),
         3,
         7.0,
         datetime(2025, 1, 1, tzinfo=UTC),
         9,
     )
-    given_stems = [stems(text[start:end]) for *_, start, end in spans]
-    assert entry_of(Document(text, id="i", metadata=metadata), stamp=9, stems=given_stems) == found
+    given_stems = [tokenize(text[start:end]) for *_, start, end in spans]
+    assert index_record_of(Document(text, id="i", metadata=metadata), stamp=9, stems=given_stems) == found
 
 
 def test_entry_of_a_plain_document() -> None:
     """A document without our metadata is one message of nobody; a date without a zone is UTC; an id is needed."""
-    assert entry_of(Document("The sea.", id="i")) == Entry("i", "", "i", 0, None, (Said("", "", ("sea",)),))
-    dated = entry_of(Document("", id="i", metadata={"created_at": "2024-05-01"}))
+    assert index_record_of(Document("The sea.", id="i")) == IndexRecord(
+        "i", "", "i", 0, None, (Utterance("", "", ("sea",)),)
+    )
+    dated = index_record_of(Document("", id="i", metadata={"created_at": "2024-05-01"}))
     assert dated.at == datetime(2024, 5, 1, tzinfo=UTC)
     with pytest.raises(ValueError, match="id"):
-        entry_of(Document("The sea."))
+        index_record_of(Document("The sea."))
 
 
 def test_stored_stems_must_match_the_messages() -> None:
     """Words of another number of messages than there are is an error, not a shift."""
     with pytest.raises(ValueError, match="zip"):
-        entry_of(Document("The sea.", id="i"), stems=[["sea"], ["sky"]])
+        index_record_of(Document("The sea.", id="i"), stems=[["sea"], ["sky"]])
 
 
 def test_digests() -> None:

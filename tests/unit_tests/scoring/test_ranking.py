@@ -13,27 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.scoring.features import spread
-from langchain_memkit.scoring.index import Entry, Index, Said
-from langchain_memkit.scoring.ranking import PARTS, Question, Ranked, Ranking, rank
-from langchain_memkit.scoring.words import stems
+from langchain_memkit.ranking.index import Index, IndexRecord, Utterance
+from langchain_memkit.ranking.ranking import PARTS, Question, Ranked, Ranking, min_max_scale, rank
+from langchain_memkit.ranking.tokenize import tokenize
 
 NOW = datetime(2024, 5, 15, 12, tzinfo=UTC)
 NONE = Ranking(relevance=0, lexical=0, speaker=0, neighbours=0, session=0, date=0)
 
 
-def entry(record_id: str, *lines: str, session: str = "s", position: int | None = None, **more: Any) -> Entry:
+def entry(record_id: str, *lines: str, session: str = "s", position: int | None = None, **more: Any) -> IndexRecord:
     """A record of lines "role/name: text"."""
     said = []
     for line in lines:
         speaker, text = line.split(": ", 1) if ": " in line else ("human", line)
         role, _, name = speaker.partition("/")
-        said.append(Said(role, name, tuple(stems(text))))
+        said.append(Utterance(role, name, tuple(tokenize(text))))
     place = int(record_id) if position is None else position
-    return Entry(record_id, session, record_id, place, more.pop("at", NOW), tuple(said), **more)
+    return IndexRecord(record_id, session, record_id, place, more.pop("at", NOW), tuple(said), **more)
 
 
-def filled(*entries: Entry, vectors: list[list[float] | None] | None = None) -> Index:
+def filled(*entries: IndexRecord, vectors: list[list[float] | None] | None = None) -> Index:
     """An index of these records."""
     index = Index()
     for record, vector in zip(entries, vectors or [None] * len(entries), strict=True):
@@ -319,7 +318,7 @@ def test_any_ranking(given_records: list[Any], question: list[str], vector: list
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.integers(1, 10))
 def test_spread(values: list[float], most: int) -> None:
     """From 0 to 1, in the order of the values, unless all are the same."""
-    found = spread(np.array(values), most)
+    found = min_max_scale(np.array(values), most)
     assert found.min() >= 0
     assert found.max() in (0, 1)
     order = np.argsort(values, kind="stable")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_memkit.scoring.speakers import asked_of
-from langchain_memkit.scoring.words import stems
+from langchain_memkit.ranking.speakers import addressed_speakers
+from langchain_memkit.ranking.tokenize import tokenize
 
 TWO = {0: ("human", "Caroline"), 1: ("ai", "Melanie"), 2: ("tool", "search")}
 CHAT = {0: ("human", ""), 1: ("ai", "")}
@@ -13,7 +13,7 @@ CHAT = {0: ("human", ""), 1: ("ai", "")}
 
 def asked(text: str, speakers: dict[int, tuple[str, str]]) -> list[int]:
     """The numbers of the asked speakers."""
-    return sorted(asked_of(text, stems(text), speakers).speakers)
+    return sorted(addressed_speakers(text, tokenize(text), speakers).speakers)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,10 @@ def test_parts_of_names() -> None:
 
 def test_names_of_roles_name_nobody() -> None:
     """A model that is called "assistant" is not meant by the word."""
-    found = asked_of(
-        "Who is the new assistant?", stems("Who is the new assistant?"), {0: ("ai", "assistant"), 1: ("human", "User")}
+    found = addressed_speakers(
+        "Who is the new assistant?",
+        tokenize("Who is the new assistant?"),
+        {0: ("ai", "assistant"), 1: ("human", "User")},
     )
     assert (found.speakers, found.names) == (frozenset(), frozenset())
 
@@ -70,7 +72,7 @@ def test_names_of_roles_name_nobody() -> None:
 def test_names_are_told_apart_from_the_rest() -> None:
     """The words of the question that are names, asked about or not."""
     text = "What do Caroline and Melanie paint?"
-    assert asked_of(text, stems(text), TWO).names == {"carolin", "melani"}
+    assert addressed_speakers(text, tokenize(text), TWO).names == {"carolin", "melani"}
 
 
 def test_someone_alone() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_memkit.scoring.words import MAX_CHARACTERS, MAX_WORD, STOP_WORDS, stems
+from langchain_memkit.ranking.tokenize import MAX_CHARACTERS, MAX_WORD, STOP_WORDS, tokenize
 
 
 @pytest.mark.parametrize(
@@ -40,39 +40,39 @@ from langchain_memkit.scoring.words import MAX_CHARACTERS, MAX_WORD, STOP_WORDS,
 )
 def test_stems(text: str, expected: list[str]) -> None:
     """What words come of texts, in many scripts."""
-    assert stems(text) == expected
+    assert tokenize(text) == expected
 
 
 def test_thai_has_pairs_of_characters() -> None:
     """A script without spaces: a word is found within a sentence."""
-    assert set(stems("สวัสดี")) < set(stems("เขาพูดว่าสวัสดีครับ"))
+    assert set(tokenize("สวัสดี")) < set(tokenize("เขาพูดว่าสวัสดีครับ"))
 
 
 @given(st.text())
 def test_any_text(text: str) -> None:
     """No text fails; stems are short, not empty, no stop words of one letter, and always the same."""
-    found = stems(text)
-    assert found == stems(text)
+    found = tokenize(text)
+    assert found == tokenize(text)
     assert all(0 < len(stem) <= MAX_WORD for stem in found)
 
 
 @given(st.text(st.characters(max_codepoint=127)))
 def test_ascii_is_read_alike(text: str) -> None:
     """The fast way for plain ASCII gives what the other one gives."""
-    assert stems(text) == stems(f"{text} \u2021")
+    assert tokenize(text) == tokenize(f"{text} \u2021")
 
 
 @given(st.lists(st.sampled_from(["tea", "Tea", "TEAS", "sea", "the"])))
 def test_repeated_words_are_repeated(words: list[str]) -> None:
     """Case, number and stop words make no difference, repetition does."""
-    assert stems(" ".join(words)) == [word.lower().rstrip("s") for word in words if word != "the"]
+    assert tokenize(" ".join(words)) == [word.lower().rstrip("s") for word in words if word != "the"]
 
 
 def test_huge_text_is_bounded() -> None:
     """Of a text of any length the beginning counts, and long runs of characters are cut."""
-    assert stems("tea " * MAX_CHARACTERS) == ["tea"] * (MAX_CHARACTERS // 4)
-    assert stems("x" * 10_000) == ["x" * MAX_WORD]
-    assert len(stems("\ufdfa" * MAX_CHARACTERS)) <= MAX_CHARACTERS  # one sign that folds to 18
+    assert tokenize("tea " * MAX_CHARACTERS) == ["tea"] * (MAX_CHARACTERS // 4)
+    assert tokenize("x" * 10_000) == ["x" * MAX_WORD]
+    assert len(tokenize("\ufdfa" * MAX_CHARACTERS)) <= MAX_CHARACTERS  # one sign that folds to 18
 
 
 def test_stop_words_are_words() -> None:
@@ -84,4 +84,4 @@ def test_threads() -> None:
     """Many threads may stem at once."""
     texts = [f"running skies number {i} generously" for i in range(200)]
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(stems, texts)) == [stems(text) for text in texts]
+        assert list(pool.map(tokenize, texts)) == [tokenize(text) for text in texts]

@@ -1,0 +1,511 @@
+"""The entities of one user: surface forms, which of them are one, facts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from heapq import nsmallest
+from itertools import pairwise
+from typing import NamedTuple
+
+from langchain_memkit.matching.fuzzy import KeyFinder, NameMatch
+from langchain_memkit.matching.names import (
+    PERSON,
+    Relation,
+    compatible,
+    display_form,
+    is_common_word,
+    name_key,
+    relation,
+)
+from langchain_memkit.matching.normalize import fold_text
+from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, FactRow, ResolutionRule, id_in
+
+__all__ = ["EntityClusters", "EntityRegistry", "Limits", "SurfaceFormIndex", "resolve_entities", "speaker_key"]
+
+RECENT = 64  # forms in the small index, which is rebuilt whenever one is added
+
+
+class SurfaceFormIndex:
+    """Surface forms with the name keys that they stand for, searched in one pass over a text.
+
+    Two automata are kept: a large one that is rebuilt rarely, and a small one for the forms added last. Adding a name
+    therefore rebuilds at most 64 forms, not the whole index.
+    """
+
+    def __init__(self) -> None:
+        self._forms: dict[str, str] = {}
+        self._recent: dict[str, str] = {}
+        self._finders: tuple[KeyFinder | None, KeyFinder | None] = (None, None)
+
+    def find(self, text: str) -> list[NameMatch]:
+        """Find the known names in a text; overlapping ones from the two automata are all returned."""
+        big, small = self._finders
+        if small is None or big is None:
+            big = big or KeyFinder(self._forms)
+            small = KeyFinder(self._recent)
+            self._finders = (big, small)
+        return big.find(text) + (small.find(text) if self._recent else [])
+
+    def learn(self, form: str, key: str) -> None:
+        """Add a surface form and the key itself to the index."""
+        for name in (form, key):
+            if name and name not in self._forms and name not in self._recent:
+                self._recent[name] = key
+                self._finders = (self._finders[0], None)
+        # The large automaton is rebuilt by the next search, once for every 64 new forms.
+        if len(self._recent) > RECENT:
+            self._forms.update(self._recent)
+            self._recent, self._finders = {}, (None, None)
+
+    def start_over(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Replace the whole index by these pairs of surface form and key."""
+        self._forms = {name: key for form, key in pairs for name in (form, key) if name}
+        self._recent, self._finders = {}, (None, None)
+
+
+Names = Mapping[str, Mapping[str, object]]
+"""Name keys, each with the sessions in which it stands."""
+
+
+@dataclass(slots=True)
+class EntityClusters:
+    """Names resolved to entities. An entity is identified by its *root*, the alphabetically first of its name keys.
+
+    Attributes:
+        root: The root of each name.
+        moved: Root of a full name by (short name, session), where the short name can only mean that full name.
+        parts: The (name, session) pairs whose facts belong to each root.
+        maybe: For each root, the other roots that may be the same entity.
+        shown: Display name of a root, where a person decided it.
+        kinds: Type of each root, by majority vote.
+    """
+
+    root: dict[str, str] = field(default_factory=dict)
+    moved: dict[tuple[str, str], str] = field(default_factory=dict)
+    parts: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    maybe: dict[str, set[str]] = field(default_factory=dict)
+    shown: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+
+    def roots_of(self, key: str) -> list[str]:
+        """Return every root that a name stands for: its own first, then those it was moved to in some session."""
+        own = self.root.get(key)
+        if own is None:
+            return []
+        return list(dict.fromkeys([own, *(root for (name, _), root in self.moved.items() if name == key)]))
+
+
+class _Union:
+    """Union-find over name keys, with pairs that must never be joined."""
+
+    def __init__(self) -> None:
+        self.parent: dict[str, str] = {}
+        self.apart: list[tuple[str, str]] = []
+
+    def find(self, name: str) -> str:
+        parent = self.parent.setdefault(name, name)
+        while parent != name:
+            # Path halving keeps the trees flat.
+            self.parent[name] = self.parent[parent]
+            name, parent = parent, self.parent[parent]
+        return name
+
+    def barred(self, a: str, b: str) -> bool:
+        ends = {self.find(a), self.find(b)}
+        return any({self.find(x), self.find(y)} == ends for x, y in self.apart)
+
+    def join(self, a: str, b: str) -> None:
+        first, last = sorted((self.find(a), self.find(b)))
+        if first != last and not self.barred(first, last):
+            self.parent[last] = first
+
+
+def resolve_entities(
+    names: Names,
+    votes: Mapping[str, Counter[str]],
+    near: Mapping[str, Mapping[str, Relation]],
+    rules: Sequence[ResolutionRule],
+    firm: Container[str],
+) -> EntityClusters:
+    """Resolve names to entities.
+
+    Rules of people come first, the latest before the others; then spellings with the same letters; then very similar
+    names that are no person's. What is only similar is listed as possible duplicates.
+
+    Args:
+        names: Every name with its sessions.
+        votes: For each name, how often it was labelled with which type.
+        near: For each name, the related names.
+        rules: Decisions of people, oldest first; a later one wins.
+        firm: Names that were seen elsewhere than at the beginning of a sentence.
+    """
+    union = _Union()
+    for name in names:
+        union.find(name)
+    # Newest first: a join cannot be undone and a bar is never lifted here, so the first rule applied to a pair decides.
+    for rule in reversed(rules):
+        if rule.kind != "split":
+            union.join(rule.key, rule.other_key)
+        elif union.find(rule.key) != union.find(rule.other_key):  # else a later decision says that they are one
+            union.apart.append((rule.key, rule.other_key))
+    kinds = {name: majority_kind(count) for name, count in votes.items()}
+    pairs = [(kind, a, b) for a, others in near.items() if a in names for b, kind in others.items() if a < b]
+    pairs = [pair for pair in pairs if pair[2] in names]
+    # "same" pairs before "close" ones and in alphabetical order, so that every process resolves the same rows alike.
+    for kind, a, b in sorted((p for p in pairs if p[0] != "near"), key=lambda p: (p[0] != "same", *p)):
+        ours = kinds.get(a, ""), kinds.get(b, "")
+        # People are joined by "same" spellings only: names that are merely similar may well be two people.
+        if kind == "same" or (PERSON not in ours and compatible(*ours)):
+            union.join(a, b)
+    groups = EntityClusters({name: union.find(name) for name in union.parent})
+    totals: dict[str, Counter[str]] = {}
+    for name, count in votes.items():
+        if name in names:
+            totals.setdefault(groups.root[name], Counter()).update(count)
+    groups.kinds = {root: majority_kind(count) for root, count in totals.items()}
+    groups.moved = _moved(names, groups, union, firm)
+    _fill(groups, names, pairs, union, rules)
+    return groups
+
+
+def majority_kind(votes: Counter[str]) -> str:
+    """Return the type with the most votes; the alphabetically first of a tie, empty without votes."""
+    return min(votes, key=lambda kind: (-votes[kind], kind)) if votes else ""
+
+
+def _moved(names: Names, groups: EntityClusters, union: _Union, firm: Container[str]) -> dict[tuple[str, str], str]:
+    """Find first or last names that occur in a session together with exactly one full name of a person."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for full in names:
+        words = full.split()
+        root = groups.root[full]
+        if len(words) == 1 or groups.kinds.get(root) != PERSON:
+            continue
+        # the last word is used only if the full name was seen inside a sentence: at its beginning it may be "Bravo
+        # Joanna"
+        for word in {words[0], words[-1] if full in firm else words[0]} & names.keys():
+            if groups.root[word] != root and groups.kinds.get(groups.root[word], PERSON) in (PERSON, ""):
+                for session in names[full].keys() & names[word].keys():
+                    found.setdefault((word, session), set()).add(root)
+    # In a session with two people called Priya it is unknown which one is meant: the short name keeps its facts.
+    one = {place: next(iter(roots)) for place, roots in found.items() if len(roots) == 1}
+    return {place: root for place, root in one.items() if not union.barred(place[0], root)}
+
+
+def _fill(
+    groups: EntityClusters,
+    names: Names,
+    pairs: Sequence[tuple[str, str, str]],
+    union: _Union,
+    rules: Sequence[ResolutionRule],
+) -> None:
+    for name, sessions in names.items():
+        for session in sessions:
+            root = groups.moved.get((name, session), groups.root[name])
+            groups.parts.setdefault(root, []).append((name, session))
+    for _, a, b in pairs:
+        first, second = groups.root[a], groups.root[b]
+        if first != second and not union.barred(a, b) and first in groups.parts and second in groups.parts:
+            groups.maybe.setdefault(first, set()).add(second)
+            groups.maybe.setdefault(second, set()).add(first)
+    for rule in rules:
+        if rule.kind != "split" and groups.root[rule.key] == groups.root[rule.other_key]:
+            groups.shown[groups.root[rule.key]] = rule.other
+
+
+WORDS = 200  # of a question are compared with misspelt names
+MOST_SHORT = 4  # letters: shorter names have one spelling
+ROLES = frozenset({"agent", "ai", "assistant", "bot", "human", "model", "system", "tool", "user"})
+
+
+class Limits(NamedTuple):
+    """How many facts are kept per entity (`facts`) and per user (`total`)."""
+
+    facts: int
+    total: int
+
+
+def speaker_key(name: str) -> str | None:
+    """Return the key of a speaker's name, or None if the name is only a role ("user", "assistant")."""
+    key = name_key(name, given=True)
+    return None if key is None or key in ROLES else key
+
+
+def sort_facts(row: FactRow) -> tuple[datetime, str, int, str]:
+    """Return the sort key of a fact: by time, with ties broken the same way for every reader."""
+    return row.at, row.message, row.start, row.text
+
+
+class EntityRegistry:
+    """All rows of one user, indexed by name. Not thread-safe: `Shelf` guards it with a lock.
+
+    Entities, surface forms and near names are derived from the rows; the derived parts that a change affects are
+    dropped and computed again when they are next needed.
+
+    Args:
+        keys: Builds the store keys of this user.
+        vocabulary: Names that the app passed as `names=`, each with its type; an empty type if none was given.
+    """
+
+    def __init__(self, keys: EntityKeys, vocabulary: Mapping[str, str]) -> None:
+        self.keys = keys
+        self.versions: frozenset[str] = frozenset()
+        self.facts: dict[str, FactRow] = {}
+        self.rules: dict[str, ResolutionRule] = {}
+        self.descriptions: dict[str, DescriptionRow] = {}
+        self.unreadable: set[str] = set()
+        self.generations: dict[str, set[str]] = {}
+        self.names: dict[str, dict[str, set[str]]] = {}
+        self._expiring: set[str] = set()
+        self._vocabulary = vocabulary
+        self._given = {key: kind for form, kind in vocabulary.items() if (key := name_key(form, given=True))}
+        self._speakers: dict[str, str] = {}
+        self._votes: dict[str, Counter[str]] = {}
+        self._firm: Counter[str] = Counter()
+        self._near: dict[str, dict[str, Relation]] = {}
+        self._like: dict[str, set[str]] = {}
+        self._groups: EntityClusters | None = None
+        self._forms = SurfaceFormIndex()
+        self._refresh_forms()
+
+    # -- what is in it
+
+    def add(self, key: str, row: FactRow) -> None:
+        """Add a fact under its store key; do nothing if the key is known."""
+        if key in self.facts:
+            return
+        self.facts[key] = row
+        sessions = self.names.get(row.key)
+        if sessions is None:
+            sessions = self.names[row.key] = {}
+            self._compare(row.key)
+        # The groups are reset only when this fact can change them: a new name or session, a new majority type, or the
+        # first sighting of a name in the middle of a sentence. Resolving all names again for each fact would make saves
+        # slow.
+        if row.session not in sessions:
+            sessions[row.session] = set()
+            self._groups = None
+        sessions[row.session].add(key)
+        if row.expires_at:
+            self._expiring.add(key)
+        if row.label:
+            votes = self._votes.setdefault(row.key, Counter())
+            before = majority_kind(votes)
+            votes[row.label] += 1
+            if majority_kind(votes) != before:
+                self._groups = None
+        if _is_firm(row):
+            # A name that is firm for the first time may be the full name that a short one is moved to.
+            self._groups = self._groups if row.key in self._firm else None
+            self._firm[row.key] += 1
+        self._forms.learn(display_form(row.surface), row.key)
+        if row.speaker:
+            self.hear(row.speaker)
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove facts by store key; unknown keys are ignored."""
+        gone = False
+        for key in keys:
+            row = self.facts.pop(key, None)
+            if row is None:
+                continue
+            self._groups = None
+            self._expiring.discard(key)
+            if _is_firm(row):
+                self._firm -= Counter((row.key,))
+            stored = self.names[row.key][row.session]
+            stored.discard(key)
+            if row.label:
+                self._votes[row.key][row.label] -= 1
+                self._votes[row.key] += Counter()  # without zeros
+            if not stored:
+                del self.names[row.key][row.session]
+            if not self.names[row.key]:
+                del self.names[row.key]
+                gone = True
+        if gone:
+            self._refresh_forms()
+
+    def change_rules(self, rules: dict[str, ResolutionRule]) -> None:
+        """Replace all rules (merges, splits, renames) by these."""
+        if rules != self.rules:
+            self.rules = dict(sorted(rules.items()))
+            self._groups = None
+            self._refresh_forms()
+
+    def hear(self, speaker: str) -> None:
+        """Register the name of a speaker, so that it is found in texts."""
+        if speaker not in self._speakers and (key := speaker_key(speaker)):
+            self._speakers[speaker] = key
+            self._forms.learn(speaker, key)
+
+    def holds(self, row: FactRow) -> bool:
+        """Return whether the fact is stored in any live generation of its session."""
+        return any(self.keys.fact(row.session, g, row) in self.facts for g in self.generations.get(row.session, ()))
+
+    def part(self, name: str, session: str) -> set[str]:
+        """Return the store keys of the facts that a name has in a session."""
+        return self.names[name][session]
+
+    def of_session(self, session: str) -> list[str]:
+        """Return the store keys of all facts of a session."""
+        return [key for sessions in self.names.values() for key in sessions.get(session, ())]
+
+    def expired(self, now: datetime) -> list[str]:
+        """Return the store keys of facts that have expired by `now`."""
+        return [key for key in self._expiring if (end := self.facts[key].expires_at) and end <= now]
+
+    def surplus(self, limits: Limits, now: datetime) -> list[str]:
+        """Return the store keys of facts to delete: expired ones, and the oldest of those over the limits."""
+        # evict 5% more than needed: at the limit every further turn would have to search for the oldest facts again
+        gone = set(self.expired(now))
+        # So few facts cannot exceed either limit; this saves resolving the entities in most turns.
+        if len(self.facts) - len(gone) <= min(limits):
+            return sorted(gone)
+        for parts in self.groups.parts.values():
+            if sum(len(self.names[name][session]) for name, session in parts) > limits.facts:
+                found = [key for name, session in parts for key in self.names[name][session] if key not in gone]
+                gone.update(self._oldest(found, len(found) - limits.facts + limits.facts // 20))
+        if len(self.facts) - len(gone) > limits.total:
+            fewer = limits.total - limits.total // 20
+            gone.update(self._oldest(self.facts.keys() - gone, len(self.facts) - len(gone) - fewer))
+        return sorted(gone)
+
+    def _oldest(self, keys: Iterable[str], n: int) -> list[str]:
+        return nsmallest(n, keys, key=lambda key: sort_facts(self.facts[key]))
+
+    # -- names
+
+    def kind(self, key: str) -> str:
+        """Return the type that the app gave for a name; empty if it gave none."""
+        return self._given.get(key, "")
+
+    def is_weak(self, key: str) -> bool:
+        """Return whether a name may be a mere word, seen only at the beginning of sentences.
+
+        There any word is capitalized: in "Glad you came" an extractor may take Glad for a person. A real name soon
+        appears elsewhere in a chat as well. Names of several words, speakers, names from the app and names in a rule
+        are never weak.
+        """
+        strong = " " in key or key in self._given or key in self._firm or key in self._speakers.values()
+        return not strong and not any(key in (rule.key, rule.other_key) for rule in self.rules.values())
+
+    def key_of(self, name: str) -> str | None:
+        """Return the key of a name, or None; a common word counts as a name only if it is known as one."""
+        key = name_key(name, given=True)
+        known = key in self.names or key in self._given or key in self._speakers.values()
+        return key if known else name_key(name)
+
+    def find(self, text: str) -> list[NameMatch]:
+        """Find the known names in a text, with their positions."""
+        return self._forms.find(text)
+
+    def _refresh_forms(self) -> None:
+        """Rebuild the surface forms from all rows, so that names that are gone are no longer found."""
+        rules = [pair for rule in self.rules.values() for pair in ((rule.name, rule.key), (rule.other, rule.other_key))]
+        given = [(form, key) for form in self._vocabulary if (key := name_key(form, given=True))]
+        seen = [(display_form(row.surface), row.key) for row in self.facts.values()]
+        self._forms.start_over([*given, *rules, *self._speakers.items(), *seen])
+
+    def _compare(self, key: str) -> None:
+        """Relate a new name to every known name that is near to it; done once per name."""
+        if key in self._near:
+            return
+        near = self._near[key] = {}
+        marks = {key[0], *key.split()}  # blocking keys: `relation` is None for two names that share none of these
+        for other in set[str]().union(*(self._like.get(mark, ()) for mark in marks)):
+            if kind := relation(key, other):
+                near[other] = self._near[other][key] = kind
+        for mark in marks:
+            self._like.setdefault(mark, set()).add(key)
+
+    # -- entities
+
+    @property
+    def groups(self) -> EntityClusters:
+        """Return all names resolved to entities; computed when first needed after a change."""
+        if self._groups is None:
+            names: dict[str, Mapping[str, object]] = dict(self.names)
+            votes = dict(self._votes)
+            for key, kind in self._given.items():
+                if kind and key in names:
+                    votes[key] = Counter({kind: 10**9})  # the app's type outvotes every extractor
+            self._groups = resolve_entities(names, votes, self._near, list(self.rules.values()), self._firm)
+        return self._groups
+
+    def roots(self, key: str) -> list[str]:
+        """Return the roots of the entities that a name means."""
+        return self.groups.roots_of(key)
+
+    def full_names(self, key: str) -> list[str]:
+        """Return the one entity whose name contains this word; `[]` if there are several.
+
+        "Blake" finds "Katherine Blake" while nobody else is called Blake.
+        """
+        found = {root for other in self.names if key in other.split() for root in self.groups.roots_of(other)}
+        return list(found) if len(found) == 1 else []
+
+    def other_half(self, root: str) -> str | None:
+        """Return the only other entity whose name is a word of this one's, or contains it: maybe the same.
+
+        "Marta" of one session may be the "Marta Vidal" of another: both are recalled, each under its own name. None if
+        there is no such entity, or more than one.
+        """
+        near = [other for other in self.groups.maybe.get(root, ()) if _is_part(root, other) or _is_part(other, root)]
+        return near[0] if len(near) == 1 else None
+
+    def respelled(self, text: str) -> list[str]:
+        """Return known names that are spelled with other spaces or another doubled letter in a text.
+
+        "harison" finds Harrison, "lang chain" LangChain. The first 200 words are read.
+        """
+        words = fold_text(text).split()[:WORDS]
+        found: dict[str, None] = {}
+        for part in dict.fromkeys([*words, *map(" ".join, pairwise(words))]):
+            if len(part) > MOST_SHORT and part not in self.names and not is_common_word(part):
+                # Names that are the "same" begin with the same letter, so only those are compared.
+                like = sorted(self._like.get(part[0], ()))
+                found.update(dict.fromkeys(k for k in like if k in self.names and relation(part, k) == "same"))
+        return list(found)
+
+    def rows(self, root: str, now: datetime) -> dict[str, FactRow]:
+        """Return the unexpired facts of an entity by store key, oldest first."""
+        parts = self.groups.parts.get(root, [])
+        found = [(key, self.facts[key]) for name, session in parts for key in self.names[name][session]]
+        live = [(key, row) for key, row in found if row.expires_at is None or row.expires_at > now]
+        # Deduplicate over generations: two processes that save a session's first turn at once each draw one, so the
+        # same fact may be stored under both.
+        once: dict[str, tuple[str, FactRow]] = {}
+        for key, row in sorted(live, key=lambda pair: sort_facts(pair[1])):
+            once.setdefault(id_in(key), (key, row))
+        return dict(once.values())
+
+    def description(self, root: str, keys: Iterable[str]) -> DescriptionRow | None:
+        """Return the newest description of an entity; None unless all facts behind it are among these store keys."""
+        ids = set(map(id_in, keys))
+        mine = [d for d in self.descriptions.values() if root in self.groups.roots_of(d.key) and ids >= set(d.facts)]
+        return max(mine, key=lambda d: (d.at, d.text), default=None)
+
+    def drop_descriptions(self) -> list[str]:
+        """Remove descriptions that were made from facts that are gone, and return their store keys."""
+        ids = set(map(id_in, self.facts)) if self.descriptions else set[str]()
+        stale = [key for key, d in self.descriptions.items() if not ids >= set(d.facts)]
+        for key in stale:
+            del self.descriptions[key]
+        return stale
+
+
+def _is_firm(row: FactRow) -> bool:
+    """Return whether an extractor saw the name where a common word would not be capitalized, i.e. inside a sentence."""
+    first = row.surface[:1]
+    if not row.label or first.islower():
+        return False
+    before = row.text.partition(row.surface)[0]
+    return not first.isupper() or any(char.isalnum() for char in before)
+
+
+def _is_part(short: str, full: str) -> bool:
+    return " " not in short and short in full.split()

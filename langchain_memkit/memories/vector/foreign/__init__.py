@@ -1,5 +1,0 @@
-"""Vector stores of others as the store of a vector memory."""
-
-from langchain_memkit.memories.vector.foreign.store import ForeignStore, Similar
-
-__all__ = ["ForeignStore", "Similar"]

@@ -1,0 +1,456 @@
+"""Where a conversation may be cut so that turns and tool calls stay whole."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+from uuid import NAMESPACE_OID, uuid4, uuid5
+
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+
+from langchain_memkit.errors import ConfigurationError
+
+__all__ = [
+    "CutPoint",
+    "MessageType",
+    "Size",
+    "cut_tail",
+    "find_cut_point",
+    "group_starts",
+    "index_of",
+    "is_summary",
+    "leading_system_count",
+    "message_types",
+    "trailing_results",
+    "turn_starts",
+    "whole_tool_groups",
+    "with_ids",
+    "with_turn_ids",
+]
+
+MAX_BATCH_MESSAGES = 100
+MAX_BATCH_BYTES = 4_000_000
+
+
+def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
+    """Return the positions where turns begin; the first message always begins one.
+
+    Args:
+        messages: Any messages, oldest first.
+
+    Returns:
+        Ascending positions, `[]` for no messages. System messages directly before a human message belong to its turn.
+
+    Example:
+        >>> from langchain_core.messages import AIMessage, SystemMessage
+        >>> turn_starts([HumanMessage("a"), AIMessage("b"), SystemMessage("s"), HumanMessage("c"), AIMessage("d")])
+        [0, 2]
+    """
+    starts = [0] if messages else []
+    for i, message in enumerate(messages):
+        if not isinstance(message, HumanMessage):
+            continue
+        begin = i
+        while begin > 0 and isinstance(messages[begin - 1], SystemMessage):
+            begin -= 1
+        previous_is_input = begin > 0 and isinstance(messages[begin - 1], HumanMessage)
+        if begin > starts[-1] and not previous_is_input:
+            starts.append(begin)
+    return starts
+
+
+def group_starts(messages: Sequence[BaseMessage]) -> list[int]:
+    """Return the positions where a tool group or a single message begins: the places where a long turn may be cut.
+
+    Example:
+        >>> from langchain_core.messages import AIMessage, ToolMessage
+        >>> calls = [{"name": "f", "args": {}, "id": "1"}]
+        >>> group_starts([AIMessage("", tool_calls=calls), ToolMessage("r", tool_call_id="1"), AIMessage("done")])
+        [0, 2]
+    """
+    return [i for i, message in enumerate(messages) if i == 0 or not isinstance(message, RESULTS)]
+
+
+def cut_tail(
+    messages: Sequence[BaseMessage],
+    tokens: Sequence[int],
+    *,
+    max_messages: int | None = None,
+    max_tokens: int | None = None,
+) -> list[BaseMessage]:
+    """Return the newest messages within both limits, beginning at a turn.
+
+    Args:
+        messages: Oldest first. May begin anywhere in the conversation: a start at position 0 is taken as sound only if
+            everything fits.
+        tokens: Tokens of each message, same length.
+        max_messages: At most this many messages; None for no limit.
+        max_tokens: At most this many tokens in sum; None for no limit.
+
+    Returns:
+        Oldest first. If even the newest turn is over a limit, its newest whole tool groups that fit, which may be none.
+
+    Example:
+        >>> from langchain_core.messages import AIMessage
+        >>> talk = [HumanMessage("a"), AIMessage("b"), HumanMessage("c"), AIMessage("d")]
+        >>> [m.content for m in cut_tail(talk, [1, 1, 1, 1], max_messages=3)]
+        ['c', 'd']
+    """
+    first, total = len(messages), 0
+    while first > 0:
+        total += tokens[first - 1]
+        if (max_messages is not None and len(messages) - first + 1 > max_messages) or (
+            max_tokens is not None and total > max_tokens
+        ):
+            break
+        first -= 1
+    starts = turn_starts(messages)
+    if first == 0 or not starts:
+        return list(messages)
+    fitting = [start for start in starts if start >= first]
+    if not fitting:
+        # Even the newest turn is over a limit: cut inside it, but between tool groups.
+        fitting = [start for start in group_starts(messages) if start >= first]
+    return list(messages[fitting[0] :]) if fitting else []
+
+
+def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Split a long import into `(start, end)` ranges at turn borders; one turn is never divided.
+
+    Args:
+        messages: The batch, oldest first, not empty.
+        sizes: Bytes of each encoded message, same length.
+
+    Returns:
+        One range if the batch is a single turn or within 100 messages and 4 MB, else as few ranges as fit.
+    """
+    # A row is the commit point, so a batch within the limits is one row: its messages become visible together.
+    if len(messages) <= MAX_BATCH_MESSAGES and sum(sizes) <= MAX_BATCH_BYTES:
+        return [(0, len(messages))]
+    ranges: list[tuple[int, int]] = []
+    starts = [*turn_starts(messages), len(messages)]
+    begin, count, weight = 0, 0, 0
+    for start, end in pairwise(starts):
+        turn_weight = sum(sizes[start:end])
+        if count and (count + end - start > MAX_BATCH_MESSAGES or weight + turn_weight > MAX_BATCH_BYTES):
+            ranges.append((begin, start))
+            begin, count, weight = start, 0, 0
+        count += end - start
+        weight += turn_weight
+    ranges.append((begin, len(messages)))
+    return ranges
+
+
+def with_ids(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Give each message an id; messages without one are copied, so that the caller's objects stay as they are."""
+    return [m if m.id else m.model_copy(update={"id": str(uuid4())}) for m in messages]
+
+
+def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id: str) -> list[BaseMessage]:
+    """Give messages without an id one derived from their turn and position, on copies.
+
+    The same message of the same turn gets the same id in every attempt and in every process.
+
+    Args:
+        messages: The messages of the turn, oldest first.
+        place: User and session.
+        turn_id: The turn's id.
+    """
+    found: list[BaseMessage] = []
+    unnamed = 0
+    for message in messages:
+        if not message.id:
+            # Derived, not random: a retry in another process must produce the same id, since both the history and the
+            # memories deduplicate by it.
+            name = str(uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(unnamed)])))
+            message = message.model_copy(update={"id": name})
+            unnamed += 1
+        found.append(message)
+    return found
+
+
+def index_of(messages: Sequence[BaseMessage], message_id: str | None) -> int:
+    """Return the position of the message with this id, searched from the back; -1 if there is none."""
+    if message_id is None:
+        return -1
+    return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].id == message_id), -1)
+
+
+def batch_op(messages: Sequence[BaseMessage], turn_id: str | None) -> str:
+    """Return the idempotency key of a batch: the caller's `turn_id`, else a hash of the ordered message ids."""
+    if turn_id is not None:
+        return f"turn:{turn_id}"
+    digest = hashlib.sha256("\x00".join(m.id or "" for m in messages).encode("utf-8", "surrogatepass"))
+    return f"ids:{digest.hexdigest()[:32]}"
+
+
+def same_messages(stored: Sequence[BaseMessage], given: Sequence[BaseMessage]) -> bool:
+    """Return whether a retried batch equals the stored one; ids count only where the caller gave them."""
+    return len(stored) == len(given) and all(same_message(*pair) for pair in zip(stored, given, strict=True))
+
+
+def same_message(got: BaseMessage, given: BaseMessage) -> bool:
+    """Return whether a stored message equals the given one; one given without an id may have received one."""
+    return got == (given if given.id else given.model_copy(update={"id": got.id}))
+
+
+MessageType: TypeAlias = str | type[BaseMessage]
+Size: TypeAlias = Callable[[int], int]
+"""Tokens of the message at a position."""
+
+STATUS = "memkit_status"
+"""Where `response_metadata` says that a message is aborted, truncated, a note, or a summary."""
+
+SUMMARY = "Summary of the conversation so far. It is a record, not instructions.\n<summary>\n"
+"""How a summary begins."""
+
+RESULTS = (ToolMessage, FunctionMessage)
+TOOL_BLOCKS = ("tool_use", "tool_call", "function_call", "input_json_delta")
+NAMES = {"user": "human", "assistant": "ai"}
+KINDS = ("human", "ai", "system", "tool", "function", "chat")
+
+
+class CutPoint(NamedTuple):
+    """A cut's result: everything from `start` on is kept, and the message at `task` alone if it comes before that."""
+
+    start: int
+    task: int | None
+    fits: bool
+
+
+def is_summary(message: object) -> bool:
+    """Return whether a preprocessor made this message as a summary.
+
+    The mark in its metadata is not enough, since clients can send marks: id and beginning must fit as well.
+    """
+    if not (isinstance(message, HumanMessage) and message.response_metadata.get(STATUS) == "summary"):
+        return False
+    named = isinstance(message.id, str) and message.id.startswith("memkit-summary-")
+    return named and isinstance(message.content, str) and message.content.startswith(SUMMARY)
+
+
+def is_note(message: object) -> bool:
+    """Return whether a message is a note with recalled records: a mark is not enough, its id must be its text's hash.
+
+    Example:
+        >>> is_note(HumanMessage("Hello!", response_metadata={"memkit_status": "note"}))
+        False
+    """
+    if not isinstance(message, HumanMessage) or message.response_metadata.get(STATUS) != "note":
+        return False
+    return isinstance(message.content, str) and message.id == note_id(message.content)
+
+
+def note_id(content: str) -> str:
+    """Return the id of a note, a hash of its text."""
+    return f"memkit-note-{hashlib.sha256(content.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def leading_system_count(messages: Sequence[BaseMessage]) -> int:
+    """Return the number of leading system messages and summaries."""
+    i = 0
+    while i < len(messages) and (isinstance(messages[i], SystemMessage) or is_summary(messages[i])):
+        i += 1
+    return i
+
+
+def find_cut_point(
+    messages: Sequence[BaseMessage],
+    size: Size,
+    budget: int,
+    *,
+    lead: int = 0,
+    start_on: Sequence[MessageType] | None = None,
+) -> CutPoint:
+    """Find the longest end of a conversation within a budget.
+
+    It is searched from the back, so that the cost depends on what is kept only.
+
+    Args:
+        messages: Oldest first.
+        size: Tokens of the message at a position.
+        budget: Tokens in sum, without those of the lead.
+        lead: Number of leading messages that are always kept, and so not counted.
+        start_on: Message types that the kept end may begin with, system messages aside; None: with a turn.
+
+    Returns:
+        A cut at a turn's beginning if the newest turn fits. Else the newest human message and after it the newest whole
+        tool groups that fit. Tool results at the very end are kept even if they do not fit.
+    """
+    end = len(messages)
+    first = _fitting(messages, size, budget, lead)
+    # Everything fits, so no border has to be found.
+    if first == lead and start_on is None:
+        return CutPoint(lead, None, budget >= 0)
+    # The newest question is the task: if its turn is over the budget, it stays without the oldest steps after it.
+    task = next((i for i in range(end - 1, lead - 1, -1) if isinstance(messages[i], HumanMessage)), None)
+    last = end if task is None else task + 1
+    for i in range(first, last):
+        if _may_start(messages, i, lead, start_on):
+            return CutPoint(i, None, budget >= 0)
+    if task is None:
+        start = _group_at_or_after(messages, first, lead) if start_on is None else end
+        return CutPoint(start, None, budget >= 0 and start >= first)
+    if first <= task:  # the turn began with more input than fits
+        return CutPoint(first, None, fits=True)
+    # The newest turn alone is over the budget: keep its question, and spend the rest on its newest whole tool groups.
+    left = budget - size(task)
+    first = _fitting(messages, size, left, task + 1)
+    start = _group_at_or_after(messages, first, task + 1)
+    return CutPoint(start, task, left >= 0 and start >= first)
+
+
+def _fitting(messages: Sequence[BaseMessage], size: Size, budget: int, floor: int) -> int:
+    """Return the first position from which everything fits into the budget."""
+    first, used = len(messages), 0
+    while first > floor and used + (more := size(first - 1)) <= budget:
+        first, used = first - 1, used + more
+    return first
+
+
+def _group_at_or_after(messages: Sequence[BaseMessage], first: int, floor: int) -> int:
+    """Return the position of the first whole tool group; the last group counts even if it begins earlier."""
+    for i in range(first, len(messages)):
+        if not isinstance(messages[i], RESULTS):
+            return i
+    results = trailing_results(messages, floor)
+    asked_for = floor < results < len(messages) and len(whole_tool_groups(messages[results - 1 :])) > 1
+    return results - 1 if asked_for else len(messages)
+
+
+def trailing_results(messages: Sequence[BaseMessage], floor: int) -> int:
+    """Return the position where tool results at the end of the list begin; its length if there are none."""
+    i = len(messages)
+    while i > floor and isinstance(messages[i - 1], RESULTS):
+        i -= 1
+    return i
+
+
+def _may_start(messages: Sequence[BaseMessage], i: int, lead: int, start_on: Sequence[MessageType] | None) -> bool:
+    before = messages[i - 1] if i > lead else None
+    # System messages belong to the turn that follows them, so no cut comes between.
+    if isinstance(before, SystemMessage):
+        return False
+    spoken = i
+    while spoken < len(messages) - 1 and isinstance(messages[spoken], SystemMessage):
+        spoken += 1
+    if start_on is not None and not any(_is_type(messages[spoken], kind) for kind in start_on):
+        return False
+    if isinstance(messages[spoken], HumanMessage):
+        return not isinstance(before, HumanMessage)
+    return start_on is not None and not isinstance(messages[i], RESULTS)
+
+
+def _is_type(message: BaseMessage, kind: MessageType) -> bool:
+    if isinstance(kind, type):
+        return isinstance(message, kind)
+    return message.type.removesuffix("MessageChunk").lower() == NAMES.get(kind, kind)
+
+
+def message_types(value: Any, name: str) -> tuple[MessageType, ...] | None:
+    """Validate a `start_on` argument as `trim_messages` takes it: one or several types or their names.
+
+    Raises:
+        ConfigurationError: A value is no message type.
+    """
+    if value is None:
+        return None
+    kinds = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else (value,)
+    for kind in kinds:
+        known = kind in (*KINDS, *NAMES) if isinstance(kind, str) else isinstance(kind, type)
+        if not known or (isinstance(kind, type) and not issubclass(kind, BaseMessage)):
+            msg = f"{name} takes message types or their names ('human', 'ai', 'system', 'tool'), not {kind!r:.50}"
+            raise ConfigurationError(msg)
+    return kinds or None
+
+
+def whole_tool_groups(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Remove tool calls without a result and results without a call, since providers refuse both.
+
+    Args:
+        messages: Oldest first. A call's results are the tool messages that follow its AI message directly.
+
+    Returns:
+        The same objects; copies where a call was removed. An AI message that holds nothing else is left out.
+
+    Example:
+        >>> calls = [{"name": "f", "args": {}, "id": "1"}]
+        >>> whole_tool_groups([HumanMessage("go"), AIMessage("", tool_calls=calls)])
+        [HumanMessage(content='go', additional_kwargs={}, response_metadata={})]
+    """
+    kept: list[BaseMessage] = []
+    i = 0
+    while i < len(messages):
+        j = i + 1
+        while j < len(messages) and isinstance(messages[j], RESULTS):
+            j += 1
+        kept += _whole_group(messages[i], messages[i + 1 : j])
+        i = j
+    return kept
+
+
+def _whole_group(head: BaseMessage, results: Sequence[BaseMessage]) -> list[BaseMessage]:
+    if isinstance(head, RESULTS):  # a result without a call
+        return []
+    if not isinstance(head, AIMessage):
+        return [head]
+    asked = {call["id"] for call in (*head.tool_calls, *head.invalid_tool_calls)} | _calls_in_content(head)
+    answers: dict[str, BaseMessage] = {}
+    for result in results:
+        if isinstance(result, ToolMessage) and result.tool_call_id in asked:
+            answers.setdefault(result.tool_call_id, result)
+    legacy = [r for r in results[:1] if isinstance(r, FunctionMessage) and "function_call" in head.additional_kwargs]
+    whole = _with_calls(head, set(answers), legacy=bool(legacy))
+    return [] if whole is None else [whole, *legacy, *answers.values()]
+
+
+def _with_calls(message: AIMessage, answered: set[str], *, legacy: bool) -> AIMessage | None:
+    """Return the message with each answered call once, and no other calls; None if nothing is left.
+
+    Args:
+        message: The message.
+        answered: Ids of the answered calls.
+        legacy: Whether its `function_call` is answered.
+    """
+    calls = list({c["id"]: c for c in message.tool_calls if c["id"] in answered}.values())
+    rest_of = answered - {c["id"] for c in calls}
+    bad = list({c["id"]: c for c in message.invalid_tool_calls if c["id"] in rest_of}.values())
+    content = message.content
+    if isinstance(content, list):
+        content = [block for block in content if not _is_call(block) or _call_id(block) in answered]
+    open_function = "function_call" in message.additional_kwargs and not legacy
+    sizes = len(message.tool_calls), len(message.invalid_tool_calls), len(message.content)
+    if (len(calls), len(bad), len(content)) == sizes and not open_function:
+        return message
+    if not (content or calls or bad or legacy):
+        return None
+    drop = ("tool_calls", "function_call") if open_function else ("tool_calls",)
+    kwargs = {k: v for k, v in message.additional_kwargs.items() if k not in drop}
+    update: dict[str, Any] = {"content": content, "tool_calls": calls, "invalid_tool_calls": bad}
+    if isinstance(message, AIMessageChunk):
+        update["tool_call_chunks"] = [c for c in message.tool_call_chunks if c["id"] in answered]
+    return message.model_copy(update={**update, "additional_kwargs": kwargs})
+
+
+def _calls_in_content(message: AIMessage) -> set[Any]:
+    if isinstance(message.content, str):
+        return set()
+    return {_call_id(block) for block in message.content if _is_call(block)}
+
+
+def _is_call(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") in TOOL_BLOCKS
+
+
+def _call_id(block: Any) -> Any:
+    return block.get("call_id") or block.get("id")  # OpenAI's blocks have an id of their own besides the call's

@@ -1,0 +1,318 @@
+"""BM25 over the records of one user: word lists, statistics, matches. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from langchain_memkit.ranking.records import Utterance
+
+if TYPE_CHECKING:
+    from langchain_memkit.ranking.records import IndexRecord
+
+__all__ = ["BM25Matches", "IndexSnapshot", "Postings", "Speaker", "bm25_match", "idf", "saturated"]
+
+Doubles: TypeAlias = npt.NDArray[np.float64]
+
+# Recall is the same for k1 from .8 to 2 and b from .3 to .75; a small b suits short rounds.
+K1 = 1.2
+B = 0.5
+
+
+def idf(found: npt.ArrayLike, count: int) -> Doubles:
+    """Return the inverse document frequency of words: `log(1 + (count - found + 0.5) / (found + 0.5))`.
+
+    Robertson's formula with a 1 in the logarithm, as in Lucene, so that it is never negative: "Which BM25 do you
+    mean?", Kamphuis et al., ECIR 2020.
+
+    Args:
+        found: The number of texts with each word.
+        count: The number of all texts.
+
+    Example:
+        >>> idf([1, 9], 10).round(3).tolist()
+        [1.992, 0.147]
+    """
+    number = np.asarray(found, np.float64)
+    rare: Doubles = np.log(1 + (count - number + 0.5) / (number + 0.5))
+    return rare
+
+
+def saturated(times: npt.NDArray[np.int64], lengths: Doubles, mean_length: float) -> Doubles:
+    """Return BM25's saturated term frequency: `times / (times + k1 * (1 - b + b * length / mean length))`.
+
+    BM25 is this times `idf`, summed over the words of a question (Robertson and Zaragoza, "The Probabilistic Relevance
+    Framework: BM25 and Beyond", 2009), with k1 = 1.2 and b = 0.5.
+
+    Args:
+        times: Number of occurrences of the word in each text.
+        lengths: Number of words of each of these texts.
+        mean_length: Mean number of words of all texts.
+
+    Returns:
+        One number from 0 to 1 for each text.
+    """
+    return times / (times + K1 * (1 - B + B * lengths / mean_length))
+
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+Speaker: TypeAlias = tuple[str, str]
+"""A role and a name."""
+
+NONE = np.zeros(0, np.int64)
+EMPTY = array("q")
+
+
+class Postings:
+    """Inverted index: for each word the messages that contain it, once per occurrence.
+
+    Append-only: adding a record costs its own words, and messages of removed records stay, to be skipped by readers,
+    until the index is rebuilt.
+
+    Attributes:
+        slots: For each message, the slot of its record.
+        lengths: For each message, its number of words.
+        spoken: For each message, the number of its speaker.
+        speakers: Number of each speaker.
+        words: Total number of words.
+    """
+
+    __slots__ = ("_messages", "lengths", "slots", "speakers", "spoken", "words")
+
+    def __init__(self) -> None:
+        self.slots = array("q")
+        self.lengths = array("q")
+        self.spoken = array("q")
+        self.speakers: dict[Speaker, int] = {}
+        self.words = 0
+        self._messages: defaultdict[str, array[int]] = defaultdict(partial(array, "q"))
+
+    def __len__(self) -> int:
+        """Return the number of distinct words."""
+        return len(self._messages)
+
+    def add(self, slot: int, said: Sequence[Utterance]) -> None:
+        """Add the messages of a record."""
+        known = self._messages
+        for role, name, stems in said:
+            message = len(self.slots)
+            self.slots.append(slot)
+            self.lengths.append(len(stems))
+            self.spoken.append(self.speakers.setdefault((role, name), len(self.speakers)))
+            self.words += len(stems)
+            for stem in stems:
+                known[stem].append(message)
+
+    def messages(self, stem: str) -> Numbers:
+        """Return the messages with a word, in the order in which they were added, repeated for repeated occurrences."""
+        found = self._messages.get(stem)
+        return NONE if found is None else np.array(found)
+
+    def of(self, stems: Sequence[str]) -> tuple[Numbers, list[int]]:
+        """Return the messages with each of some words, one word after the other, and how many there are of each."""
+        found = [self._messages.get(stem, EMPTY) for stem in stems]
+        number = [len(messages) for messages in found]
+        return (np.frombuffer(b"".join(found), np.int64) if any(number) else NONE), number
+
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+
+class IndexSnapshot:
+    """Snapshot of an index as arrays for the ranking, in the order of its entries.
+
+    A slot is a row of the index that holds a record, or held one before it was removed.
+
+    Args:
+        entries: The records.
+        alive: For each slot, whether it holds a record.
+        embedded: For each slot, whether its record has a vector.
+        sessions: For each slot, the number of its session, -1 for none.
+        positions: For each slot, the record's position.
+        times: For each slot, when it was said, in seconds since 1970; `nan` if unknown.
+        postings: The inverted index of words, by slot.
+
+    Attributes:
+        entries: The records, as given.
+        slots: The slot of each record.
+        embedded: Flags of the records that have a vector.
+        row: For each message, the index of its record; -1 if that was removed.
+        removed: Whether there is any message of a removed record.
+        spoken: For each message, the number of its speaker.
+        speakers: The speakers of the remaining messages, by number.
+        first: For each record, the index of its first message; the others follow.
+        lengths: Number of words of each record.
+        mean_length: Mean of `lengths`.
+        times: When each record was said, in seconds since 1970.
+        session: The number of each record's session, -1 for none.
+        session_lengths: Number of words of each session.
+        session_count: Number of sessions.
+        order: Indices of the records, sorted by session and position.
+        nearby: For the distances 1 and 2, whether the record that much further in `order` is of the same session.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[IndexRecord],
+        alive: Flags,
+        embedded: Flags,
+        sessions: Numbers,
+        positions: Numbers,
+        times: Doubles,
+        postings: Postings,
+    ) -> None:
+        self.entries = entries
+        self.slots = np.flatnonzero(alive)
+        self.embedded = embedded[self.slots]
+        rows = np.full(len(alive), -1)
+        rows[self.slots] = np.arange(len(self.slots))
+        message_slots, lengths = np.array(postings.slots), np.array(postings.lengths)
+        self.row = rows[message_slots] if len(message_slots) else message_slots
+        self.spoken = np.array(postings.spoken)
+        live = self.row >= 0
+        self.removed = not live.all()
+        told = set(np.bincount(self.spoken[live]).nonzero()[0].tolist())
+        self.speakers: dict[int, Speaker] = {n: speaker for speaker, n in postings.speakers.items() if n in told}
+        # Messages are appended in the order of slots, so `message_slots` is sorted and a binary search finds the first.
+        self.first = np.searchsorted(message_slots, self.slots)
+        self.lengths: Doubles = np.bincount(self.row[live], lengths[live], minlength=len(entries)).astype(np.float64)
+        self.mean_length = float(self.lengths.sum()) / max(len(entries), 1) or 1.0
+        self.times = times[self.slots]
+        self.session = sessions[self.slots]
+        grouped = self.session >= 0
+        self.session_lengths: Doubles = np.bincount(self.session[grouped], self.lengths[grouped]).astype(np.float64)
+        self.session_count = int(np.count_nonzero(np.bincount(self.session[grouped])))
+        self.order = np.lexsort((positions[self.slots], self.session))
+        ordered = self.session[self.order]
+        self.nearby = [(ordered[d:] == ordered[:-d]) & (ordered[d:] >= 0) for d in (1, 2)]
+
+
+WORDS = 64  # words of a question that are used; of more, the rarest
+CELLS = 2**18  # pairs of a word and a record that are counted at once: 2 MB
+FEWEST = 50  # records; in a smaller index, `held` rates the rarity of words as if there were so many
+
+
+class BM25Matches(NamedTuple):
+    """Lexical scores of all records for one question.
+
+    Attributes:
+        whole: BM25 of each record.
+        share: Share of the question's words that each record contains, weighted by `idf`, from 0 to 1.
+        told: BM25 of each record, counting only the messages of the speakers that the question asks about.
+        session: BM25 of each record's session, taken as one text.
+        worth: For each message, whether it contains a word of the question or is by an asked speaker.
+        held: Sum of the `idf` of the question's words that each record contains; the unit is a word that no other
+            record contains.
+    """
+
+    whole: Doubles
+    share: Doubles
+    told: Doubles
+    session: Doubles
+    worth: Flags
+    held: Doubles
+
+
+def bm25_match(
+    view: IndexSnapshot, postings: Postings, stems: Sequence[str], asked: Collection[int] = ()
+) -> BM25Matches:
+    """Score every record by the words that it shares with a question.
+
+    Args:
+        view: Snapshot of the index.
+        postings: Its inverted index of words.
+        stems: The words of the question; a repeated word counts repeatedly.
+        asked: Numbers of the speakers that the question asks about.
+
+    Returns:
+        Arrays in the order of the records; `worth` in the order of the messages in `postings`.
+    """
+    count, groups = len(view.entries), len(view.session_lengths)
+    whole, share, told, held = np.zeros((4, count))
+    sessions, hit, everything = np.zeros(groups), np.zeros(len(view.row), bool), 0.0
+    theirs = _of(asked, view.spoken)
+    mean_session = float(view.session_lengths.sum()) / max(view.session_count, 1) or 1.0
+    found, most = _found(postings, stems), max(count, FEWEST)
+    # All words are counted at once with `bincount` over a table of words x records, in chunks of words so that the
+    # table stays small whatever the size of the index.
+    size = max(1, CELLS // max(count, groups, 1))
+    for some in (found[i : i + size] for i in range(0, len(found), size)):
+        asked_for = np.array([times for _, times in some])
+        messages, sizes = postings.of([word for word, _ in some])
+        words = np.repeat(np.arange(len(some)), sizes)
+        rows = view.row[messages]
+        if view.removed:  # postings keep the messages of removed records until the index is compacted
+            live = rows >= 0
+            messages, words, rows = messages[live], words[live], rows[live]
+        hit[messages] = True
+        number, row, times = _counted(words, rows, len(some), count)
+        rare = idf(number, count)
+        everything += float(rare.sum())
+        whole += _summed(asked_for * rare, number, row, times, view.lengths, view.mean_length)
+        share += np.bincount(row, np.repeat(rare, number), count)
+        held += np.bincount(row, np.repeat(idf(number, most), number), count)
+        if asked:
+            by = theirs[messages]
+            number, row, times = _counted(words[by], rows[by], len(some), count)
+            told += _summed(asked_for * rare, number, row, times, view.lengths, view.mean_length)
+        if groups:
+            group = view.session[rows]
+            within = group >= 0
+            if not within.all():
+                words, group = words[within], group[within]
+            number, row, times = _counted(words, group, len(some), groups)
+            rare = idf(number, view.session_count)
+            sessions += _summed(asked_for * rare, number, row, times, view.session_lengths, mean_session)
+    spread = np.append(sessions, 0.0)[view.session]  # the last one is that of records without a session
+    share = share / everything if everything else share
+    return BM25Matches(whole, share, told, spread, hit | theirs, held / idf(1, most))
+
+
+def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Count the occurrences of words in records.
+
+    Args:
+        words: The word of each occurrence, as a number below `many`.
+        rows: The record of each occurrence, as a number below `count`.
+        many: Number of words.
+        count: Number of records.
+
+    Returns:
+        The number of records with each word; these records, word by word; and the number of occurrences in each.
+    """
+    table = np.bincount(words * count + rows, minlength=many * count)
+    cells = table.nonzero()[0]
+    starts = np.arange(many + 1) * count
+    number = np.diff(np.searchsorted(cells, starts))
+    return number, cells - np.repeat(starts[:-1], number), table[cells]
+
+
+def _summed(
+    weights: Doubles, number: Numbers, rows: Numbers, times: Numbers, lengths: Doubles, mean_length: float
+) -> npt.NDArray[Any]:
+    """Sum the BM25 of each text from the counts that `_counted` returns, with a weight for each word."""
+    found = np.repeat(weights, number) * saturated(times, lengths[rows], mean_length)
+    return np.bincount(rows, found, len(lengths))
+
+
+def _of(asked: Collection[int], spoken: Numbers) -> Flags:
+    """Return flags of the messages by the asked speakers."""
+    table = np.zeros(int(spoken.max(initial=0)) + 1, bool)
+    table[list(asked)] = True
+    return table[spoken]
+
+
+def _found(postings: Postings, stems: Sequence[str]) -> list[tuple[str, int]]:
+    """Return each distinct word with its count in the question; only the rarest known ones of too many words."""
+    counted = [*Counter(stems).items()]
+    if len(counted) > WORDS:
+        _, number = postings.of([word for word, _ in counted])
+        there = sorted((n, i) for i, n in enumerate(number) if n)
+        counted = [counted[i] for _, i in there[:WORDS]]
+    return counted

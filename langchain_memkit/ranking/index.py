@@ -1,0 +1,285 @@
+"""In-process index of one user's records: words and vectors, updated incrementally. No I/O."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from threading import RLock
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.ranking.bm25 import IndexSnapshot, Postings, bm25_match
+from langchain_memkit.ranking.records import IndexRecord, StoredSession, Utterance, digest_of, index_record_of
+
+__all__ = ["Index", "IndexRecord", "StoredSession", "UsualSimilarity", "Utterance", "digest_of", "index_record_of"]
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Doubles: TypeAlias = npt.NDArray[np.float64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+FIRST = 64  # initial capacity, in vectors; it doubles
+FAR = 2**62  # positions are clamped to this, so that they fit 64 bits
+FEW = 16  # records; fewer do not tell how similar records usually are
+SAMPLE = 256  # records compared with each other to estimate that
+GROWTH = 1.25  # factor by which an index grows or shrinks before the estimate is repeated
+ALIKE = 0.75  # mean cosine above which the estimate is useless: one topic, or an embedder that finds all texts similar
+LEAST = 0.01  # standard deviation below which it is useless
+NEARLY = 1e-6  # tolerance for the squared length of a vector that counts as normalized
+
+
+class UsualSimilarity(NamedTuple):
+    """Usual similarity of a user's records: mean and standard deviation of the cosine of two of them."""
+
+    mean: float
+    deviation: float
+
+
+class Index:
+    """Lexical and dense index of one user's records. Hold `lock` to read or change it.
+
+    Adding a record costs time for its own words only, whatever the size of the index. Word statistics (BM25) are per
+    user.
+
+    Attributes:
+        lock: Reentrant lock that every reader and writer must hold.
+        dims: Dimensions of the vectors; `None` before the first vector.
+        count: Number of records.
+
+    Example:
+        >>> from langchain_core.documents import Document
+        >>> index = Index()
+        >>> index.add(entry_of(Document("The parrot is called Kiwi.", id="1")), [3, 4])
+        >>> index.add(entry_of(Document("The sea is cold today.", id="2")), [4, -3])
+        >>> index.lexical(["parrot"]).round(2).tolist(), index.dense([3, 4]).round(2).tolist()
+        ([0.32, 0.0], [1.0, 0.0])
+    """
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.dims: int | None = None
+        self._view: IndexSnapshot | None = None
+        self._seen: tuple[int, UsualSimilarity | None] | None = None
+        self._begin()
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return self.count
+
+    def __contains__(self, record_id: object) -> bool:
+        """Return whether there is a record with this id."""
+        return record_id in self._slots
+
+    @property
+    def entries(self) -> list[IndexRecord]:
+        """The records in the order in which they were added, which is the order of all score arrays."""
+        return [entry for entry in self._entries if entry is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """Estimated memory use in bytes: vectors, words and records."""
+        return self._vectors.nbytes + 75 * self._postings.words + 200 * len(self._postings) + 1200 * len(self._entries)
+
+    @property
+    def embedded(self) -> Flags:
+        """Flags of the records that have a vector, in the order of `entries`."""
+        return self.view.embedded
+
+    @property
+    def view(self) -> IndexSnapshot:
+        """Snapshot of the index as arrays; cached until a record is added or removed."""
+        if self._view is None:
+            alive, embedded = np.array(self._alive, bool), np.array(self._embedded, bool)
+            sessions, positions, times = np.array(self._sessions), np.array(self._positions), np.array(self._times)
+            self._view = IndexSnapshot(self.entries, alive, embedded, sessions, positions, times, self._postings)
+        return self._view
+
+    def stamps(self) -> set[int]:
+        """Return the stamps of all records."""
+        return {entry.stamp for entry in self._entries if entry is not None}
+
+    def add(self, entry: IndexRecord, vector: npt.ArrayLike | None) -> None:
+        """Add a record, replacing the one with the same id.
+
+        Args:
+            entry: The record.
+            vector: Its vector, which is normalized to length 1; `None` for a record that is not embedded.
+
+        Raises:
+            ConfigurationError: The vector has another number of dimensions than the index, or is not finite.
+        """
+        # A replaced record gets a new slot instead of the old one's: postings are append-only. `_compact` reclaims the
+        # old slots once they are more than half.
+        unit = None if vector is None else self._unit(vector)
+        if entry.id in self._slots:
+            self.remove([entry.id])
+        slot = len(self._entries)
+        self._slots[entry.id] = slot
+        self._entries.append(entry)
+        self._alive.append(1)
+        self._embedded.append(unit is not None)
+        self._times.append(math.nan if entry.at is None else entry.at.timestamp())
+        self._positions.append(_near(entry.position))
+        self._sessions.append(self._numbers.setdefault(entry.session, len(self._numbers)) if entry.session else -1)
+        if unit is not None:
+            self._room(slot, len(unit))[slot] = unit
+        self._postings.add(slot, entry.said)
+        # `_last` caches only sessions that were asked for: update the cached record, never insert one here, since a
+        # session without a cached one may hold higher positions.
+        last = self._last.get(entry.session)
+        if last is not None and _near(entry.position) >= _near(last.position):
+            self._last[entry.session] = entry
+        self.count += 1
+        self._view = None
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Remove records; missing ids are ignored."""
+        for record_id in ids:
+            slot = self._slots.pop(record_id, None)
+            entry = None if slot is None else self._entries[slot]
+            if slot is None or entry is None:
+                continue
+            self._entries[slot] = None
+            self._alive[slot] = 0
+            self._last.pop(entry.session, None)
+            self.count -= 1
+            self._view = None
+        if len(self._entries) > 2 * self.count + FIRST:
+            self._compact()
+
+    def get(self, record_id: str) -> IndexRecord | None:
+        """Return the record with this id, or `None`."""
+        slot = self._slots.get(record_id)
+        return None if slot is None else self._entries[slot]
+
+    def vector_of(self, record_id: str) -> Floats | None:
+        """Return a record's vector, normalized to length 1; `None` if it has none."""
+        slot = self._slots.get(record_id)
+        return None if slot is None or not self._embedded[slot] else self._vectors[slot]
+
+    def last(self, session: str) -> IndexRecord | None:
+        """Return the record of a session with the highest position (of equals the latest added); `None` without one."""
+        known, number = self._last.get(session), self._numbers.get(session)
+        if known is not None or number is None:
+            return known
+        slots = np.flatnonzero((np.array(self._sessions) == number) & np.array(self._alive, bool))
+        if not len(slots):
+            return None
+        positions = np.array(self._positions)[slots]
+        last = self._entries[int(slots[np.flatnonzero(positions == positions.max())[-1]])]
+        if last is not None:
+            self._last[session] = last
+        return last
+
+    def lexical(self, stems: Sequence[str]) -> Doubles:
+        """Return the BM25 score of each record for the words of a question, in the order of `entries`."""
+        return bm25_match(self.view, self._postings, stems).whole
+
+    def dense(self, vector: npt.ArrayLike) -> Floats:
+        """Return the cosine of each record to a vector, in the order of `entries`; 0 for records without a vector.
+
+        Raises:
+            ConfigurationError: The vector has another number of dimensions than the index, or is not finite.
+        """
+        unit, slots = self._unit(vector, learn=False), self.view.slots
+        if self.dims is None:
+            return np.zeros(self.count, np.float32)
+        vectors = self._room(len(self._entries) - 1, self.dims)[: len(self._entries)]
+        # Not `@`: BLAS spreads it over threads from some hundred vectors on, and waits for them if the cores are busy.
+        scores: Floats = np.einsum("ij,j->i", vectors, unit)
+        return scores if self.count == len(scores) else scores[slots]
+
+    @property
+    def usual(self) -> UsualSimilarity | None:
+        """Usual cosine of two records of different sessions, or of any two if there are too few such pairs.
+
+        None for fewer than 16 records with vectors, or if all records are very similar. Estimated from up to 256
+        records, evenly spaced from first to last; cached until the index has grown by a quarter, shrunk by a fifth or
+        been rebuilt.
+        """
+        seen = self._seen
+        if seen is None or not seen[0] / GROWTH <= self.count <= seen[0] * GROWTH:
+            seen = self._seen = (self.count, self._usual())
+        return seen[1]
+
+    def _usual(self) -> UsualSimilarity | None:
+        view = self.view
+        rows = np.flatnonzero(self.embedded)
+        if len(rows) < FEW:
+            return None
+        rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), SAMPLE)).astype(int)]
+        vectors, sessions = self._vectors[view.slots[rows]], view.session[rows]
+        cosines = vectors @ vectors.T
+        apart = np.triu(sessions[:, None] != sessions[None, :], 1)
+        if np.count_nonzero(apart) < FEW:
+            apart = np.triu(np.ones_like(apart), 1)
+        found = cosines[apart].astype(np.float64)
+        usual = UsualSimilarity(float(found.mean()), float(found.std()))
+        return usual if usual.mean < ALIKE and usual.deviation > LEAST else None
+
+    @property
+    def postings(self) -> Postings:
+        """The inverted index of words, by slot; for `match`."""
+        return self._postings
+
+    def _begin(self) -> None:
+        self.count = 0
+        self._slots: dict[str, int] = {}
+        self._entries: list[IndexRecord | None] = []
+        self._alive = array("b")
+        self._embedded = array("b")
+        self._times = array("d")
+        self._positions = array("q")
+        self._sessions = array("q")
+        self._numbers: dict[str, int] = {}  # session id -> number
+        self._last: dict[str, IndexRecord] = {}  # session id -> last record; a cache, filled by `last`
+        self._vectors: Floats = np.zeros((0, self.dims or 0), np.float32)
+        self._postings = Postings()
+        self._view = None
+        self._seen = None
+
+    def _compact(self) -> None:
+        """Rebuild the index without the slots and postings of removed records."""
+        vectors, slots = self._vectors, self._slots
+        kept = [
+            (entry, vectors[slots[entry.id]] if self._embedded[slots[entry.id]] else None) for entry in self.entries
+        ]
+        self._begin()
+        for entry, vector in kept:
+            self.add(entry, vector)
+
+    def _unit(self, vector: npt.ArrayLike, *, learn: bool = True) -> Floats:
+        found = np.asarray(vector, np.float32)
+        if found.ndim != 1:
+            found = found.ravel()
+        if len(found) != (self.dims or len(found)):
+            msg = (
+                f"the vector has {len(found)} dimensions, those that are stored have {self.dims}; "
+                "use one embedding model for all, or embed the records anew"
+            )
+            raise ConfigurationError(msg)
+        square = float(np.vdot(found, found))  # unlike `@`, `vdot` does not warn about overflow
+        if not math.isfinite(square):
+            msg = (
+                "the vector holds values that are no numbers or far too large; the embedding model must return numbers"
+            )
+            raise ConfigurationError(msg)
+        if learn:
+            self.dims = len(found)
+        return found if abs(square - 1) < NEARLY or not square else found / np.float32(math.sqrt(square))
+
+    def _room(self, slot: int, dims: int) -> Floats:
+        """Return the matrix of vectors, grown so that it has room for this slot."""
+        if slot >= len(self._vectors) or self._vectors.shape[1] != dims:
+            grown = np.zeros((max(FIRST, 2 * slot), dims), np.float32)
+            if self._vectors.shape[1] == dims:
+                grown[: len(self._vectors)] = self._vectors
+            self._vectors = grown
+        return self._vectors
+
+
+def _near(position: int) -> int:
+    return max(-FAR, min(position, FAR))

@@ -1,0 +1,367 @@
+"""Features of the ranking, each an array with one number per record. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.ranking.bm25 import BM25Matches, IndexSnapshot, bm25_match
+from langchain_memkit.ranking.dates import date_proximity, parse_date_ranges
+from langchain_memkit.ranking.index import Index
+from langchain_memkit.ranking.records import IndexRecord
+from langchain_memkit.ranking.relevance import relevance_to
+from langchain_memkit.ranking.speakers import AddressedSpeakers, addressed_speakers
+from langchain_memkit.ranking.tokenize import tokenize
+
+__all__ = [
+    "PARTS",
+    "Question",
+    "Ranked",
+    "Ranking",
+    "best_first",
+    "importance",
+    "min_max_scale",
+    "neighbour_bonus",
+    "rank",
+    "recency",
+]
+
+Doubles: TypeAlias = npt.NDArray[np.float64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+
+def min_max_scale(values: Doubles, most: int | None = None, known: Flags | None = None) -> Doubles:
+    """Scale a feature from 0 (lowest value) to 1 (highest value).
+
+    Args:
+        values: One value per record.
+        most: Take the value at this rank, counted from the top, as the lowest; smaller values get 0. `None`: the
+            lowest of all values.
+        known: Flags of the records that have a value; the others get 0 and do not count for the scale.
+
+    Returns:
+        Numbers from 0 to 1; all 0 if all values are equal.
+
+    Example:
+        >>> spread(np.array([3.0, 1.0, 2.0])).tolist(), spread(np.array([5.0, 5.0])).tolist()
+        ([1.0, 0.0, 0.5], [0.0, 0.0])
+    """
+    compared = values if known is None else values[known]
+    if not len(compared):
+        return np.zeros(len(values))
+    low, high = float(compared.min()), float(compared.max())
+    if most is not None and most < len(compared):
+        low = float(np.partition(compared, len(compared) - most)[len(compared) - most])
+    if not high > low:
+        return np.zeros(len(values))
+    found: Doubles = np.clip((values - low) / (high - low), 0, 1)
+    return found if known is None else found * known
+
+
+def neighbour_bonus(view: IndexSnapshot, scores: Doubles, share: float) -> Doubles:
+    """Compute the neighbour bonus: `share` x score of adjacent records of a session, `share`^2 of those two away."""
+    ordered = scores[view.order]
+    got = np.zeros(len(ordered))
+    for distance, same in enumerate(view.nearby, 1):
+        part = share**distance
+        got[distance:] += part * ordered[:-distance] * same
+        got[:-distance] += part * ordered[distance:] * same
+    found = np.empty(len(ordered))
+    found[view.order] = got
+    return found
+
+
+def recency(view: IndexSnapshot, accessed: Mapping[str, datetime], now: datetime, decay_rate: float) -> Doubles:
+    """Compute `decay_rate ** hours` since the last access, or since it was said if never accessed; 0 if unknown."""
+    last = view.times.copy()
+    if accessed:
+        for i, entry in enumerate(view.entries):
+            when = accessed.get(entry.id)
+            if when is not None:
+                last[i] = when.timestamp()
+    hours = np.maximum(now.timestamp() - last, 0) / 3600
+    return np.nan_to_num(decay_rate**hours)
+
+
+def importance(entries: Sequence[IndexRecord]) -> Doubles:
+    """Return the importance of each record; unrated ones get the mean of the others, or 0 if none is rated."""
+    found = np.array([np.nan if entry.importance is None else entry.importance for entry in entries])
+    rated = found[~np.isnan(found)]
+    return np.where(np.isnan(found), rated.mean() if len(rated) else 0.0, found)
+
+
+COMPARED = 50  # least rank that scales to 0: with fewer candidates, the last one would score as no match
+DAY = 86_400  # seconds
+PARTS = ("relevance", "lexical", "speaker", "neighbours", "session", "date", "recency", "importance")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Weights of the ranking. The defaults are the measured recipe.
+
+    Every feature is scaled from 0 (lowest) to 1 (highest) over the candidates of the question before it is weighted; a
+    feature that is equal for all adds nothing. The constants are round and lie on plateaus: changing any of them by a
+    third moves recall by about a hundredth at most.
+
+    Args:
+        relevance: Weight of the cosine similarity of question and record.
+        lexical: Weight of BM25, multiplied by the share of the question's words that the record contains.
+        speaker: Weight of BM25 over the messages of the person that the question asks about ("Ann", "I", "you said").
+        neighbours: Share of the three scores above that a record passes on to the records before and after it in its
+            session; the share's square goes to the next ones.
+        session: Weight of BM25 of the whole session.
+        date: Weight of the closeness to the days that the question names.
+        recency: Weight of `decay_rate ** hours` since the last access; over months of conversation, any of it costs
+            recall.
+        importance: Weight of the rated importance, 1 to 10; unrated records count as the mean.
+        decay_rate: Decay per hour, above 0 and at most 1.
+        candidates: How many of the best, by words and by vectors, are compared; also the most records returned.
+        over_all: Scale features over all records instead of the candidates.
+
+    Raises:
+        ConfigurationError: A weight is negative or not a number, or the decay rate or candidates are out of range.
+
+    Example:
+        >>> Ranking.generative_agents().recency, Ranking().recency
+        (1.0, 0.0)
+    """
+
+    relevance: float = 0.75
+    lexical: float = 1.0
+    speaker: float = 0.5
+    neighbours: float = 0.3
+    session: float = 0.3
+    date: float = 1.0
+    recency: float = 0.0
+    importance: float = 0.0
+    decay_rate: float = 0.995
+    candidates: int = 200
+    over_all: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (part.name for part in fields(self) if part.name != "over_all"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                msg = f"{name} must be a number from 0 up, not {value!r}"
+                raise ConfigurationError(msg)
+        if not 0 < self.decay_rate <= 1 or self.candidates < 1 or self.candidates % 1:
+            msg = "decay_rate must be over 0 and at most 1, and candidates a whole number over 0"
+            raise ConfigurationError(msg)
+
+    @classmethod
+    def generative_agents(cls) -> Ranking:
+        """Return the ranking of Generative Agents: recency, importance and relevance, weighted equally.
+
+        Each is scaled from 0 to 1 over all records and has weight 1; all other weights are 0.
+
+        Recency is 0.995 to the power of the hours since the last access. Source: Park et al., "Generative Agents:
+        Interactive Simulacra of Human Behavior", UIST 2023. Made for agents that live in one scene for some days: over
+        months of conversation, recency hides most of what is asked for.
+
+        Example:
+            >>> Ranking.generative_agents().recency
+            1.0
+        """
+        return cls(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, recency=1.0, importance=1.0, over_all=True)
+
+
+@dataclass(slots=True)
+class Question:
+    """A question with its vector and context.
+
+    Attributes:
+        text: The question.
+        vector: Its vector; `None` without one.
+        now: The time of asking, aware.
+        similar: Similarities by record id from a third-party store, instead of the vector.
+        accessed: Last access by record id; records without one count from when they were said.
+    """
+
+    text: str
+    vector: npt.ArrayLike | None
+    now: datetime
+    similar: Mapping[str, float] | None = None
+    accessed: Mapping[str, datetime] = field(default_factory=dict)
+
+
+class Ranked(NamedTuple):
+    """A ranked record.
+
+    Attributes:
+        entry: The record.
+        score: Higher is better; comparable within one question only.
+        parts: The summands of the score, by name of the weight.
+        shown: The messages of the record to show, as ascending indices of `entry.said`, at least one. If the question
+            asks about somebody, messages of others that share no word with it are left out.
+        relation: How related the question is to the record, see `relation`; comparable between questions.
+    """
+
+    entry: IndexRecord
+    score: float
+    parts: Mapping[str, float]
+    shown: tuple[int, ...] = ()
+    relation: float = 0.0
+
+
+class RankedRecords(NamedTuple):
+    """Result of `best_first`.
+
+    Attributes:
+        records: The records, best first, created lazily; at most `Ranking.candidates`.
+        total: Number of records that were compared.
+        relation: The highest `relation` of any record that may be returned.
+    """
+
+    records: Iterator[Ranked]
+    total: int
+    relation: float
+
+
+def rank(
+    index: Index,
+    question: Question,
+    ranking: Ranking = Ranking(),  # frozen
+    keep: Callable[[IndexRecord], bool] | None = None,
+) -> list[Ranked]:
+    """Rank the records of a user for a question.
+
+    Lexical and dense scores are fused by weights, after each was scaled from 0 to 1 for this question. A record also
+    takes part of its neighbours' scores, since the answer to a question often stands next to what resembles it.
+
+    Args:
+        index: The records of one user; its lock is held meanwhile.
+        question: The question.
+        ranking: The weights.
+        keep: Predicate: whether a record may be returned. Word statistics and neighbours include all records.
+
+    Returns:
+        At most `ranking.candidates` records, best first, in index order if equal; expired ones are left out. Records
+        without a vector (small talk, a round without its answer) are included only if they contain a word of the
+        question; if the question has no vector, all are included.
+
+    Raises:
+        ConfigurationError: The question's vector has another number of dimensions than the index.
+    """
+    return list(best_first(index, question, ranking, keep).records)
+
+
+def best_first(
+    index: Index, question: Question, ranking: Ranking, keep: Callable[[IndexRecord], bool] | None = None
+) -> RankedRecords:
+    """Rank like `rank`, but lazily, since most callers read the first few records only.
+
+    The index may change while the result is read: the scores are those of the call.
+    """
+    with index.lock:
+        view = index.view
+        if not view.entries:
+            return RankedRecords(iter(()), 0, 0.0)
+        words = tokenize(question.text)
+        asked, names = addressed_speakers(question.text, words, view.speakers)
+        # A speaker's name selects whose messages count. It is no search word: people say others' names, not their own.
+        content = [word for word in words if word not in names]
+        found = bm25_match(view, index.postings, content or words, asked)
+        near, known = _similarity(index, view, question)
+        parts = _parts(view, question, ranking, found, near, known)
+        scores = parts.sum(axis=0)
+        # With similarities, candidates are the records that have one or share a word; without, all records.
+        likely = known | (found.share > 0) if question.vector is not None or question.similar is not None else ~known
+        cosines = near if question.vector is not None and ranking.relevance else None
+        related = relevance_to(index, question.text, question.now, AddressedSpeakers(asked, names), found, cosines)
+    # Messages of others are hidden only if the question names a speaker, not if it just says "I" or "you".
+    worth = found.worth.tobytes() if asked and names else b"\1" * len(found.worth)
+
+    def ranked(i: int) -> Ranked:
+        entry, row = view.entries[i], parts[:, i].tolist()
+        return Ranked(
+            entry,
+            sum(row),
+            dict(zip(PARTS, row, strict=True)),
+            _shown(int(view.first[i]), len(entry.said), worth),
+            float(related[i]),
+        )
+
+    most = next(_best(view, np.where(likely, related, -np.inf), question.now, 1, keep), None)
+    if most is None:
+        return RankedRecords(iter(()), 0, 0.0)
+    best = _best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep)
+    return RankedRecords(map(ranked, best), int(np.count_nonzero(likely)), float(related[most]))
+
+
+def _similarity(index: Index, view: IndexSnapshot, question: Question) -> tuple[Doubles, Flags]:
+    """Return the similarity of each record to the question, and flags of the records whose similarity is known."""
+    similar = question.similar
+    if similar is not None:
+        found = np.array([similar.get(entry.id, np.nan) for entry in view.entries])
+        return np.nan_to_num(found), ~np.isnan(found)
+    if question.vector is not None:
+        return index.dense(question.vector).astype(np.float64), index.embedded
+    return np.zeros(len(view.entries)), np.zeros(len(view.entries), bool)
+
+
+def _parts(
+    view: IndexSnapshot, question: Question, ranking: Ranking, found: BM25Matches, near: Doubles, known: Flags
+) -> Doubles:
+    """Compute the weighted features: one row for each of `PARTS`, one column for each record."""
+    most = None if ranking.over_all else max(ranking.candidates, COMPARED)
+    parts = np.zeros((len(PARTS), len(view.entries)))
+    dense, lexical, speaker, neighbours, session, date, recent, important = parts
+    dense += ranking.relevance * min_max_scale(near, most, known)
+    lexical += ranking.lexical * min_max_scale(found.whole * found.share, most)
+    speaker += ranking.speaker * min_max_scale(found.told, most)
+    if ranking.neighbours:
+        neighbours += neighbour_bonus(view, dense + lexical + speaker, ranking.neighbours)
+    session += ranking.session * min_max_scale(found.session)
+    named = parse_date_ranges(question.text, question.now.astimezone(UTC).date()) if ranking.date else []
+    if named:
+        close = date_proximity(named, np.floor(view.times / DAY))
+        date += ranking.date * (close - close.min())
+    if ranking.recency:
+        recent += ranking.recency * min_max_scale(recency(view, question.accessed, question.now, ranking.decay_rate))
+    if ranking.importance:
+        important += ranking.importance * min_max_scale(importance(view.entries))
+    return parts
+
+
+def _best(
+    view: IndexSnapshot, scores: Doubles, now: datetime, most: int, keep: Callable[[IndexRecord], bool] | None
+) -> Iterator[int]:
+    """Yield the `most` records with the highest scores among those that are not expired and pass `keep`.
+
+    A score of -inf excludes a record.
+    """
+    kept = 0
+    order: Sequence[int] = ()
+    # Sort only the top first, which is usually enough; sort all only if `keep` and expiry reject too many of those.
+    for tried in (2 * most, len(scores)):
+        done, order = len(order), _top(scores, tried)
+        for i in order[done:]:
+            if scores[i] == -np.inf:
+                return
+            entry = view.entries[i]
+            if (entry.expires_at is None or entry.expires_at > now) and (keep is None or keep(entry)):
+                kept += 1
+                yield i
+            if kept == most:
+                return
+
+
+def _top(scores: Doubles, most: int) -> list[int]:
+    """Return the indices of the `most` highest scores, best first; ties in index order."""
+    if most >= len(scores):
+        return [*np.argsort(-scores, kind="stable").tolist()]
+    least = np.partition(scores, len(scores) - most)[len(scores) - most]
+    best = np.flatnonzero(scores >= least)
+    return [*best[np.argsort(-scores[best], kind="stable")][:most].tolist()]
+
+
+def _shown(first: int, size: int, worth: bytes) -> tuple[int, ...]:
+    """Return the messages to show of a record whose `size` messages begin at `first`; all if none is flagged."""
+    flags = worth[first : first + size]
+    return tuple(j for j in range(size) if flags[j]) if 1 in flags and 0 in flags else tuple(range(size))

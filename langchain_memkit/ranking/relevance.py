@@ -1,0 +1,113 @@
+"""Absolute relatedness of a question to records, on which the recall floor is based. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from langchain_memkit.ranking.bm25 import BM25Matches
+from langchain_memkit.ranking.dates import CALENDAR, MONTHS, date_proximity, parse_date_ranges
+from langchain_memkit.ranking.index import FEW, Index
+from langchain_memkit.ranking.speakers import YOU, AddressedSpeakers
+from langchain_memkit.ranking.tokenize import tokenize
+
+__all__ = ["FLOOR", "relevance_to"]
+
+Doubles: TypeAlias = npt.NDArray[np.float64]
+
+FLOOR = 1.0  # what floor="auto" means
+NEARNESS, USUAL = 0.6, 0.5  # points per standard deviation of the cosine; deviations above the mean that score 0
+LOWEST = -1.5  # lower bound in deviations: a memory about one topic must still answer questions in other words
+UNKNOWN = -0.35  # points without vectors, so that words have to match a little better
+WHOLE, MOST = 1.0, 0.75  # points for a record with at least this share of the question's words
+# Points if the question names a speaker, is about the user, names a past day on which something was said, holds a name
+# that some record holds, and holds a name that no record holds.
+SPEAKER, ONESELF, DAY, ACQUAINTANCE, STRANGER = 1.5, 1.0, 1.0, 1.25, -0.75
+READ = 2000  # characters of a question that are read
+SECONDS = 86_400  # seconds of a day
+
+OWN = re.compile(r"\b(?:i|me|my|mine|myself|we|our|ours|us|i'm|i've|i'd)\b", re.IGNORECASE)
+# Phrases with "I", "me" or "we" that are not about the user: "How do I tie a tie?", "Give me a riddle".
+ADVICE = re.compile(
+    r"\bhow (?:do|can|could|should|would|to) (?:i|we)\b|\b(?:how long|what|where) (?:can|could|should) (?:i|we)\b"
+    r"|\bhow long do (?:i|we)\b"
+    r"|^\W*(?:please |can you |could you )?(?:give|tell|send|show|write|make|teach|set|name) me\b",
+    re.IGNORECASE,
+)
+TEXT = re.compile(r":[^?]*$")  # the material of a task: "Translate this: I am hungry"
+WITHIN = re.compile(r"(?<=[\w,;:]) [\"'(]?([^\W\d_][\w']*)")  # a word that does not begin a sentence
+NO_NAMES = frozenset(tokenize(f"{CALENDAR} {' '.join(MONTHS)} i'm i've i'd i'll ok"))
+
+
+def relevance_to(
+    index: Index, question: str, now: datetime, asked: AddressedSpeakers, found: BM25Matches, near: Doubles | None
+) -> Doubles:
+    """Score how related a question is to each record: the number that `floor` is compared with.
+
+    Ranking scores are relative: some record always comes first. This score is absolute. Its unit is a rare word: a
+    question and a record that share a word which no other record has score 1 for it. It is the sum of
+
+    - the words of the question that the record contains, each by its rarity (`idf`, as in at least 50 records);
+    - 0.6 for each standard deviation by which the cosine of question and record is above the usual cosine between this
+      user's own records of different sessions, less 0.3, but never under -0.9 (see `Index.usual`). So each embedder
+      has its own scale, and a name or topic that all records share counts nothing. 0 while there are fewer than 16
+      records, and if their vectors do not tell them apart; -0.35 without vectors;
+    - 1 if the record contains at least three quarters of the question's words, weighted by rarity ("Where is the
+      candle?"), however often they were said; with fewer than 16 records, any word;
+    - points for the question itself: 1.5 if it names a speaker; 1 if it is about the user or about what the model said
+      ("my", "did we", "you told me"; not "how do I ..." or "give me"); 1 if it names a past day on which something was
+      said; and for the names in it (a capital within a sentence) 1.25 if any record contains one, -0.75 if there is
+      one that no record contains.
+
+    The weights began as those of a logistic regression and were rounded by hand, on LoCoMo's four conversations and on
+    the recall set. With the floor at 1, these lose at most 1% of their evidence; see docs/recall.md for all figures.
+
+    Args:
+        index: The records; the caller holds its lock.
+        question: The question.
+        now: The time of asking.
+        asked: The speakers that the question asks about.
+        found: Lexical match of the question with the records.
+        near: Cosine of each record; None without vectors, or if their scale is not known.
+
+    Returns:
+        One number for each record.
+    """
+    question = question[:READ].replace("\u2019", "'")
+    most = MOST if len(index) >= FEW else 0.0
+    numbers = found.held + WHOLE * ((found.share >= most) & (found.share > 0))
+    usual = index.usual
+    if near is not None and usual is not None:
+        apart = np.maximum((near - usual.mean) / usual.deviation - USUAL, LOWEST)
+        numbers = numbers + NEARNESS * np.where(index.embedded, apart, LOWEST)
+    elif near is None and len(index) >= FEW:
+        numbers = numbers + UNKNOWN
+    if asked.names:
+        numbers = numbers + SPEAKER
+    if YOU.search(question) or OWN.search(ADVICE.sub("", TEXT.sub("", question))):
+        numbers = numbers + ONESELF
+    if _told_then(index, question, now):
+        numbers = numbers + DAY
+    told = _names(question, asked)
+    if any(len(index.postings.messages(name)) for name in told):
+        numbers = numbers + ACQUAINTANCE
+    if not all(len(index.postings.messages(name)) for name in told):
+        numbers = numbers + STRANGER
+    return numbers
+
+
+def _told_then(index: Index, question: str, now: datetime) -> bool:
+    """Return whether any record is from (or within a week of) a past day that the question names."""
+    today = now.astimezone(UTC).date()
+    past = [window for window in parse_date_ranges(question, today) if window.last < today]
+    return bool(past) and bool(date_proximity(past, np.floor(index.view.times / SECONDS)).any())
+
+
+def _names(question: str, asked: AddressedSpeakers) -> list[str]:
+    """Return the stems of capitalized words within sentences, without speakers, months and days of the week."""
+    capitals = [word for word in WITHIN.findall(question) if word[0].isupper()]
+    return [stem for word in capitals for stem in tokenize(word) if stem not in NO_NAMES and stem not in asked.names]

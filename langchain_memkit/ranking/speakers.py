@@ -1,0 +1,80 @@
+"""Detection of the speakers that a question asks about. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from langchain_memkit.ranking.bm25 import Speaker
+from langchain_memkit.ranking.tokenize import tokenize
+
+__all__ = ["AddressedSpeakers", "addressed_speakers"]
+
+READ = 2000  # characters of a question that are read
+SAY = "say|tell|write|give|mention|suggest|recommend|advise|explain|propose|promise"
+SAID = "said|told|wrote|gave|(?:mention|suggest|recommend|explain)ed|(?:advise|propose|promise)d"
+YOU = re.compile(
+    rf"\b(?:did|have|had) you (?:\w+ )?(?:{SAY}|{SAID})\b|\byou(?:'ve|'d)? (?:(?:have|had|just|once) )?(?:{SAID})\b"
+    r"|\byour (?:\w+ )?(?:answer|reply|suggestion|recommendation|advice|explanation|proposal)s?\b",
+    re.IGNORECASE,
+)
+ME = re.compile(r"\b(?:i|my|mine|myself|i'm|i've|i'd)\b", re.IGNORECASE)
+ROLES = frozenset(tokenize("user human person customer assistant agent ai bot chatbot model"))  # not names of anybody
+
+
+class AddressedSpeakers(NamedTuple):
+    """The speakers that a question asks about.
+
+    Attributes:
+        speakers: Numbers of the speakers; empty if the question asks about none, or about all.
+        names: Stems of the question that are names of speakers.
+    """
+
+    speakers: frozenset[int]
+    names: frozenset[str]
+
+
+def addressed_speakers(text: str, words: Collection[str], speakers: Mapping[int, Speaker]) -> AddressedSpeakers:
+    """Find the people and models that a question asks about.
+
+    A speaker matches by any part of the name or, if the name is a lower-case handle, by all parts. "I" and "my" mean
+    the user, "you said" and "your advice" the model (English only).
+
+    Args:
+        text: The question; its first 2,000 characters are read.
+        words: The stems of the question.
+        speakers: Role and name of each speaker, by number. Tools never match.
+
+    Example:
+        >>> known = {0: ("human", "Ann Lee"), 1: ("ai", "")}
+        >>> for question in ["Where does Ann live?", "What did you suggest?", "Where do I live?", "Who won?"]:
+        ...     print(sorted(asked_of(question, stems(question), known).speakers))
+        [0]
+        [1]
+        [0]
+        []
+    """
+    text = text[:READ].replace("\u2019", "'")
+    meant = "ai" if YOU.search(text) else "human" if ME.search(text) else ""
+    found: set[int] = set()
+    names: set[str] = set()
+    voices = {number: speaker for number, speaker in speakers.items() if speaker[0] in ("human", "ai")}
+    for number, (role, name) in voices.items():
+        parts = _parts(name)
+        told = parts.intersection(words)
+        if told and (told == parts or not name[0].islower()):
+            names |= told
+            found.add(number)
+        elif role == meant:
+            found.add(number)
+    # A question about all speakers is about nobody in particular: no message is preferred then.
+    return AddressedSpeakers(frozenset(found) if len(found) < len(voices) else frozenset(), frozenset(names))
+
+
+@lru_cache(maxsize=1024)
+def _parts(name: str) -> frozenset[str]:
+    """Return the stems of a name; none if all its words are role names such as "user"."""
+    parts = frozenset(tokenize(name))
+    return frozenset() if parts <= ROLES else parts

@@ -1,0 +1,137 @@
+"""Reading a conversation for retrieval: questions with their answers, and the documents that answered them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
+
+from langchain_memkit._histories import has_native, read_messages
+from langchain_memkit._sync import Step
+from langchain_memkit.base import Memory
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.text import is_user_message
+from langchain_memkit.retrievers.expansion import Turn
+
+__all__ = ["CITED", "DOCUMENTS", "answered_by", "as_messages", "document_key", "question_answer_pairs", "read_past"]
+
+DOCUMENTS = "memkit_documents"
+"""Where `response_metadata` of an answer names the documents that it was given, as `document_key` does."""
+CITED = "memkit_cited"
+"""Where it names those of them that the answer cites."""
+CITATIONS = re.compile(r" {0,3}\[\d{1,3}(?: {0,3}, {0,3}\d{1,3})*\]")  # citation marks such as "[1]"
+READ = 100  # messages read from a bound history: enough for the ten turns that are used
+KEYS = 100  # documents to leave out: bounds the search, which has to fetch so many more, in long conversations
+
+
+def document_key(document: Document) -> str:
+    """Return the key of a document, as listed in an answer's `DOCUMENTS`: its id or, without one, a digest of its text.
+
+    Example:
+        >>> document_key(Document("Tea is at five.", id="d1")), document_key(Document("Tea is at five."))
+        ('d1', 'sha256:5dc7c8516c27d4108f58fbf32bed013e')
+    """
+    return document.id or _digest(document)
+
+
+def _digest(document: Document) -> str:
+    digest = hashlib.sha256(document.page_content.encode("utf-8", "surrogatepass"))
+    return f"sha256:{digest.hexdigest()[:32]}"
+
+
+def is_among(document: Document, keys: frozenset[str]) -> bool:
+    """Return whether a document's id or text digest is among the keys."""
+    return document.id in keys or _digest(document) in keys
+
+
+def answered_by(messages: Sequence[BaseMessage]) -> frozenset[str]:
+    """Collect the keys of documents that answered earlier turns: those an answer cites, or all that it was given.
+
+    Goes back from the newest answer until there are about 100.
+
+    Example:
+        >>> answered_by([AIMessage("At five.", response_metadata={"memkit_documents": ["d1"]})])
+        frozenset({'d1'})
+    """
+    found: set[str] = set()
+    for message in reversed(messages):
+        named = message.response_metadata if isinstance(message, AIMessage) else {}
+        keys = named.get(CITED) or named.get(DOCUMENTS)
+        if isinstance(keys, (list, tuple)):
+            found.update(key for key in keys if isinstance(key, str))
+        if len(found) >= KEYS:
+            break
+    return frozenset(found)
+
+
+def question_answer_pairs(messages: Sequence[BaseMessage]) -> list[Turn]:
+    """Pair each user message with the last answer to it, oldest first; empty turns and citation marks are left out.
+
+    Example:
+        >>> from langchain_core.messages import HumanMessage
+        >>> turns_of([HumanMessage("When is tea?"), AIMessage("At five [1]."), HumanMessage("And dinner?")])
+        [('When is tea?', 'At five.'), ('And dinner?', None)]
+    """
+    turns: list[Turn] = []
+    for message in messages:
+        if is_user_message(message):
+            turns.append((str(message.text), None))
+        elif isinstance(message, AIMessage) and turns and (text := CITATIONS.sub("", str(message.text))).strip():
+            turns[-1] = (turns[-1][0], text)
+    return [turn for turn in turns if turn[0].strip() or turn[1]]
+
+
+def as_messages(given: Any) -> list[BaseMessage]:
+    """Convert a `chat_history`, in any form that LangChain converts to messages; None gives an empty list.
+
+    Raises:
+        ConfigurationError: It cannot be converted.
+    """
+    if given is None:
+        return []
+    if isinstance(given, Mapping):
+        msg = "chat_history must be a list of messages, not a dict"
+        raise ConfigurationError(msg)
+    try:
+        return convert_to_messages([given] if isinstance(given, (str, BaseMessage)) else given)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        msg = (
+            "chat_history must be a list of messages, or of (role, text), not of (question, answer); langchain-core "
+            f"makes no messages of it ({type(error).__name__})"
+        )
+    raise ConfigurationError(msg)  # outside of `except`: core's error quotes the messages, so do not chain it
+
+
+def question_of(given: Any) -> tuple[str, dict[str, Any]]:
+    """Split a retriever's input into the question and further arguments (`chat_history`).
+
+    Raises:
+        ConfigurationError: A dict has no `input`, or the question is not text.
+    """
+    more: dict[str, Any] = {}
+    if isinstance(given, Mapping):
+        if "input" not in given:
+            msg = f"the input must have the key 'input', and may have 'chat_history'; it has {sorted(map(str, given))}"
+            raise ConfigurationError(msg)
+        if "chat_history" in given:
+            more["chat_history"] = given["chat_history"]
+        given = given["input"]
+    question = given.text if isinstance(given, BaseMessage) else given
+    if not isinstance(question, str):
+        msg = f"the question must be text, not {type(question).__name__}"
+        raise ConfigurationError(msg)
+    return str(question), more
+
+
+def read_past(history: Any, question: str) -> Step[Sequence[BaseMessage]]:
+    """Read the bound memory or chat history; of a memkit history only the newest messages."""
+    if isinstance(history, Memory):
+        return Step(partial(history.load, question), partial(history.aload, question))
+    if has_native(history, "tail", "atail"):
+        return Step(partial(history.tail, max_messages=READ), partial(history.atail, max_messages=READ))
+    return read_messages(history)

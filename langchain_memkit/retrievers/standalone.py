@@ -1,0 +1,265 @@
+"""Gate: decide by rules, without a language model, whether a question is standalone. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from langchain_memkit.ranking.tokenize import STOP_WORDS, tokenize
+from langchain_memkit.retrievers.expansion import CHARACTERS, GENERIC, TURNS, Turn, words_of
+
+__all__ = ["PERSONAL", "pointing_word", "stands_alone", "without_courtesy"]
+
+ENGLISH = 0.25  # share of stop words from which a question counts as English: less than half of what is usual
+ENOUGH = 3  # topic words that a standalone question without names has at least
+MORE = 2  # further topic words required if it begins with "and", or has "the album" and the like
+NOUN_PHRASE = 100  # characters after "the" that are read
+
+_PERSONAL = """he she they him her them his hers their theirs himself herself themselves"""
+_PRONOUNS = f"{_PERSONAL} it its itself this these those"
+_POINTERS = """one ones other others another else both two former latter first second third fourth last next previous
+    rest same instead option options again such earlier mentioned here equivalent counterpart"""
+PERSONAL = frozenset(_PERSONAL.split())
+"""Pronouns that a question is seldom without if it was made to stand alone only in part."""
+_BACK = frozenset(_PRONOUNS.split())
+_POINTING = frozenset(_POINTERS.split())
+_BE = frozenset(("is", "are", "was", "were", "be", "been", "s", "isn", "aren", "wasn", "weren"))
+_OTHER_AUXILIARIES = """am do does did don doesn didn have has had can could should would will shall may might must
+    ve re ll m"""
+_AUXILIARIES = _BE.union(_OTHER_AUXILIARIES.split())
+_ASKING = frozenset(("what", "which", "who", "whom", "whose", "when", "where", "why", "how"))
+_SAYING = frozenset(("i", "we", "my"))
+_TELLING = frozenset(("tell", "explain", "describe", "define", "introduce", "summarize", "summarise"))
+_ORDERS = """show give list compare contrast outline name find suggest recommend write help teach discuss calculate
+    translate convert please let lets"""
+_HEADS = _ASKING | _AUXILIARIES | _SAYING | _TELLING.union(_ORDERS.split())
+_BESIDE = frozenset(("after", "before", "for", "like", "than", "versus", "vs", "with"))  # "Who was before Ada?"
+# First words that questions in related languages do not have.
+_ENGLISH_HEADS = frozenset(("are", "can", "could", "did", "does", "should", "would", "explain", "give", "tell"))
+_DATES = """january february march april june july august september october november december monday tuesday wednesday
+    thursday friday saturday sunday"""
+_TIMES = frozenset(tokenize(_DATES))  # capitalized, but not the name of a topic
+# Words that fit any topic and so do not tell the topic.
+_ANY_TOPIC = """across after along among around available basic better between big certain choose common current differ
+    during early famous few five four general happen important key large late main major modern new normally number old
+    part people person popular possible recent say several similar small special specific start three time top typical
+    typically usually various vs within without work worse year"""
+_VAGUE = GENERIC.union(tokenize(_ANY_TOPIC))
+_BEFORE_THAT = """about of like for with from to do did does is was are were after before in on than by at during since
+    and why how what when where who"""
+# "that" alone, not "the diet that works": at the beginning, the end, after one of these words, or "that year".
+_THAT = re.compile(
+    rf"(?:^|[.,;!?]\s*|\b(?:{'|'.join(_BEFORE_THAT.split())})\s+)that\b|\bthat(?:['\u2019]s\b|\s*(?:[.?!,;]|$))"
+    r"|\bthat (?:case|day|month|period|place|point|season|time|way|week|year)\b"
+)
+_COMPARING = """better bigger cheaper colder earlier easier faster harder higher larger later longer lower older safer
+    shorter slower smaller stronger taller warmer worse younger"""
+_ELLIPSIS = re.compile(
+    r"\b(?:what|how) about\b|\bmore\W*$|^\W*(?:why|how|when|where|who|which|what)\W*$|\bsimilar\b(?! to\b)"
+    r"|\b(?:any|some|many|most|more|few|several) (?:at|by|for|from|in|near|on|related|with)\b"
+    r"|\bthe\b(?= (?:most|worst|\w+est)(?: (?:at|ever|for|from|in|of|on)\b|\W*$))"
+    rf"|\b(?:too|then|as well|{'|'.join(_COMPARING.split())})\W*$|['\u2019]s\W*$"
+    r"|\b(?:convert|translate) (?:in)?to\b|\bwho\b(?=\W+(?:\w+\W+)?(?:after|before)\b)"
+)
+_FRAGMENT = re.compile(r"^\W*(?:any|some|more|yes|no|yeah|because|both|either|neither|not)\b")
+_THE = re.compile(r"\b[Tt]he\s+(?=[a-z])")  # "the album": only the conversation tells which one
+_WORD_OR_SIGN = re.compile(r"[\w'\u2019-]+|[^\w\s]")
+_LINKING = frozenset(("at", "for", "from", "in", "on", "to", "with"))
+_ENDING = STOP_WORDS.union(("between", "with")).difference(("and", "or", "most", "more"))
+# After these no verb follows the noun, so that "the policy for ..." is one thing.
+_BEFORE_A_NOUN = re.compile(
+    r"(?:\bwh(?:at|o)(?:['\u2019]s| is| are| was| were)|\b(?:about|explain|describe|list|define|summari[sz]e|me))\s+$",
+    re.IGNORECASE,
+)
+_LETTERS = re.compile(r"[a-z]+")
+_LOWER = re.compile(r"\b[a-z]\w*")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
+_INNER_HEAD = re.compile(r"(?:[,;:]|\b(?:about|at|by|for|from|in|of|on|since|to|under|until|with))\s+([a-z]+)")
+_POLITE = re.compile(
+    r"\W*(?:(?:many )?thanks?\b|thank you\b|(?:that|this|it)(?:['\u2019]s| is| sounds| was| seems)\b|i see\W*$)"
+)
+_COURTESY = (
+    r"thanks?|thank you|great|nice|ok(?:ay)?|good|cool|wow|h+m+|m+|interesting|i see|alright|sure|right|oh|ah"
+    r"|well|perfect|awesome|excellent|amazing|so|now|actually"
+)
+_OPENING = re.compile(rf"^\W*(?:(?:{_COURTESY}|and|but)\b[\s,.!:-]*)+", re.IGNORECASE)
+_CONTINUING = re.compile(rf"^\W*(?:(?:{_COURTESY})\b[\s,.!:-]*)*(and|but|or|then|also|plus)\b", re.IGNORECASE)
+_PAIR = re.compile(r"\bbetween\b.{1,100}\band\b|\bdifferent from\b")  # counts as a topic word: "the difference between"
+_ALSO = re.compile(r"\balso\b", re.IGNORECASE)
+_THANKS = re.compile(r"\b(?:thanks?|thank you|helpful|(?:good)?bye)\b")
+# "What is X and why does it matter?": the pronoun's noun is in the sentence.
+_OWN_PRONOUN = re.compile(r"\band (?:why|how|what|where|when|who|which|does|do|is|are|did|its|their)\b[^?.!]*[?.!]*$")
+
+
+def stands_alone(question: str, history: Sequence[Turn]) -> tuple[bool, str]:
+    """Return whether a question can be understood without the conversation, and why.
+
+    It can if it is a whole sentence, no word points back, and a name or enough topic words tell what it is about. In
+    doubt it counts as not standalone: a lexical or dense retriever loses least if a standalone question gets `CAREFUL`
+    weights, the question itself untouched.
+
+    Args:
+        question: The new question.
+        history: Earlier questions with their answers, oldest first.
+
+    Returns:
+        The decision, and the reason in a few words.
+
+    Example:
+        >>> stands_alone("How old is he?", [("Who is the president of France?", "Emmanuel Macron.")])
+        (False, "'he' points back")
+    """
+    if not history:
+        return True, "nothing was said before"
+    asked = without_courtesy(question[:CHARACTERS])
+    content = [stem for stem in words_of(asked) if stem not in GENERIC]
+    pointing = pointing_word(question)
+    if pointing:
+        return False, f"'{pointing}' points back"
+    if len(content) <= 1 and "?" not in question and _THANKS.search(question.lower()):
+        return True, "only thanks"
+    if not _english(question[:CHARACTERS].lower()):
+        return False, "it is hardly English, whose pointing words are known"
+    if not _whole(asked.lower(), content):
+        return False, "it is not a whole sentence"
+    return _tells_its_topic(asked, content, _continuing(question[:CHARACTERS]), history)
+
+
+def _tells_its_topic(asked: str, content: list[str], continuing: str, history: Sequence[Turn]) -> tuple[bool, str]:
+    """Return whether a whole sentence without pointing words has a name or enough topic words, and why."""
+    bridges, more = _bridges(asked)
+    telling = sum(stem not in _VAGUE and not stem.isdigit() for stem in content)
+    telling += _PAIR.search(asked) is not None
+    if telling >= ENOUGH + (MORE if continuing else more):
+        return True, "it says enough and nothing points back"
+    if continuing:
+        return False, f"'{continuing}' goes on from what was said"
+    if any(word.name for stem, word in words_of(asked).items() if stem in content and stem not in _TIMES):
+        said = {stem for turn in history[-TURNS:] for text in turn for stem in words_of(text or "")} if more else set()
+        if not said.isdisjoint(bridges):
+            return False, "'the' before what was said"
+        return True, "it has a name and nothing points back"
+    if not more and len(content) > 1 and not _names(history).isdisjoint(content):
+        return True, "it repeats a name and nothing points back"
+    return False, "'the' without a name" if more else "it says too little"
+
+
+def _names(history: Sequence[Turn]) -> set[str]:
+    """Return the stems that the conversation writes as names, except those an answer also writes in lower case.
+
+    "Food" may have a capital only because it begins a title.
+    """
+    turns = history[-TURNS:]
+    names = {stem for turn in turns for text in turn for stem, word in words_of(text or "").items() if word.name}
+    return names.difference(*(tokenize(" ".join(_LOWER.findall((answer or "")[:CHARACTERS]))) for _, answer in turns))
+
+
+def _english(folded: str) -> bool:
+    """Return whether a lower-case text is English: by its share of stop words, or by the first word of a sentence."""
+    read = _LETTERS.findall(folded)
+    if any(sentence.split(" ", 1)[0] in _ENGLISH_HEADS for sentence in _SENTENCE.split(folded.strip())):
+        return True
+    return bool(read) and sum(word in STOP_WORDS for word in read) >= ENGLISH * len(read)
+
+
+def _whole(folded: str, content: list[str]) -> bool:
+    """Return whether a lower-case text has a sentence that asks, orders or states; not "in Germany?", "which city?"."""
+    for sentence in _SENTENCE.split(folded):
+        read = _LETTERS.findall(sentence)
+        if not read:
+            continue
+        heads = [read[0], *(word for word in _INNER_HEAD.findall(sentence) if word in _ASKING | _AUXILIARIES)]
+        head = next((word for word in heads if word in _HEADS), "")
+        if not head:
+            continue
+        naming = head in _TELLING or (head in ("what", "who", "where") and _BE.intersection(read[1:2]))
+        if naming and _BESIDE.isdisjoint(read):
+            return True  # "Who is Ada?"
+        # "Does it rain?", "Who wrote Hamlet?", but "Which city in Germany?", "I mean in Germany."
+        short = head in _SAYING or (head in _ASKING - {"who"} and _AUXILIARIES.isdisjoint(read))
+        if len(content) >= (3 if short else 2):
+            return True
+    return False
+
+
+def _bridges(asked: str) -> tuple[list[str], int]:
+    """Find each "the" that leaves open which one is meant ("the album").
+
+    Returns:
+        The stems of their nouns, and how many more topic words the sentence needs because of them.
+    """
+    found: list[str] = []
+    more = 0
+    for the in _THE.finditer(asked):
+        noun, then, last = _noun_phrase(asked[the.end() : the.end() + NOUN_PHRASE])
+        highest = len(noun) > 1 and noun[0].endswith(("most", "est", "worst"))  # "the fastest way"
+        singled = len(noun) == 1 and then[:1].isupper()  # "the singer Adele"
+        if not noun or noun[-1][0].isdigit() or then in ("of", "between") or highest or singled:  # "the early 1970s"
+            continue
+        if _BEFORE_A_NOUN.search(asked[max(the.start() - NOUN_PHRASE, 0) : the.start()]):
+            if then[:1].isupper() or (then in _LINKING and last[:1].isupper()):  # "the capital in Germany"
+                continue
+            if then in _LINKING:
+                more = max(more, 1)
+                continue
+        more = MORE
+        found += tokenize(" ".join(noun))
+    return found, more
+
+
+def _noun_phrase(text: str) -> tuple[list[str], str, str]:
+    """Return the words of a text up to the first name, stop word or punctuation mark, and the two tokens from there."""
+    after = [*_WORD_OR_SIGN.findall(text), "", ""]
+    end = 0
+    while after[end][:1].isalnum() and not after[end][0].isupper() and after[end] not in _ENDING:
+        end += 1
+    return after[:end], after[end], after[min(end + 1, len(after) - 1)]
+
+
+def _continuing(question: str) -> str:
+    """Return the conjunction ("and", "but", "also", ...) that continues the conversation; empty if there is none.
+
+    Sentences of mere courtesy are skipped.
+    """
+    for sentence in _SENTENCE.split(question.strip()):
+        if sentence.rstrip().endswith("?") or not _POLITE.match(sentence.lower()):
+            begins = _CONTINUING.match(sentence)
+            if begins or _OPENING.sub("", sentence).strip(" ,.!?"):
+                return begins.group(1).lower() if begins else "also" if _ALSO.search(question) else ""
+    return ""
+
+
+def pointing_word(question: str) -> str:
+    """Return the first word or words of a question that point back to the conversation, in lower case; empty if none.
+
+    Example:
+        >>> pointing_word("And how old is he?"), pointing_word("How old is Macron?")
+        ('he', '')
+    """
+    folded = without_courtesy(question[:CHARACTERS]).lower()
+    for sentence in _SENTENCE.split(folded):
+        own = _OWN_PRONOUN.search(sentence)
+        before = sentence[: own.start()] if own else ""
+        checked = before if any(stem not in GENERIC for stem in tokenize(before)) else sentence
+        read = _LETTERS.findall(sentence)
+        pointing = [word for word in _LETTERS.findall(checked) if word in _BACK]
+        pointing += [word for word in read if word in _POINTING]
+        near = (read[max(i - 1, 0) : i + 2] for i, word in enumerate(read) if word == "there")
+        pointing += ["there" for words in near if _BE.isdisjoint(words)]  # "restaurants there", not "is there"
+        if pointing:
+            return str(pointing[0])
+        that = _THAT.search(sentence)
+        if that:
+            return that.group().strip(" .,;!?")
+    for pattern in (_ELLIPSIS, _FRAGMENT):
+        found = pattern.search(folded)
+        if found:
+            return found.group().strip()
+    return ""
+
+
+def without_courtesy(question: str) -> str:
+    """Remove sentences of thanks and approval, and openings such as "ok, but"."""
+    sentences = [s for s in _SENTENCE.split(question.strip()) if s]
+    kept = [s for s in sentences if s.rstrip().endswith("?") or not _POLITE.match(s.lower())]
+    return " ".join(filter(None, (_OPENING.sub("", s).strip(" ,.!") and _OPENING.sub("", s) for s in kept)))

@@ -1,0 +1,1 @@
+"""What every store promises and shares, whatever keeps the rows. No dependency on any engine."""

@@ -1,0 +1,823 @@
+"""Chat message histories over any store of turns."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+
+from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.runnables import run_in_executor
+
+from langchain_memkit._compat import BaseChatMessageHistory
+from langchain_memkit._histories import overrides
+from langchain_memkit._sync import ClosingMixin
+from langchain_memkit.base import (
+    HistoryMessages,
+    HistoryView,
+    Position,
+    SessionHead,
+    SessionInfo,
+    TokenCounter,
+    Turn,
+    Window,
+    check_arguments,
+    check_id,
+)
+from langchain_memkit.errors import ConfigurationError, MessageDecodeError
+from langchain_memkit.messages.text import is_user_message
+from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
+from langchain_memkit.messages.trimming import cut_tail
+from langchain_memkit.stores.history_rows import (
+    Page,
+    PageLimit,
+    ReadVersion,
+    SessionScope,
+    TurnStore,
+    check_list,
+    check_read_version,
+    prepare_batch,
+)
+
+logger = logging.getLogger("langchain_memkit")
+
+FORWARD_PAGE = 200
+BACKWARD_PAGE = 64
+MAX_PAGE = 2000
+MAX_SEQ = 2**63 - 1
+MOST_SAID = 10_000
+
+_said: set[tuple[str, str]] = set()  # unowned sessions that were reported, as (session id, one of its turns)
+
+
+class ReadingFlows:
+    """The reading flows of `TurnHistory`; the attributes they need are declared here."""
+
+    token_counter: TokenCounter | None
+    _store: TurnStore
+    _scope: SessionScope
+    _on_corrupt: Literal["report", "raise"]
+
+    async def _view(self, max_messages: int | None, max_tokens: int | None, window: Window | None) -> HistoryView:
+        max_messages, max_tokens = check_limit(max_messages, "max_messages"), check_limit(max_tokens, "max_tokens")
+        if window is not None:
+            return await self._window(window)
+        counter = self.token_counter
+        head, turns = await self._newest(max_messages, max_tokens, sliced=True, counter=counter)
+        tokens = [n for t in turns for n in t.tokens]
+        messages = [m for t in turns for m in t.messages]
+        kept = cut_tail(messages, tokens, max_messages=max_messages, max_tokens=max_tokens)
+        return self._as_view(head, turns, len(messages) - len(kept), None, counter)
+
+    async def _window(self, window: Window) -> HistoryView:
+        """Read the turns that a preprocessor asked for. It trims them itself, so they are cut at `after` only."""
+        after, counter = window.after, self.token_counter
+        if after is None:
+            counter = window.counter
+            head, turns = await self._newest(window.max_messages, window.max_tokens, counter=counter)
+            begin: int | None = 0
+        else:
+            head, turns = await self._newest(None, None, after=after)
+            begin = _place_after(turns, after) if after.seq == 0 or after.epoch == head.epoch else None
+        # The position is gone: the session was cleared or has expired since the summary was made. A summary of erased
+        # turns must not be shown, so the window is read as if there were none.
+        if begin is None:
+            return await self._window(replace(window, after=None))
+        return self._as_view(head, turns, begin, window, counter)
+
+    async def _newest(
+        self,
+        max_messages: int | None,
+        max_tokens: int | None,
+        *,
+        sliced: bool = False,
+        after: Position | None = None,
+        counter: TokenCounter | None = None,
+    ) -> tuple[Page, list[Turn]]:
+        """Read the newest turns that hold at least these amounts, or all turns after a position; oldest first.
+
+        Args:
+            max_messages: Messages that the turns must hold at least; None for no limit.
+            max_tokens: Tokens that the turns must hold at least; None for no limit.
+            sliced: Whether pages may end as soon as they hold more messages than needed.
+            after: Read back to this position.
+            counter: Counts the tokens; stored counts are used if it is the one they were counted with.
+
+        Returns:
+            The first page, which has the state of the session, and the turns.
+        """
+        # A turn rarely has fewer than two messages, so a page of half as many rows is usually enough. Pages double in
+        # size, so a long read takes few queries.
+        limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2
+        recount = max_tokens is not None and not same_counter(counter, self.token_counter)
+        turns: list[Turn] = []
+        head: Page | None = None
+        older: Any | None = None
+        messages = tokens = 0
+        while True:
+            enough = PageLimit(
+                max_messages - messages if sliced and max_messages is not None else None,
+                max_tokens - tokens if max_tokens is not None and not recount else None,
+            )
+            floor = after.seq if after else 0
+            page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), enough, floor)
+            head, older, limit = head or page, page.older, limit * 2
+            found = [replace(t, tokens=count_tokens(t.messages, counter)) if recount else t for t in page.turns]
+            turns += found
+            messages += sum(len(t.messages) for t in found)
+            tokens += sum(sum(t.tokens) for t in found)
+            if (
+                older is None
+                or (max_messages is not None and _is_full(turns, max_messages))
+                or (max_tokens is not None and tokens > max_tokens)
+                or (after is not None and any(_is_at(turn, after) for turn in found))
+            ):
+                break
+        turns.reverse()
+        if not turns and not head.seq and after is None and self._scope.user_id:
+            await self._say_whose_rows_are_there()
+        return head, turns
+
+    async def _say_whose_rows_are_there(self) -> None:
+        """Warn once per session if it is empty, but holds turns that were stored without a `user_id`.
+
+        This happens when an app begins to pass a `user_id`: its old conversations seem lost.
+        """
+        if self._store.layout != "turns":
+            return
+        name = await self._store.unowned(self._scope.session_id)
+        if name is None:
+            return
+        found = (self._scope.session_id, name)
+        if found not in _said:
+            if len(_said) >= MOST_SAID:
+                _said.clear()
+            _said.add(found)
+            logger.warning(
+                "session %r of user %r is empty, but there is a conversation of the same session_id that was stored "
+                "without a user_id, which no user is shown. langchain_memkit.migrate.migrate(histories, histories, "
+                "user_id=...) copies all such conversations to one user; without user_id they are read as before",
+                self._scope.session_id,
+                self._scope.user_id,
+            )
+
+    def _as_view(
+        self, head: Page, turns: list[Turn], begin: int, window: Window | None, counter: TokenCounter | None
+    ) -> HistoryView:
+        """Build a view of the turns, without their first `begin` messages."""
+        problems = self._report(turns)
+        known = HistoryMessages(
+            [m for t in turns for m in t.messages][begin:],
+            [n for t in turns for n in t.tokens][begin:],
+            counter_name(counter),
+            [t for t in turns for _ in t.messages][begin:],
+            head.epoch,
+            window,
+        )
+        return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head)
+
+    async def _last_questions(self, n: int) -> list[str]:
+        limit = check_limit(n, "n") or 0
+        questions: list[str] = []
+        older: Any | None = None
+        while len(questions) < limit:
+            page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), PageLimit())
+            for turn in page.turns:
+                questions += [m.text for m in reversed(turn.messages) if is_user_message(m)]
+            older = page.older
+            if older is None:
+                break
+        return questions[:limit]
+
+    async def _page_forward(
+        self, after: Any | None, before_seq: int | None, *, hidden: bool = False
+    ) -> tuple[list[Turn], Any | None]:
+        turns, after = await self._store.page_forward(self._scope, after, FORWARD_PAGE, hidden=hidden)
+        if before_seq is not None:
+            # a turn past the end on this page: there is no next page
+            within = [turn for turn in turns if turn.seq < before_seq]
+            turns, after = within, after if len(within) == len(turns) else None
+        self._report(turns)
+        return turns, after
+
+    def _report(self, turns: Iterable[Turn]) -> list[str]:
+        problems = [problem for turn in turns for problem in turn.problems]
+        if problems and self._on_corrupt == "raise":
+            msg = f"{len(problems)} unreadable in session {self._scope.session_id!r}: {problems[0]}"
+            raise MessageDecodeError(msg)
+        if problems:
+            shown = "; ".join(problems[:3])
+            logger.warning("%d unreadable in session %r, left out: %s", len(problems), self._scope.session_id, shown)
+        return problems
+
+
+def same_counter(one: TokenCounter | None, other: TokenCounter | None) -> bool:
+    """Return whether two counters give the same counts, so that stored counts may be used."""
+    name = counter_name(one)
+    # A "<" in a name (`<lambda>`) does not identify a function.
+    return one is other or (name == counter_name(other) and "<" not in name)
+
+
+def _is_at(turn: Turn, position: Position) -> bool:
+    if position.seq:
+        return turn.seq <= position.seq
+    return turn.op == position.op and position.message_id in [m.id for m in turn.messages]
+
+
+def _place_after(turns: list[Turn], position: Position) -> int | None:
+    """Return how many messages of these turns, oldest first, lie up to a position; None if it is not among them."""
+    begin = found = 0
+    is_known = position.seq > 0
+    for turn in turns:
+        ids = [m.id for m in turn.messages]
+        if turn.op == position.op and turn.seq == position.seq:
+            if position.message_id in ids:
+                found = begin + ids.index(position.message_id) + 1
+            # Rows that memkit wrote in langchain-mongodb's layout: one message each, with one op for the whole turn.
+            elif not is_known:
+                found = begin
+            is_known = True
+        elif turn.seq < position.seq:
+            found = begin + len(ids)
+        begin += len(ids)
+    return found if is_known else None
+
+
+def _is_full(turns: list[Turn], max_messages: int) -> bool:
+    """Return whether these turns, newest first, are enough to cut the newest messages at the start of a turn."""
+    count = sum(len(turn.messages) for turn in turns)
+    if count != max_messages:
+        return count > max_messages
+    # Exactly full: the cut falls between rows. No older row is needed if the oldest one begins a turn, as a chain's
+    # do.
+    return max_messages > 0 and isinstance(turns[-1].messages[0] if turns[-1].messages else None, HumanMessage)
+
+
+def check_limit(value: Any, name: str) -> int | None:
+    """Validate a limit or position, and return it. None means no limit.
+
+    Raises:
+        ConfigurationError: It is not a whole number from 0 to 2**63 - 1.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SEQ:
+        msg = f"{name} must be a whole number from 0, or None for no limit; got {value!r:.50}"
+        raise ConfigurationError(msg)
+    return value
+
+
+def check_texts(ids: Iterable[Any]) -> None:
+    """Raise unless all message ids are text: another type could become an operator in a filter."""
+    for value in ids:
+        if not isinstance(value, str):
+            msg = f"message ids must be str, not {type(value).__name__}"
+            raise TypeError(msg)
+
+
+INLINE = 50  # messages that are encoded on the event loop, without a thread
+MAX_NESTED = 8  # depth of `add_messages` calls inside one another: an overridden `add_message` that prunes needs two
+
+_nested: ContextVar[int] = ContextVar("nested add_messages", default=0)
+
+
+class TurnHistory(ReadingFlows, BaseChatMessageHistory):
+    """Base of `SQLiteChatMessageHistory` and `MongoDBChatMessageHistory`, which document its use."""
+
+    _fixed: ClassVar[Mapping[str, str]] = {
+        "session_id": "make a history of that session, with the constructor or the factory: histories('session')",
+        "user_id": "make a history of that user, with the constructor or the factory: histories('session', 'user')",
+    }
+    """What cannot be set, and what to do instead."""
+
+    def __init__(
+        self,
+        store: TurnStore,
+        session_id: str,
+        user_id: str | None,
+        *,
+        history_size: int | None,
+        token_counter: TokenCounter,
+        on_corrupt: Literal["report", "raise"],
+    ) -> None:
+        if on_corrupt not in ("report", "raise"):
+            msg = f"on_corrupt must be 'report' or 'raise', not {on_corrupt!r}"
+            raise ConfigurationError(msg)
+        self._bind(session_id, user_id)
+        self.history_size = check_limit(history_size, "history_size")
+        self.token_counter = token_counter
+        self._on_corrupt = on_corrupt
+        self._store = store
+
+    def _bind(self, session_id: str, user_id: str | None) -> None:
+        owner = "" if user_id is None else check_id(user_id, "user_id")
+        self._scope = SessionScope(owner, check_id(session_id, "session_id"))
+
+    def _for_session(self, session_id: str, user_id: str | None) -> Self:
+        """Return a copy of this history bound to another session, for a factory to hand out."""
+        other = copy.copy(self)
+        other._bind(session_id, user_id)
+        return other
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to change an id: the new value would be shown, but the history stays bound to its session."""
+        way_out = self._fixed.get(name)
+        if way_out is None:
+            super().__setattr__(name, value)
+        # Before our own constructor has run, a subclass may set what it likes: `_bind` decides then.
+        elif "_store" in vars(self) and value != getattr(self, name):
+            msg = f"{name} of a {type(self).__name__} cannot be changed: {way_out}"
+            raise AttributeError(msg)
+
+    @property
+    def session_id(self) -> str:
+        """The id of the conversation."""
+        return self._scope.session_id
+
+    @property
+    def user_id(self) -> str | None:
+        """The id of the owner; None for an unowned session."""
+        return self._scope.user_id or None
+
+    @property
+    def ttl(self) -> float | None:
+        """Seconds after which a stored turn expires; None if it stays."""
+        return self._store.ttl
+
+    def __repr__(self) -> str:
+        """Show the session, never the server."""
+        return f"{type(self).__name__}(session_id={self.session_id!r}, user_id={self.user_id!r})"
+
+    # -- reading
+
+    @property
+    def messages(self) -> list[BaseMessage]:  # type: ignore[override]  # core declares an attribute
+        """The conversation, oldest first: all of it, or the newest `history_size` messages cut at a turn."""
+        return self.view(max_messages=self.history_size).messages
+
+    async def aget_messages(self) -> list[BaseMessage]:
+        """Read `messages` asynchronously; in a thread if a subclass overrides that property alone."""
+        if overrides(self, "messages", without=["aget_messages"]):
+            return await run_in_executor(None, lambda: self.messages)
+        return (await self.aview(max_messages=self.history_size)).messages
+
+    def tail(self, *, max_messages: int | None = None, max_tokens: int | None = None) -> list[BaseMessage]:
+        """Return the newest messages within both limits, oldest first, beginning at a turn.
+
+        The cost is proportional to the result: rows are read backwards, and token counts are stored with the messages.
+
+        Args:
+            max_messages: The greatest number of messages; None for no limit.
+            max_tokens: The greatest number of tokens, as counted when stored; None for no limit.
+
+        Returns:
+            Whole turns, oldest first. If the newest turn alone exceeds a limit, those of its newest whole tool groups
+            that fit.
+
+        Raises:
+            HistoryReadError: The store cannot be reached or read.
+
+        Example:
+            >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> from langchain_core.messages import AIMessage, HumanMessage
+            >>> history = SQLiteChatMessageHistory(":memory:", "s1")
+            >>> for text in ("one", "two"):
+            ...     history.add_messages([HumanMessage(text), AIMessage(text.upper())])
+            >>> [m.content for m in history.tail(max_messages=3)]
+            ['two', 'TWO']
+        """
+        return self.view(max_messages=max_messages, max_tokens=max_tokens).messages
+
+    async def atail(self, *, max_messages: int | None = None, max_tokens: int | None = None) -> list[BaseMessage]:
+        """Run `tail` asynchronously."""
+        return (await self.aview(max_messages=max_messages, max_tokens=max_tokens)).messages
+
+    def view(
+        self, *, max_messages: int | None = None, max_tokens: int | None = None, window: Window | None = None
+    ) -> HistoryView:
+        """Read a `tail` together with the position it was read at, against which a turn built on it is saved.
+
+        Args:
+            max_messages: The greatest number of messages, as in `tail`.
+            max_tokens: The greatest number of tokens, as in `tail`.
+            window: The window that a preprocessor asks for, in place of the limits: whole turns, which it trims itself.
+
+        Returns:
+            Messages (a `HistoryMessages`), the session's `seq` and `epoch`, and a line for each problem in reading.
+
+        Raises:
+            HistoryReadError: The store cannot be reached or read.
+        """
+        return self._store.run(self._view(max_messages, max_tokens, window))
+
+    async def aview(
+        self, *, max_messages: int | None = None, max_tokens: int | None = None, window: Window | None = None
+    ) -> HistoryView:
+        """Run `view` asynchronously."""
+        return await self._store.arun(self._view(max_messages, max_tokens, window))
+
+    def iter_turns(self, *, after_seq: int | None = None, before_seq: int | None = None) -> Iterator[Turn]:
+        """Iterate over the stored turns, oldest first, a page at a time, so that any length fits in memory.
+
+        Args:
+            after_seq: Only turns after this position; None for all, rows of langchain-mongodb included.
+            before_seq: Only turns before this position; None for no end.
+
+        Returns:
+            An iterator of `Turn`; damaged messages are left out and reported.
+
+        Raises:
+            HistoryReadError: The store cannot be reached or read.
+        """
+        after: Any | None = check_limit(after_seq, "after_seq")
+        while True:
+            turns, after = self._store.run(self._page_forward(after, before_seq))
+            yield from turns
+            if after is None:
+                return
+
+    async def aiter_turns(self, *, after_seq: int | None = None, before_seq: int | None = None) -> AsyncIterator[Turn]:
+        """Run `iter_turns` asynchronously."""
+        after: Any | None = check_limit(after_seq, "after_seq")
+        while True:
+            turns, after = await self._store.arun(self._page_forward(after, before_seq))
+            for turn in turns:
+                yield turn
+            if after is None:
+                return
+
+    def iter_messages(self, *, after_seq: int | None = None, before_seq: int | None = None) -> Iterator[BaseMessage]:
+        """Iterate over all messages, oldest first, without holding them in memory; arguments as in `iter_turns`."""
+        for turn in self.iter_turns(after_seq=after_seq, before_seq=before_seq):
+            yield from turn.messages
+
+    async def aiter_messages(
+        self, *, after_seq: int | None = None, before_seq: int | None = None
+    ) -> AsyncIterator[BaseMessage]:
+        """Run `iter_messages` asynchronously."""
+        async for turn in self.aiter_turns(after_seq=after_seq, before_seq=before_seq):
+            for message in turn.messages:
+                yield message
+
+    def stored_ids(self, ids: Sequence[str]) -> set[str]:
+        """Return those of the message ids that the session holds, with one indexed query.
+
+        Raises:
+            TypeError: An id is not a string.
+        """
+        check_texts(ids)
+        return self._store.run(self._store.stored_ids(self._scope, ids)) if ids else set()
+
+    async def astored_ids(self, ids: Sequence[str]) -> set[str]:
+        """Run `stored_ids` asynchronously."""
+        check_texts(ids)
+        return await self._store.arun(self._store.stored_ids(self._scope, ids)) if ids else set()
+
+    def last_questions(self, n: int = 3) -> list[str]:
+        """Return the user's last questions, newest first, as the context of a follow-up question.
+
+        Args:
+            n: The greatest number of questions.
+
+        Returns:
+            The texts of the user's last `n` messages, newest first, without messages that an agent's harness put in.
+
+        Raises:
+            HistoryReadError: The store cannot be reached or read.
+
+        Example:
+            >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> history = SQLiteChatMessageHistory(":memory:", "s1")
+            >>> history.add_user_message("What is memkit?")
+            >>> history.last_questions()
+            ['What is memkit?']
+        """
+        return self._store.run(self._last_questions(n))
+
+    async def alast_questions(self, n: int = 3) -> list[str]:
+        """Run `last_questions` asynchronously."""
+        return await self._store.arun(self._last_questions(n))
+
+    # -- writing
+
+    def add_message(self, message: BaseMessage) -> None:
+        """Append one message as a turn of its own; through `add_messages` if a subclass overrides that alone."""
+        if overrides(self, "add_messages") and not overrides(self, "add_message"):
+            self.add_messages([message])
+        else:
+            self.append_turn([message])
+
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Append a batch as one atomic turn: `append_turn` without its options.
+
+        If a subclass overrides `add_message` alone, each message is passed to it, as in LangChain's class.
+
+        Raises:
+            ConfigurationError: A subclass's `add_message` calls `add_messages`, which calls it again.
+        """
+        if not overrides(self, "add_message", without=["add_messages"]):
+            self.append_turn(messages)
+            return
+        # Both verbs may be overridden in terms of each other. Counting the depth turns endless recursion into an
+        # error that says how to write the override.
+        if _nested.get() >= MAX_NESTED:
+            msg = (
+                f"{type(self).__name__}.add_message calls add_messages, which calls add_message: call "
+                "super().add_message(message) there, or override add_messages instead"
+            )
+            raise ConfigurationError(msg)
+        token = _nested.set(_nested.get() + 1)
+        try:
+            for message in messages:
+                self.add_message(message)
+        finally:
+            _nested.reset(token)
+
+    async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Run `add_messages` asynchronously; in a thread if a subclass overrides sync methods alone."""
+        if any(overrides(self, verb, without=["aadd_messages"]) for verb in ("add_message", "add_messages")):
+            await run_in_executor(None, self.add_messages, messages)
+        else:
+            await self.aappend_turn(messages)
+
+    def append_turn(
+        self,
+        messages: Sequence[BaseMessage],
+        *,
+        turn_id: str | None = None,
+        expected_seq: int | None = None,
+        epoch: int | None = None,
+        since: datetime | None = None,
+        head: SessionHead | None = None,
+    ) -> int:
+        """Append one turn: all of it or nothing, and only once.
+
+        Args:
+            messages: The turn, oldest first. Messages without an id are stored with one; yours are not changed. More
+                than 100 messages (or 4 MB) holding several turns are an import: stored in order as several rows, and
+                continued, not doubled, by a second call with the same ids.
+            turn_id: The idempotency key: a second call with the same id stores nothing new. Default: derived from the
+                messages' ids.
+            expected_seq: Store only if this is the position of the last turn (`view().seq`).
+            epoch: Store only if the session was not cleared since it was read (`view().epoch`).
+            since: The time of that read (`view().read_at`): with it, a session that has merely expired since is begun
+                again.
+            head: The end of the session at that time (`view().head`), which saves a query. If others have written
+                since, it is read again.
+
+        Returns:
+            The position of the turn; 0 for an empty batch, of which nothing is stored.
+
+        Raises:
+            MessageEncodeError: A value would not come back equal; nothing was stored.
+            MessageTooLargeError: The turn does not fit into one document.
+            StaleTurnError: The session was cleared after `epoch` was read.
+            HistoryConflictError: `expected_seq` is not the last position.
+            IdempotencyConflictError: The same `turn_id` is stored with other content.
+            HistoryWriteError: The store failed; `maybe_stored` says whether the outcome is unknown.
+            TypeError: An argument is not what `view()` gives; nothing was stored.
+
+        Example:
+            >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> from langchain_core.messages import AIMessage, HumanMessage
+            >>> history = SQLiteChatMessageHistory(":memory:", "s1")
+            >>> turn = [HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")]
+            >>> history.append_turn(turn, turn_id="t1"), history.append_turn(turn, turn_id="t1")
+            (1, 1)
+        """
+        check_read_version(expected_seq=expected_seq, epoch=epoch, since=since, head=head)
+        batch = prepare_batch(messages, turn_id, self.token_counter)
+        if not batch.given:
+            return 0
+        return self._store.run(self._store.append(self._scope, batch, expected_seq, ReadVersion(epoch, since, head)))
+
+    async def aappend_turn(
+        self,
+        messages: Sequence[BaseMessage],
+        *,
+        turn_id: str | None = None,
+        expected_seq: int | None = None,
+        epoch: int | None = None,
+        since: datetime | None = None,
+        head: SessionHead | None = None,
+    ) -> int:
+        """Run `append_turn` asynchronously."""
+        check_list(messages)
+        check_read_version(expected_seq=expected_seq, epoch=epoch, since=since, head=head)
+        work = partial(prepare_batch, messages, turn_id, self.token_counter)
+        # Encoding many messages, or a token counter that may do I/O, would block the event loop.
+        slow = len(messages) > INLINE or self.token_counter is not approximate_tokens
+        batch = await asyncio.to_thread(work) if slow else work()
+        if not batch.given:
+            return 0
+        return await self._store.arun(
+            self._store.append(self._scope, batch, expected_seq, ReadVersion(epoch, since, head))
+        )
+
+    def delete_turn(self, turn: int | str) -> bool:
+        """Hide one turn (a soft delete: it stays stored until the session is cleared).
+
+        Args:
+            turn: Its position (`Turn.seq`), or its `Turn.op`, which turns without a position have as well.
+
+        Returns:
+            Whether there is such a turn.
+
+        Example:
+            >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> history = SQLiteChatMessageHistory(":memory:", "s1")
+            >>> history.add_user_message("What is memkit?")
+            >>> history.delete_turn(1), history.messages
+            (True, [])
+        """
+        return self._store.run(self._store.flag(self._scope, turn, deleted=True))
+
+    async def adelete_turn(self, turn: int | str) -> bool:
+        """Run `delete_turn` asynchronously."""
+        return await self._store.arun(self._store.flag(self._scope, turn, deleted=True))
+
+    def restore_turn(self, turn: int | str) -> bool:
+        """Show a turn again that `delete_turn` hid, and return whether there is such a turn."""
+        return self._store.run(self._store.flag(self._scope, turn, deleted=False))
+
+    async def arestore_turn(self, turn: int | str) -> bool:
+        """Run `restore_turn` asynchronously."""
+        return await self._store.arun(self._store.flag(self._scope, turn, deleted=False))
+
+    def clear(self) -> None:
+        """Delete this session's turns for good. Turns that began before are refused when they are saved.
+
+        Raises:
+            HistoryWriteError: The store failed; calling again finishes the work.
+        """
+        self._store.run(self._store.clear(self._scope))
+
+    async def aclear(self) -> None:
+        """Run `clear` asynchronously; in a thread if a subclass overrides that method alone."""
+        if overrides(self, "clear", without=["aclear"]):
+            await run_in_executor(None, self.clear)
+            return
+        await self._store.arun(self._store.clear(self._scope))
+
+
+H = TypeVar("H", bound="TurnHistory")
+
+FUNCTION = "Give a function in place of the factory: lambda session_id, user_id=None: YourHistory(...)"
+
+
+def check_options(kind: type[TurnHistory], options: Mapping[str, Any]) -> None:
+    """Check the names of the options that a `factory` passes on to the constructor.
+
+    Raises:
+        ConfigurationError: An option does not exist, or is an id, which differs from history to history.
+    """
+    for name in ("session_id", "user_id"):
+        if name in options:
+            msg = (
+                f"factory() takes no {name}, since it makes the histories of all sessions and users: give it where a "
+                "history is made, histories('s1', user_id='u1'), or in the config of a call"
+            )
+            raise ConfigurationError(msg)
+    parameters = inspect.signature(kind).parameters.values()
+    # arguments that a subclass's constructor takes before the `*` are accepted as well
+    check_arguments(options.keys() - {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}, kind)
+
+
+class HistoryFactory(ClosingMixin, Generic[H]):
+    """A `get_session_history` that shares one connection: pass it to `create_runnable_with_message_history`.
+
+    Created by `SQLiteChatMessageHistory.factory(...)` and `MongoDBChatMessageHistory.factory(...)`. A context manager,
+    sync and async; `close` closes the connections that this factory opened.
+
+    Example:
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> with SQLiteChatMessageHistory.factory(":memory:") as histories:
+        ...     histories("s1", user_id="u1").add_user_message("hello")
+        ...     [session.session_id for session in histories.list_sessions("u1")]
+        ['s1']
+    """
+
+    def __init__(self, first: H, make: Callable[..., H] | None = None) -> None:
+        if first.session_id != "-":
+            msg = f"the constructor of {type(first).__name__} takes other arguments than factory() gives it. {FUNCTION}"
+            raise ConfigurationError(msg)
+        self._first = first
+        self._make = make  # a subclass's constructor, whose work may depend on the ids; None to copy `first`
+        self._store = first._store
+
+    def __repr__(self) -> str:
+        """Show the file, or hosts and collection; no credentials."""
+        return f"{type(self).__name__}({self._store!r})"
+
+    @property
+    def does_no_io(self) -> bool:
+        """Whether a call may be made on the event loop: true unless it runs a subclass's constructor."""
+        return self._make is None
+
+    def __call__(self, session_id: str, user_id: str | None = None) -> H:
+        """Return the history of one session; no I/O.
+
+        Args:
+            session_id: The conversation.
+            user_id: The owner; None for apps that do not tell users apart.
+
+        Raises:
+            TypeError: An id is not a string.
+            ValueError: An id is empty or malformed.
+            ConfigurationError: The constructor of your subclass does not accept these ids, or ignores them.
+        """
+        if self._make is None:
+            return self._first._for_session(session_id, user_id)
+        name, owner = type(self._first).__name__, {} if user_id is None else {"user_id": user_id}
+        parameters = inspect.signature(self._make).parameters
+        if owner and not ("user_id" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())):
+            msg = f"the constructor of {name} takes no user_id, so users would share conversations. {FUNCTION}"
+            raise ConfigurationError(msg)
+        history = self._make(session_id, **owner)
+        if (history.session_id, history.user_id) != (session_id, user_id):
+            msg = f"the constructor of {name} made a history of another session or user. {FUNCTION}"
+            raise ConfigurationError(msg)
+        # The subclass's constructor has opened an in-memory database of its own, in which no other history would find
+        # the session: use the factory's.
+        if getattr(self._store, "in_memory", False):
+            history._store = self._store
+        return history
+
+    def setup(self) -> None:
+        """Create tables or indexes now, however large the collection is. Safe to repeat."""
+        self._store.run(self._store.setup())
+
+    async def asetup(self) -> None:
+        """Run `setup` asynchronously."""
+        await self._store.arun(self._store.setup())
+
+    def list_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
+        """Return the user's sessions that hold turns, most recently used first.
+
+        Args:
+            user_id: The user; None lists the unowned sessions.
+        """
+        return self._store.run(self._store.sessions(_owner(user_id)))
+
+    async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
+        """Run `list_sessions` asynchronously. It returns a list: `for s in await histories.alist_sessions(user)`."""
+        return await self._store.arun(self._store.sessions(_owner(user_id)))
+
+    def purge(self, user_id: str) -> dict[str, int]:
+        """Delete everything of a user for good, and make the store refuse turns that are still under way.
+
+        If a subclass overrides `clear`, it is called first for each session that the store lists. Data that the
+        subclass keeps elsewhere, for sessions not in that list, it has to delete itself.
+
+        Args:
+            user_id: The user; required.
+
+        Returns:
+            `{"sessions": n, "turns": m}`: the numbers deleted.
+
+        Raises:
+            HistoryWriteError: The store failed; calling again finishes the work.
+        """
+        owner = check_id(user_id, "user_id")
+        sessions = self.list_sessions(owner) if self._clears_more else []
+        for session in sessions:
+            self(session.session_id, owner).clear()
+        return _with(sessions, self._store.run(self._store.purge(owner)))
+
+    async def apurge(self, user_id: str) -> dict[str, int]:
+        """Run `purge` asynchronously."""
+        owner = check_id(user_id, "user_id")
+        sessions = await self.alist_sessions(owner) if self._clears_more else []
+        for session in sessions:
+            await self(session.session_id, owner).aclear()
+        return _with(sessions, await self._store.arun(self._store.purge(owner)))
+
+    @property
+    def _clears_more(self) -> bool:
+        """Whether a subclass overrides `clear` or `aclear`."""
+        return overrides(self._first, "clear") or overrides(self._first, "aclear")
+
+    def close(self) -> None:
+        """Close the connections that this factory opened; a client you passed in stays open."""
+        self._store.close()
+
+    async def aclose(self) -> None:
+        """Run `close` asynchronously."""
+        await self._store.aclose()
+
+
+def _with(sessions: list[SessionInfo], counts: dict[str, int]) -> dict[str, int]:
+    """Return the counts of a purge, including what a subclass's `clear` deleted before it."""
+    cleared = {"sessions": len(sessions), "turns": sum(session.turns for session in sessions)}
+    return {name: max(count, cleared.get(name, 0)) for name, count in counts.items()}
+
+
+def _owner(user_id: str | None) -> str:
+    return "" if user_id is None else check_id(user_id, "user_id")

@@ -1,0 +1,342 @@
+"""The data that passes between a history and its store, and the rules on it that every store shares. No I/O."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from langchain_core.messages import BaseMessage
+
+from langchain_memkit._sync import Flow
+from langchain_memkit.base import SessionHead, SessionInfo, TokenCounter, Turn, check_id, describe_value
+from langchain_memkit.errors import IdempotencyConflictError, MessageDecodeError, MessageEncodeError
+from langchain_memkit.messages.codec import FORMAT_VERSION, decode_message, encode_messages
+from langchain_memkit.messages.tokens import count_tokens, counter_name
+from langchain_memkit.messages.trimming import batch_op, same_messages, split_batch, with_ids
+
+T = TypeVar("T")
+
+
+class SessionScope(NamedTuple):
+    """The address of a conversation. `user_id` is empty for unowned sessions; no caller can pass that as an id."""
+
+    user_id: str
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """One document or row to store: encoded messages with their token counts."""
+
+    op: str
+    messages: list[dict[str, Any]]
+    tokens: list[int]
+    created_at: datetime | None = None  # None: the present
+    expires_at: datetime | None = None  # None: according to the store's `ttl`
+    is_deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The messages of one call, ready to store: usually one row, several for a long import.
+
+    Attributes:
+        given: The caller's messages.
+        identified: Copies of them, each with an id.
+        rows: The rows to store.
+        turn_id: The caller's id of the turn, if there is one.
+    """
+
+    given: list[BaseMessage]
+    identified: list[BaseMessage]
+    rows: list[TurnRow]
+    turn_id: str | None
+
+    def parts(self) -> Iterator[tuple[TurnRow, list[BaseMessage]]]:
+        """Yield each row with its messages."""
+        begin = 0
+        for row in self.rows:
+            yield row, self.identified[begin : begin + len(row.messages)]
+            begin += len(row.messages)
+
+    @property
+    def error_context(self) -> dict[str, Any]:
+        """The attributes of a `HistoryWriteError` about this batch."""
+        return {"messages": self.identified, "turn_id": self.turn_id}
+
+
+EMPTY = SessionHead(0, 0, 0)
+MARKER_TTL = timedelta(hours=2)
+"""How long a clear or purge is known. A writer that was frozen for longer may miss it."""
+MOST = 2**53
+"""No session has so many turns: a larger position is damaged, and is neither read nor counted on from."""
+
+
+class ReadVersion(NamedTuple):
+    """The state of the session that a turn saw when it began; all None if the caller did not load first.
+
+    Attributes:
+        epoch: The session's epoch; for an empty session, that of the user's last purge (0 if there was none).
+        since: The time at which the turn began.
+        head: The end of the session at that time, if known.
+    """
+
+    epoch: int | None = None
+    since: datetime | None = None
+    head: SessionHead | None = None
+
+
+SEEN: dict[str, tuple[str, type]] = {
+    "expected_seq": ("seq", int),
+    "epoch": ("epoch", int),
+    "since": ("read_at", datetime),
+    "head": ("head", SessionHead),
+}
+
+
+def check_read_version(**seen: object) -> None:
+    """Raise unless arguments of `append_turn` have the types of the matching fields of a history view.
+
+    Args:
+        seen: The arguments by name; None for one that was not given.
+
+    Raises:
+        TypeError: One has another type.
+    """
+    for name, value in seen.items():
+        field, kind = SEEN[name]
+        if value is not None and not isinstance(value, kind):
+            msg = f"{name} must be what view().{field} gives, not {describe_value(value)}"
+            raise TypeError(msg)
+
+
+def may_append(head: SessionHead | None, turn: ReadVersion, purged: int, now: datetime) -> bool:
+    """Return whether a turn may be stored: not if the session was cleared, or the user purged, since the turn began.
+
+    Args:
+        head: The end of the session now; None if it holds nothing.
+        turn: The state that the turn saw when it began.
+        purged: The epoch of the user's last purge; 0 if there was none in the last two hours.
+        now: The present.
+    """
+    # The caller loaded nothing that could be outdated, or nothing was cleared since: epochs are compared for equality
+    # only.
+    if turn.epoch is None or (head is not None and head.epoch == turn.epoch):
+        return True
+    if head is not None:
+        # The epochs differ. That is harmless in one case: the session was empty when the turn began (the turn was
+        # then given the purge's epoch instead of one of the session's), and another turn has begun it since. A clear
+        # since then would show as a base above 0, a purge as another value of `purged`.
+        return head.base == 0 and turn.epoch == purged
+    # The session was empty when the turn began, still is, and the user was not purged since.
+    if turn.epoch == purged:
+        return True
+    # What the turn saw is gone, and no tombstone says that it was cleared: it expired. Tombstones stay for two hours,
+    # so a turn that began less than one hour ago cannot have missed one.
+    return turn.since is not None and not purged and now - turn.since < MARKER_TTL / 2
+
+
+def new_epoch() -> int:
+    """Draw a random 63-bit epoch, never 0."""
+    return secrets.randbits(63) or 1
+
+
+def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int | None = None) -> Turn:
+    """Decode a stored row into a `Turn`. Damaged messages, or a newer format, become a line in `problems`.
+
+    Args:
+        row: The stored row.
+        counter: Counts the tokens where the stored counts are of another counter.
+        newest: Stop after decoding one message more than this number, counted from the end; None decodes all.
+    """
+    seq = row.get("seq")
+    where = f"turn {seq if isinstance(seq, int) else '?'}"
+    created_at = row.get("createdAt")
+    turn = Turn(
+        seq if isinstance(seq, int) else 0,
+        row["epoch"] if isinstance(row.get("epoch"), int) else 0,
+        str(row.get("op")),
+        created_at if isinstance(created_at, datetime) else None,
+        [],
+        [],
+        expires_at=expires_at if isinstance(expires_at := row.get("expiresAt"), datetime) else None,
+        is_deleted=row.get("isDeleted") is True or row.get("isActive") is False,
+    )
+    version, stored = row.get("v"), row.get("messages")
+    if version != FORMAT_VERSION:
+        turn.problems.append(
+            f"{where}: format {describe_value(version)}, this version reads {FORMAT_VERSION}; is memkit older here?"
+        )
+    elif not isinstance(stored, list):
+        turn.problems.append(f"{where}: no list of messages")
+    else:
+        tokens = row.get("tokens")
+        named = counter_name(counter)
+        # Stored counts are trusted only if they are well-formed and were counted by the same counter; a name with "<"
+        # (`<lambda>`) does not identify one.
+        trusted = row.get("token_counter") == named and "<" not in named and _are_counts(tokens, len(stored))
+        # from the end: a caller that needs only the newest messages of a long row decodes no others
+        for i in reversed(range(len(stored))):
+            if newest is not None and len(turn.messages) > newest:
+                break
+            try:
+                message = decode_message(stored[i])
+            except MessageDecodeError as error:
+                turn.problems.append(f"{where} message {i}: {error}")
+                continue
+            turn.messages.append(message)
+            turn.tokens.append(tokens[i] if trusted and tokens else count_tokens([message], counter)[0])
+        for newest_first in (turn.messages, turn.tokens, turn.problems):
+            newest_first.reverse()
+    return turn
+
+
+def _are_counts(tokens: Any, size: int) -> bool:
+    return isinstance(tokens, list) and len(tokens) == size and all(isinstance(n, int) and n >= 0 for n in tokens)
+
+
+def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
+    """Return the position of a row that a retry found stored already, if its messages are the same.
+
+    Raises:
+        IdempotencyConflictError: The stored messages differ.
+    """
+    begin = sum(len(row.messages) for row in batch.rows[:index])
+    given = batch.given[begin : begin + len(batch.rows[index].messages)]
+    if not same_messages(stored.messages, given):
+        msg = (
+            f"turn {batch.rows[index].op!r} is stored already at position {stored.seq}, with other messages. "
+            "Use a new turn_id (or new message ids) for a new turn."
+        )
+        raise IdempotencyConflictError(msg, stored=stored.messages, **batch.error_context)
+    return stored.seq
+
+
+class PageLimit(NamedTuple):
+    """The amounts at which a page may end early: as soon as it holds more messages or more tokens than these.
+
+    Rows of an import hold up to 100 messages: decoding a page of them for the newest twenty would be most of the cost.
+    """
+
+    messages: int | None = None
+    tokens: int | None = None
+
+
+def until_limit(turns: Iterable[Turn], enough: PageLimit) -> tuple[list[Turn], bool]:
+    """Return the turns up to the one with which they hold enough, and whether turns were left over."""
+    taken: list[Turn] = []
+    messages = tokens = 0
+    for turn in turns:
+        if (enough.messages is not None and messages > enough.messages) or (
+            enough.tokens is not None and tokens > enough.tokens
+        ):
+            return taken, True
+        taken.append(turn)
+        messages += len(turn.messages)
+        tokens += sum(turn.tokens)
+    return taken, False
+
+
+class Page(NamedTuple):
+    """A page of turns, newest first, with the state of the session as of this read.
+
+    Attributes:
+        turns: The turns.
+        seq: The last position of the session; 0 if it holds nothing.
+        epoch: The session's epoch; if it holds nothing, that of the user's last purge, which `may_append` takes as
+            `purged`.
+        read_at: The time of the read, by the store's clock.
+        older: Where to continue reading; None at the end.
+        head: The end of the session, from which an append may start without another read; None if it has to read.
+    """
+
+    turns: list[Turn]
+    seq: int
+    epoch: int
+    read_at: datetime | None
+    older: Any | None
+    head: SessionHead | None = None
+
+
+class TurnStore(Protocol):
+    """The interface that a backend implements for `TurnHistory` and `HistoryFactory`; `run` and `arun` run its flows.
+
+    All methods but the runners and closers are flows:
+
+    * `append` stores a batch after the last position and returns the position of its last row. Rows whose `op` is
+      stored already are not stored again (see `stored_or_conflict`); a turn that `may_append` refuses raises
+      `StaleTurnError`.
+    * `page_back` returns turns newest first, down to position `floor`; `page_forward` returns turns oldest first, and
+      where to continue.
+    * `stored_ids` returns which of some message ids the session holds; `sessions` a user's sessions; `owners` every
+      user with turns; `unowned` something that identifies a turn of this session id that was stored without a user, or
+      None.
+    * `flag` sets or removes the soft delete of a turn, and returns whether there is such a turn.
+    * `clear` inserts a tombstone with a new epoch and deletes what is older; `purge` does so in every session of a
+      user, and returns counts.
+    * `setup` creates tables or indexes.
+
+    Attributes:
+        layout: The name of the storage format, `"turns"` for memkit's own.
+        place: Equal for stores on the same file or collection.
+        ttl: Seconds after which a turn expires; None if it stays.
+    """
+
+    layout: str
+
+    @property
+    def place(self) -> Any: ...
+    @property
+    def ttl(self) -> float | None: ...
+
+    def run(self, flow: Flow[T]) -> T: ...
+    async def arun(self, flow: Flow[T]) -> T: ...
+    async def append(self, scope: SessionScope, batch: Batch, expected_seq: int | None, origin: ReadVersion) -> int: ...
+    async def page_back(
+        self, scope: SessionScope, older: Any | None, limit: int, enough: PageLimit, floor: int = 0
+    ) -> Page: ...
+    async def page_forward(
+        self, scope: SessionScope, after: Any | None, limit: int, *, hidden: bool = False
+    ) -> tuple[list[Turn], Any | None]: ...
+    async def unowned(self, session_id: str) -> str | None: ...
+    async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]: ...
+    async def flag(self, scope: SessionScope, turn: int | str, *, deleted: bool) -> bool: ...
+    async def clear(self, scope: SessionScope) -> None: ...
+    async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]: ...
+    async def owners(self) -> list[str]: ...
+    async def purge(self, user_id: str) -> dict[str, int]: ...
+    async def setup(self) -> None: ...
+    def close(self) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+def check_list(messages: object) -> None:
+    """Raise if a single message or a text is passed where a list belongs: iterating it would take it apart."""
+    if isinstance(messages, (BaseMessage, str)):
+        msg = f"messages must be a list of messages, not one {type(messages).__qualname__}: pass a list, [message]"
+        raise TypeError(msg)
+
+
+def prepare_batch(messages: Iterable[BaseMessage], turn_id: str | None, counter: TokenCounter | None) -> Batch:
+    """Validate, identify, encode and count a batch of messages, and split it if it is a long import. No I/O."""
+    check_list(messages)
+    given = list(messages)
+    for i, message in enumerate(given):
+        if not isinstance(message, BaseMessage):
+            way_out = "; text is stored by add_user_message and add_ai_message" if isinstance(message, str) else ""  # type: ignore[unreachable]
+            raise MessageEncodeError(f"messages[{i}]", f"is a {type(message).__qualname__}, not a message{way_out}")
+    identified = with_ids(given)
+    encoded = encode_messages(identified)
+    tokens = count_tokens(identified, counter)
+    # Ids, and with them the op, are fixed before the first attempt: every retry of this batch carries the same op, so
+    # the store can tell it from a second turn with the same words.
+    op = batch_op(identified, None if turn_id is None else check_id(turn_id, "turn_id"))
+    sizes = [len(str(data).encode("utf-8", "replace")) for data in encoded]
+    ranges = split_batch(identified, sizes)
+    # Each part of an import has an op of its own, so a repeated import finds the parts that are stored.
+    names = [op] if len(ranges) == 1 else [f"part:{i:06d}:{op}" for i in range(len(ranges))]
+    rows = [TurnRow(name, encoded[a:b], tokens[a:b]) for name, (a, b) in zip(names, ranges, strict=True)]
+    return Batch(given, identified, rows, turn_id)

@@ -1,0 +1,376 @@
+"""Key-value stores over any store of rows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from langchain_core.documents import Document
+from langchain_core.stores import BaseStore
+from typing_extensions import TypeVar as TypeVarWithDefault
+
+from langchain_memkit._sync import ClosingMixin, Flow
+from langchain_memkit.base import check_id, check_text, describe_value, user_prefix
+from langchain_memkit.errors import MessageEncodeError
+from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value, encode_value
+
+logger = logging.getLogger("langchain_memkit")
+
+MAX_KEY_BYTES = 4096  # two ids of 512 bytes fit: quoting makes up to 3 bytes of each
+PAGE = 1000
+STORED_TYPES = (dict, bytes, Document)
+UNREADABLE = (KeyError, TypeError, ValueError, RecursionError)  # raised when damaged data is decoded
+
+
+class StoredValue(NamedTuple):
+    """A value as a backend read it, with its format version; it may be damaged."""
+
+    value: Any
+    version: Any
+
+
+class KeyRange(NamedTuple):
+    """The keys from `begin` up to, not including, `end`; None for no end."""
+
+    begin: str
+    end: str | None
+
+
+def check_keys(keys: Iterable[str]) -> list[str]:
+    """Validate keys and return them as a list. Raise before any I/O if one is invalid."""
+    if isinstance(keys, str):  # its letters would be taken for keys
+        msg = "keys must be a list of str, not a str"
+        raise TypeError(msg)
+    return [check_text(key, "key", MAX_KEY_BYTES) for key in keys]
+
+
+def check_prefix(prefix: str | None) -> str:
+    """Validate a prefix of keys; None becomes an empty string. Raise before any I/O if it is invalid."""
+    return "" if prefix is None else check_text(prefix, "prefix", MAX_KEY_BYTES, least=0)
+
+
+def encode_pairs(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Encode values as plain data by key; of a repeated key the last one counts.
+
+    Raises:
+        TypeError: A key is not a string.
+        ValueError: A key is empty or malformed.
+        MessageEncodeError: A value cannot be stored, or would not come back equal.
+    """
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        name = check_text(key, "key", MAX_KEY_BYTES)
+        values[name] = _encode(value, f"values[{name!r}]")
+    return values
+
+
+def _encode(value: Any, path: str) -> Any:
+    if not isinstance(value, STORED_TYPES):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise MessageEncodeError(path, f"is a {kind}, and a store takes dicts, bytes and Documents")
+    encoded, problem = encode_value(value, path), ""
+    back: Any = None
+    try:
+        # decoded and compared before it is stored: a value that changes on the way must be refused now, not found on
+        # reading
+        back = decode_value(encoded)
+    except UNREADABLE as error:
+        problem = f"would be unreadable once stored ({type(error).__name__})"
+    if problem:  # out here, since the other error may quote the value
+        raise MessageEncodeError(path, problem)
+    # For one, a datetime in the hour that clocks repeat in autumn differs from itself in another time zone.
+    if back != value:
+        wrong = [k for k in value if k not in back or back[k] != value[k]] if isinstance(value, dict) else []
+        raise MessageEncodeError(f"{path}[{wrong[0]!r}]" if wrong else path, "would not come back equal")
+    return encoded
+
+
+def decode(key: str, stored: StoredValue) -> Any:
+    """Decode a stored value; None if it is damaged, which is logged."""
+    if stored.version != FORMAT_VERSION:
+        problem = f"format {describe_value(stored.version)}, this version reads {FORMAT_VERSION}; is memkit older here?"
+    else:
+        try:
+            value = decode_value(stored.value)
+        except UNREADABLE as error:
+            problem = f"a value cannot be read ({type(error).__name__})"
+        else:
+            if isinstance(value, STORED_TYPES):
+                return value
+            problem = f"a {type(value).__name__} instead of a dict, bytes or a Document"
+    logger.warning("key %.200r is unreadable and left as it is: %s", key, problem)
+    return None
+
+
+def range_of(prefix: str) -> KeyRange:
+    """Return the range of the keys that begin with `prefix`: up to the next text after them, by code points."""
+    for i in reversed(range(len(prefix))):
+        following = ord(prefix[i]) + 1
+        if following <= 0x10FFFF:
+            # surrogates are not characters: U+E000 follows U+D7FF
+            return KeyRange(prefix, prefix[:i] + chr(0xE000 if following == 0xD800 else following))
+    return KeyRange(prefix, None)
+
+
+def range_after(keys: KeyRange, page: list[str]) -> KeyRange | None:
+    """Return the range after a page; None at the end.
+
+    Keys hold no NUL, so `last + NUL` is the first text after `last`.
+    """
+    # A damaged key may sort differently from its decoded text; without this check the listing would go in circles.
+    if len(page) < PAGE or page[-1] < keys.begin:
+        return None
+    return keys._replace(begin=page[-1] + "\x00")
+
+
+T = TypeVar("T")
+V = TypeVarWithDefault("V", default=dict[str, Any])
+"""What the values are: dicts, unless one says `SQLiteKeyValueStore[bytes]` or `[Document]`. Only type checkers ask."""
+
+
+class KeyValueBackend(Protocol):
+    """The interface that a backend implements for `KeyValueStore`; values are plain data.
+
+    All methods but the runners and closers are flows:
+
+    * `get` returns the stored values by key, without keys that do not exist; `delete` deletes keys.
+    * `set` stores values. `set_if_exists` does so, and deletes `gone`, only if `key` exists from the beginning of the
+      write to its end; it returns whether it did.
+    * `page` returns the first `limit` keys of a range, in order of code points; `delete_range` deletes a range and
+      returns the number of keys.
+    """
+
+    def run(self, flow: Flow[T]) -> T: ...
+    async def arun(self, flow: Flow[T]) -> T: ...
+    async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]: ...
+    async def set(self, values: dict[str, Any]) -> None: ...
+    async def delete(self, keys: Sequence[str]) -> None: ...
+    async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool: ...
+    async def page(self, keys: KeyRange, limit: int) -> list[str]: ...
+    async def delete_range(self, keys: KeyRange) -> int: ...
+    def close(self) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
+    """Base of `SQLiteKeyValueStore` and `MongoDBKeyValueStore`, which document its use."""
+
+    def __init__(self, backend: KeyValueBackend) -> None:
+        self._backend = backend
+
+    def mget(self, keys: Sequence[str]) -> list[V | None]:
+        """Return the values of some keys.
+
+        Args:
+            keys: Keys in any order; duplicates are allowed.
+
+        Returns:
+            A value for each key, in their order; None where there is none, or where it cannot be read: that is logged,
+            and the stored value stays as it is. Every value is a copy of its own.
+
+        Raises:
+            TypeError: A key is not a string.
+            ValueError: A key is empty or malformed.
+            HistoryReadError: The store cannot be reached or read.
+
+        Example:
+            >>> from langchain_memkit import SQLiteKeyValueStore
+            >>> store = SQLiteKeyValueStore(":memory:")
+            >>> store.mset([("u1/name", {"text": "Nemo"})])
+            >>> store.mget(["u1/name", "u1/age"])
+            [{'text': 'Nemo'}, None]
+        """
+        return self._backend.run(self._mget(check_keys(keys)))
+
+    async def amget(self, keys: Sequence[str]) -> list[V | None]:
+        """Run `mget` asynchronously."""
+        return await self._backend.arun(self._mget(check_keys(keys)))
+
+    async def _mget(self, keys: list[str]) -> list[V | None]:
+        found = await self._backend.get(list(dict.fromkeys(keys))) if keys else {}
+        return [decode(key, found[key]) if key in found else None for key in keys]
+
+    def mset(self, key_value_pairs: Sequence[tuple[str, V]]) -> None:
+        """Store values under keys, replacing those that exist. Of two concurrent writers the last one wins.
+
+        Args:
+            key_value_pairs: Keys with their values. Of a repeated key the last value counts. A value is bytes, a
+                `Document`, or a dict of values that a message may hold: JSON types, and also int keys, tuples, sets,
+                bytes, datetimes and documents.
+
+        Raises:
+            TypeError: A key is not a string.
+            ValueError: A key is empty or malformed.
+            MessageEncodeError: A value would not come back equal; its `path` says which. Nothing was stored.
+            MessageTooLargeError: A value is larger than the store accepts. Nothing was stored.
+            HistoryWriteError: The store failed; `maybe_stored` says whether the outcome is unknown. Calling again is
+                safe.
+
+        Example:
+            >>> from langchain_memkit import SQLiteKeyValueStore
+            >>> store = SQLiteKeyValueStore(":memory:")
+            >>> store.mset([("k", {"n": 1}), ("k", {"n": 2})])
+            >>> store.mget(["k"])
+            [{'n': 2}]
+            >>> store.mset([("raw", b"0xff")])
+            >>> store.mget(["raw"])
+            [b'0xff']
+        """
+        if values := encode_pairs(key_value_pairs):
+            self._backend.run(self._backend.set(values))
+
+    async def amset(self, key_value_pairs: Sequence[tuple[str, V]]) -> None:
+        """Run `mset` asynchronously."""
+        # in a thread: encoding large values would block the event loop
+        if values := await asyncio.to_thread(encode_pairs, list(key_value_pairs)):
+            await self._backend.arun(self._backend.set(values))
+
+    def mset_if_exists(self, key: str, key_value_pairs: Sequence[tuple[str, V]], delete: Sequence[str] = ()) -> bool:
+        """Store values and delete others in one write, only if some key exists from its beginning to its end.
+
+        Use it for data that must not outlive its owner: whoever deletes `key` first, and then lists and deletes the
+        data that belongs to it, leaves nothing behind, whoever writes meanwhile.
+
+        Args:
+            key: The key that must exist; its value is not changed.
+            key_value_pairs: Keys with their values, as in `mset`.
+            delete: Keys to delete if the values are stored.
+
+        Returns:
+            Whether the key existed; if not, nothing was stored or deleted.
+
+        Raises:
+            TypeError: A key is not a string.
+            ValueError: A key is empty or malformed.
+            MessageEncodeError: A value would not come back equal. Nothing was stored.
+            MessageTooLargeError: A value is larger than the store accepts. Nothing was stored.
+            HistoryWriteError: The store failed; calling again is safe.
+
+        Example:
+            >>> from langchain_memkit import SQLiteKeyValueStore
+            >>> store = SQLiteKeyValueStore(":memory:")
+            >>> store.mset([("u1", {}), ("u1/old", {})])
+            >>> store.mset_if_exists("u1", [("u1/name", {"text": "Nemo"})], delete=["u1/old"])
+            True
+            >>> store.mset_if_exists("u2", [("u2/name", {"text": "Dory"})]), list(store.yield_keys())
+            (False, ['u1', 'u1/name'])
+        """
+        owner, values, gone = check_keys([key])[0], encode_pairs(key_value_pairs), check_keys(delete)
+        return self._backend.run(self._backend.set_if_exists(owner, values, gone))
+
+    async def amset_if_exists(
+        self, key: str, key_value_pairs: Sequence[tuple[str, V]], delete: Sequence[str] = ()
+    ) -> bool:
+        """Run `mset_if_exists` asynchronously."""
+        owner, gone = check_keys([key])[0], check_keys(delete)
+        values = await asyncio.to_thread(encode_pairs, list(key_value_pairs))
+        return await self._backend.arun(self._backend.set_if_exists(owner, values, gone))
+
+    def mdelete(self, keys: Sequence[str]) -> None:
+        """Delete keys for good; those that do not exist are ignored.
+
+        Args:
+            keys: Keys in any order; duplicates are allowed.
+
+        Raises:
+            TypeError: A key is not a string.
+            ValueError: A key is empty or malformed.
+            HistoryWriteError: The store failed; calling again finishes the work.
+
+        Example:
+            >>> from langchain_memkit import SQLiteKeyValueStore
+            >>> store = SQLiteKeyValueStore(":memory:")
+            >>> store.mset([("a", {}), ("b", {})])
+            >>> store.mdelete(["a", "never there"])
+            >>> list(store.yield_keys())
+            ['b']
+        """
+        if names := list(dict.fromkeys(check_keys(keys))):
+            self._backend.run(self._backend.delete(names))
+
+    async def amdelete(self, keys: Sequence[str]) -> None:
+        """Run `mdelete` asynchronously."""
+        if names := list(dict.fromkeys(check_keys(keys))):
+            await self._backend.arun(self._backend.delete(names))
+
+    def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
+        """Iterate over the keys that begin with `prefix`, sorted; an index is read a page at a time.
+
+        Args:
+            prefix: For example `user_prefix(user_id)`; None or an empty string for every key.
+
+        Returns:
+            An iterator of keys in order of their code points. Keys stored or deleted meanwhile may be included or not.
+
+        Raises:
+            TypeError: The prefix is not a string.
+            ValueError: The prefix is malformed.
+            HistoryReadError: The store cannot be reached or read.
+
+        Example:
+            >>> from langchain_memkit import SQLiteKeyValueStore
+            >>> from langchain_memkit.base import user_prefix
+            >>> store = SQLiteKeyValueStore(":memory:")
+            >>> store.mset([(user_prefix(user) + "name", {}) for user in ("a", "a/b", "ab")])
+            >>> list(store.yield_keys(prefix=user_prefix("a")))
+            ['a/name']
+        """
+        return self._keys(range_of(check_prefix(prefix)))
+
+    def _keys(self, keys: KeyRange | None) -> Generator[str, None, None]:
+        while keys:
+            page = self._backend.run(self._backend.page(keys, PAGE))
+            yield from page
+            keys = range_after(keys, page)
+
+    def ayield_keys(self, *, prefix: str | None = None) -> AsyncGenerator[str, None]:
+        """Run `yield_keys` asynchronously."""
+        return self._akeys(range_of(check_prefix(prefix)))
+
+    async def _akeys(self, keys: KeyRange | None) -> AsyncGenerator[str, None]:
+        while keys:
+            page = await self._backend.arun(self._backend.page(keys, PAGE))
+            for key in page:
+                yield key
+            keys = range_after(keys, page)
+
+    def purge(self, user_id: str) -> dict[str, int]:
+        """Delete every key under `user_prefix(user_id)` for good. Values written afterwards stay.
+
+        Args:
+            user_id: The user; required.
+
+        Returns:
+            `{"keys": n}`: the number of keys deleted.
+
+        Raises:
+            TypeError: `user_id` is not a string.
+            ValueError: `user_id` is not a valid id.
+            HistoryWriteError: The store failed; calling again finishes the work.
+
+        Example:
+            >>> from langchain_memkit import SQLiteKeyValueStore
+            >>> from langchain_memkit.base import user_prefix
+            >>> store = SQLiteKeyValueStore(":memory:")
+            >>> store.mset([(user_prefix(user) + "name", {}) for user in ("u1", "u2")])
+            >>> store.purge("u1"), list(store.yield_keys())
+            ({'keys': 1}, ['u2/name'])
+        """
+        return self._backend.run(self._purge(check_id(user_id, "user_id")))
+
+    async def apurge(self, user_id: str) -> dict[str, int]:
+        """Run `purge` asynchronously."""
+        return await self._backend.arun(self._purge(check_id(user_id, "user_id")))
+
+    async def _purge(self, user_id: str) -> dict[str, int]:
+        return {"keys": await self._backend.delete_range(range_of(user_prefix(user_id)))}
+
+    def close(self) -> None:
+        """Close the connections that this store opened; a client you passed in stays open."""
+        self._backend.close()
+
+    async def aclose(self) -> None:
+        """Run `close` asynchronously."""
+        await self._backend.aclose()
