@@ -10,7 +10,7 @@ performs it and sends the result back as the value of the `await`; if it failed,
 flow may await other flows and operations, nothing else: a coroutine of asyncio's is wrapped in a `Step`.
 
 The plainest operation is `Step`, a pair of functions; `gather`, `cpu_bound`, `call_user_function` and `model_call` make
-steps. A backend has operations of its own and performs them with its connection: see `Call` of `backends.mongodb`,
+steps. A backend has operations of its own and performs them with its connection: see `Command` of `backends.mongodb`,
 `WithConnection` of `backends.sqlite`, `StoreBatch` of `backends.langgraph_store`.
 
 What is not performed ends a flow: if the driver's task is cancelled or Ctrl-C arrives, the flow is closed where it
