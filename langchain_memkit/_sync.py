@@ -14,7 +14,7 @@ steps. A backend has operations of its own and performs them with its connection
 `WithConnection` of `backends.sqlite`, `StoreBatch` of `backends.langgraph_store`.
 
 What is not performed ends a flow: if the driver's task is cancelled or Ctrl-C arrives, the flow is closed where it
-stands, as Python closes a generator (its `finally` blocks run, `except` blocks do not), and the error goes on.
+stands, as Python closes a generator (its `finally` blocks run, `except Exception` does not), and the error goes on.
 
 Example:
     >>> class Greeter:
