@@ -488,7 +488,7 @@ class VectorStoreAdapter:
     Example:
         >>> from langchain_core.embeddings import DeterministicFakeEmbedding
         >>> from langchain_core.vectorstores import InMemoryVectorStore
-        >>> store = ForeignStore(InMemoryVectorStore(DeterministicFakeEmbedding(size=8)))
+        >>> store = VectorStoreAdapter(InMemoryVectorStore(DeterministicFakeEmbedding(size=8)))
         >>> tea = Document("human: I like tea.", id="r1", metadata={"user_id": "u1", "session_id": "s1"})
         >>> store.write("u1", "s1", "", [tea], [None])
         True

@@ -222,7 +222,7 @@ def check_floor(floor: Any, ranking: Ranking) -> float | None:
         ConfigurationError: It is neither a number of at least 0, nor `"auto"`, nor None.
 
     Example:
-        >>> floor_given("auto", Ranking()), floor_given("auto", Ranking.generative_agents()), floor_given(0, Ranking())
+        >>> check_floor("auto", Ranking()), check_floor("auto", Ranking.generative_agents()), check_floor(0, Ranking())
         (1.0, None, None)
     """
     if isinstance(floor, str) and floor == "auto":
