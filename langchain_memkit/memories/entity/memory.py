@@ -133,7 +133,7 @@ class EntityFlows(DerivedMemory):
         rows, dead = await cpu_bound(lambda: self._facts(book, sources, found, epoch))
         # A turn that is repeated after the history was cleared has the keys of its erased facts, and no row may change
         # under its key: other processes have it cached. A new generation makes new keys.
-        if dead:
+        if dead and generation is not None:
             repeated: bool = await shelf.held(lambda: any(map(known.holds, rows)))
             if repeated:
                 generation = await shelf.next_generation(book, self._session, generation)
