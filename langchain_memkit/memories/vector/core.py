@@ -86,7 +86,7 @@ class VectorMemoryConfig:
         token_counter: TokenCounterLike,
         now: Now,
     ) -> VectorMemoryConfig:
-        """Validate the options and wrap a third-party store in a `ForeignStore`. No I/O."""
+        """Validate the options and wrap a third-party store in a `VectorStoreAdapter`. No I/O."""
         _check_store(store, text_splitter, reranker)
         _check_numbers(ttl, max_tokens=max_tokens, k=k, max_records=max_records)
         _check_functions(
