@@ -531,7 +531,7 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         "session_id": "make a history of that session, with the constructor or the factory: histories('session')",
         "user_id": "make a history of that user, with the constructor or the factory: histories('session', 'user')",
     }
-    """What cannot be set, and what to do instead."""
+    """Attributes that cannot be set, with what to do instead."""
 
     def __init__(
         self,

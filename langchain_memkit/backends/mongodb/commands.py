@@ -447,7 +447,7 @@ class RepeatingRunner(Runner):
     """A runner whose writes are idempotent, so that they can be sent again unchanged."""
 
     upserts_may_meet: ClassVar[bool] = False
-    """Whether an id that is taken means that two upserts of it met, of which the other goes through next time."""
+    """Whether a duplicate key may come from two upserts of the same id at once; the second attempt then succeeds."""
 
     async def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Any:
         """Run an idempotent write command, retrying it until the deadline.
