@@ -307,6 +307,11 @@ class Commands(Runner):
     settings: Settings
 
     @property
+    def ttl(self) -> float | None:
+        """Seconds after which a turn expires; None if it stays."""
+        return self.settings.ttl
+
+    @property
     def place(self) -> Any:
         """A key that is equal for stores on the same collection, however the server is spelled; it asks the server."""
         return (self.run(self.reading(self._server())), self.settings.names)

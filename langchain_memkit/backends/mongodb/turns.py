@@ -46,6 +46,7 @@ from langchain_memkit.backends.mongodb.documents import (
 )
 from langchain_memkit.base import SessionHead, SessionInfo, Turn
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
+from langchain_memkit.stores.history import TurnStore
 from langchain_memkit.stores.history_rows import (
     EMPTY,
     MOST,
@@ -89,11 +90,6 @@ class Reader(Commands):
     def __init__(self, clients: Clients, settings: Settings) -> None:
         super().__init__(clients, settings)
         self._warned = False
-
-    @property
-    def ttl(self) -> float | None:
-        """Seconds after which a turn expires; None if it stays."""
-        return self.settings.ttl
 
     async def page_back(
         self, scope: SessionScope, older: Any | None, limit: int, enough: PageLimit, floor: int = 0
@@ -596,8 +592,8 @@ async def erase_before(store: Reader, scope: SessionScope, head: SessionHead) ->
 T = TypeVar("T")
 
 
-class MongoTurnStore(Reader):
-    """All flows of one history collection, with the clients that run them: implements `TurnStore`."""
+class MongoTurnStore(Reader, TurnStore):
+    """All flows of one history collection, with the clients that run them."""
 
     layout = "turns"
 
