@@ -31,11 +31,12 @@ KILLED = """
     import os, signal, sys
     from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory
     from langchain_memkit.backends.sqlite.history import Operations
-    from langchain_memkit.migrate import export_history, import_history, langchain_sql_source, migrate, writing
+    from langchain_memkit.migrate import export_history, import_history, langchain_sql_source, migrate
+    from langchain_memkit.migrate import transfer
     from pymongo.collection import Collection
 
     uri, database, folder, times = sys.argv[1:5]
-    writing.BATCH_TURNS = 4
+    transfer.BATCH_TURNS = 4
     written = 0
 
     def deadly(original):
@@ -166,8 +167,8 @@ def test_export(sql: Path, tmp_path: Path, standalone: Any, database: str) -> No
     source = SQLiteChatMessageHistory.factory(tmp_path / "memkit.db")
     migrate(langchain_sql_source(sql), source, progress=False)
     work = """
-    from langchain_memkit.migrate import files
-    files.turn_line = deadly(files.turn_line)
+    from langchain_memkit.migrate import jsonl
+    jsonl.turn_line = deadly(jsonl.turn_line)
     export_history(sqlite(folder + "/memkit.db"), folder + "/all.jsonl", progress=False)
     """.replace("\n    ", "\n")
     killed(work, standalone.uri, database, tmp_path, 15)
