@@ -414,3 +414,19 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert {name: where for name, where in classes.items() if len(where) > 1} == {}
+
+
+# class -> why it has more
+MANY_BASES = {"StaleTurnError": "a conflict of histories is a failed write, and every error is a MemkitError"}
+
+
+def test_no_class_has_more_than_two_bases_of_ours() -> None:
+    """What a class does stands in it and in at most two classes above it."""
+    found = {}
+    for path in modules():
+        for cls in vars(importlib.import_module(name_of(path))).values():
+            if inspect.isclass(cls) and cls.__module__ == name_of(path):
+                bases = [base.__name__ for base in cls.__mro__[1:] if base.__module__.startswith("langchain_memkit")]
+                if len(bases) > 2:
+                    found[cls.__name__] = bases
+    assert found.keys() == MANY_BASES.keys(), found
