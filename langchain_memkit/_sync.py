@@ -10,11 +10,11 @@ performs it and sends the result back as the value of the `await`; if it failed,
 flow may await other flows and operations, nothing else: a coroutine of asyncio's is wrapped in a `Step`.
 
 The plainest operation is `Step`, a pair of functions; `gather`, `cpu_bound`, `call_user_function` and `model_call` make
-steps. A backend has operations of its own and performs them with its connection: see `Call` of `backends.mongodb`,
+steps. A backend has operations of its own and performs them with its connection: see `Command` of `backends.mongodb`,
 `WithConnection` of `backends.sqlite`, `StoreBatch` of `backends.langgraph_store`.
 
 What is not performed ends a flow: if the driver's task is cancelled or Ctrl-C arrives, the flow is closed where it
-stands, as Python closes a generator (its `finally` blocks run, `except` blocks do not), and the error goes on.
+stands, as Python closes a generator (its `finally` blocks run, `except Exception` does not), and the error goes on.
 
 Example:
     >>> class Greeter:
@@ -192,6 +192,7 @@ async def shielded(make_flow: Callable[[], Flow[T]]) -> T:
     async def work() -> T:
         return await adrive(make_flow())
 
+    # A cancellation ends only the wait: the shielded task goes on, and is awaited again.
     task = asyncio.ensure_future(work())
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -202,13 +203,14 @@ async def shielded(make_flow: Callable[[], Flow[T]]) -> T:
         except BaseException:  # noqa: BLE001  # the task's own error: raised or logged below
             break
     if task.cancelled():
-        # the loop is shutting down and has cancelled every task, this one among them. Once: so it can be done now
+        # The task itself was cancelled: the loop is shutting down and has cancelled every task. It does so once, so
+        # the work can still be done here.
         await work()
         raise cancelled or asyncio.CancelledError
     if cancelled is None:
         return task.result()
     if (failure := task.exception()) is not None:
-        # the text of another's error may hold what was said
+        # Only memkit's own errors are logged with their text: others may quote messages.
         told = failure if isinstance(failure, MemkitError) else type(failure).__name__
         logger.error("a save failed while its caller was cancelled: %s", told)
     raise cancelled
@@ -234,13 +236,21 @@ class AsStep(Protocol):
 
 
 def is_async(function: Any) -> bool:
-    """Return whether calling it gives a coroutine: an async function, or an object with an async `__call__`."""
+    """Return whether a call returns a coroutine: for an async function, or an object with an async `__call__`."""
     called = getattr(function, "__call__", None)  # noqa: B004  # the method itself is asked
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def call_user_function(function: Callable[..., Any], *args: Any, name: str) -> Step[Any]:
-    """Call a user's function, plain or async. On an event loop a plain one runs in a thread: it may do I/O."""
+    """Return a step that calls a user's function, plain or async.
+
+    On an event loop a plain function runs in a thread, since it may do I/O.
+
+    Args:
+        function: The function.
+        *args: Its arguments.
+        name: The argument by which the user passed it, for the error if an async one is called from sync code.
+    """
 
     def sync() -> Any:
         result = function(*args)
@@ -261,7 +271,7 @@ def call_user_function(function: Callable[..., Any], *args: Any, name: str) -> S
 
 
 def cpu_bound(function: Callable[[], T], *, long: bool = True) -> Step[T]:
-    """Do work without I/O. If it takes long, an event loop is not held up: there it runs in a thread."""
+    """Return work without I/O as a step. On an event loop it runs in a thread if `long`, to keep the loop free."""
 
     async def asynchronous() -> T:
         return await asyncio.to_thread(function) if long else function()
@@ -270,7 +280,10 @@ def cpu_bound(function: Callable[[], T], *, long: bool = True) -> Step[T]:
 
 
 def gather(steps: Sequence[Step[T]]) -> Step[list[T | Exception]]:
-    """Perform all steps, one after the other or, on an event loop, at once; a failed one's result is its error."""
+    """Combine steps into one that returns all results; the result of a failed step is its error.
+
+    In sync code the steps run one after the other, on an event loop at the same time.
+    """
 
     def sync() -> list[T | Exception]:
         results: list[T | Exception] = []
@@ -284,6 +297,7 @@ def gather(steps: Sequence[Step[T]]) -> Step[list[T | Exception]]:
     async def asynchronous() -> list[T | Exception]:
         results: list[T | Exception] = []
         for result in await asyncio.gather(*(step.asynchronous() for step in steps), return_exceptions=True):
+            # a cancellation or an interrupt is not a result
             if isinstance(result, BaseException) and not isinstance(result, Exception):
                 raise result
             results.append(result)
@@ -293,7 +307,10 @@ def gather(steps: Sequence[Step[T]]) -> Step[list[T | Exception]]:
 
 
 def both(first: Step[T], second: Step[U]) -> Step[tuple[T, U]]:
-    """Perform two steps, one after the other or, on an event loop, at once; raise the first error."""
+    """Combine two steps into one that returns both results; it raises the error of the first that failed.
+
+    In sync code the steps run one after the other, on an event loop at the same time.
+    """
 
     async def asynchronous() -> tuple[T, U]:
         reading = first.asynchronous(), second.asynchronous()
@@ -308,10 +325,10 @@ def both(first: Step[T], second: Step[U]) -> Step[tuple[T, U]]:
 
 
 def internal_call(run_name: str, purpose: str) -> RunnableConfig:
-    """Return the config of a call that is ours and no part of an answer: a summary, a rewritten question, a rating.
+    """Return the config of a model call that is not part of an answer: a summary, a rewritten question, a rating.
 
-    From 1.5 on langchain knows such calls by a value that it draws for each process. It is asked for that where it is
-    loaded; elsewhere no agent runs that would look for it.
+    From 1.5 on langchain recognizes such calls by a value that it draws for each process. It is read from langchain's
+    module if that is loaded; otherwise no agent is running that would look for it.
     """
     langchain = sys.modules.get("langchain.agents.middleware.internal_call_transformer")
     mark: dict[str, Any] = getattr(langchain, "internal_call_metadata", dict)()
@@ -319,10 +336,18 @@ def internal_call(run_name: str, purpose: str) -> RunnableConfig:
 
 
 def model_call(llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig, seconds: float | None) -> Step[Any]:
-    """Call a model, given up after a time: on an event loop it is cancelled, else its thread is left behind.
+    """Return one call of a model as a step with a time limit.
+
+    After the limit, the call is cancelled on an event loop; in sync code its thread is left to finish by itself.
+
+    Args:
+        llm: The model.
+        prompt: Its input.
+        config: The config of the call.
+        seconds: The limit in seconds; None for no limit.
 
     Raises:
-        TimeoutError: The model took longer, or says so itself.
+        TimeoutError: The model took longer, or raised it itself.
     """
     late = None if seconds is None else f"the model took longer than {seconds:g} s"
 
@@ -330,7 +355,7 @@ def model_call(llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig, sec
         try:
             return await asyncio.wait_for(llm.ainvoke(prompt, config), seconds)
         except TimeoutError as error:
-            if str(error) or late is None:  # the model's own
+            if str(error) or late is None:  # the model's own error, not the limit's
                 raise
             raise TimeoutError(late) from None
 
@@ -348,6 +373,8 @@ def _within(seconds: float | None, late: str | None, function: Callable[[], T]) 
         except BaseException as error:  # noqa: BLE001  # handed to the caller
             box.put((None, error))
 
+    # A daemon thread: a model that never answers must not keep the process from exiting. It runs in a copy of the
+    # context, in which LangChain finds the callbacks of the caller.
     threading.Thread(target=copy_context().run, args=(run,), daemon=True, name="memkit-model").start()
     try:
         result, error = box.get(timeout=seconds)
@@ -359,34 +386,34 @@ def _within(seconds: float | None, late: str | None, function: Callable[[], T]) 
 
 
 class ClosingMixin(ABC):
-    """`with` and `async with` for what has `close` and `aclose`."""
+    """A base class with `with` and `async with` for objects that have `close` and `aclose`."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what this object began."""
+        """Release the resources of this object."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Async twin of `close`."""
+        """Run `close` asynchronously."""
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return this object."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close this object."""
         self.close()
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
+        """Return this object."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close this object."""
         await self.aclose()
 
 

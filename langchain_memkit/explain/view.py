@@ -7,10 +7,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 __all__ = [
     "PARTS",
     "RecalledRecord",
@@ -26,6 +22,11 @@ __all__ = [
 
 def drawn(seen: TurnExplanation) -> Any:
     """Draw a bar of the budget and a line for each message and record, with all stored text free of rich's markup."""
+    # here: rich comes with an extra, and only who prints with it calls this
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
     whole = max(sum(seen.tokens.values()), seen.max_tokens or 0, 1)
     bar, legend = Text(), Text()
     for part, count in seen.tokens.items():

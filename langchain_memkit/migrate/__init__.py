@@ -15,7 +15,7 @@ from langchain_memkit.migrate.foreign import (
     langgraph_source,
 )
 from langchain_memkit.migrate.jsonl import aexport_history, aimport_history, export_history, import_history
-from langchain_memkit.migrate.migrate import MigrationReport, amigrate, migrate
+from langchain_memkit.migrate.transfer import MigrationReport, amigrate, migrate
 
 __all__ = [
     "MigrationReport",

@@ -22,8 +22,8 @@ from langchain_memkit.base import Turn, check_id, check_path, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, encode_messages
 from langchain_memkit.messages.tokens import counter_name
-from langchain_memkit.migrate.migrate import MigrationReport, copy_turns
 from langchain_memkit.migrate.sources import Conversation, HistorySource, checked
+from langchain_memkit.migrate.transfer import MigrationReport, copy_turns
 from langchain_memkit.stores.history import HistoryFactory
 from langchain_memkit.stores.history_rows import SessionScope, read_turn
 

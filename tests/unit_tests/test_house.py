@@ -36,15 +36,15 @@ ARROWS = {
     "ranking": {"_unicode", "base", "errors"},
     "stores": PURE | {"ranking"},
     "preprocessors": PURE | {"stores"},
-    "memories": PURE | {"matching", "preprocessors", "ranking"},
+    "memories": PURE | {"matching", "preprocessors", "ranking", "stores"},
     "retrievers": PURE | {"ranking"},
     "runnables": PURE | {"memories", "preprocessors", "retrievers"},
     "backends": PURE | {"ranking", "stores"},
     "classic": PURE | {"memories"},
     "explain": PURE | {"memories", "preprocessors", "runnables"},
     "middleware": PURE | {"memories", "preprocessors", "runnables"},
-    "migrate": PURE | {"backends"},
-    "cli": PURE | {"backends", "migrate"},
+    "migrate": PURE | {"backends", "stores"},
+    "cli": PURE | {"backends", "migrate", "stores"},
     "testing": PURE | {"memories", "preprocessors", "runnables", "ranking"},
 }
 # driver -> the only modules that may import it

@@ -135,7 +135,7 @@ class KeyValueMemory(Memory):
     Example:
         >>> books = KeyValueMemory({"The Skeleton Songs": "Poems of greedy delight by Arabella Dusk."})
         >>> books.match("Who wrote the skeletn songs?")
-        [Hit(title='The Skeleton Songs', score=97, kind='fuzzy', alias=None)]
+        [TitleMatch(title='The Skeleton Songs', score=97, kind='fuzzy', alias=None)]
         >>> books.load("Who wrote the skeletn songs?")[0].text.splitlines()[-2]
         '> Poems of greedy delight by Arabella Dusk.'
     """

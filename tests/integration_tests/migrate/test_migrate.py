@@ -268,7 +268,7 @@ def test_resumes_after_a_failure(peer: Any, rows: Any, sqlite: Any, monkeypatch:
     """A target that fails in the middle raises; the next run finishes."""
     import sqlite3
 
-    monkeypatch.setattr("langchain_memkit.migrate.migrate.BATCH_TURNS", 1)
+    monkeypatch.setattr("langchain_memkit.migrate.transfer.BATCH_TURNS", 1)
     original, calls = sqlite._store._append, iter(range(99))
 
     def failing(*args: Any) -> Any:

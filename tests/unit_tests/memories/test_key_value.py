@@ -111,7 +111,7 @@ def test_match(call: Call, text: str, expected: Any) -> None:
 def test_hits_read_well() -> None:
     """A hit prints what was found and how."""
     hits = KeyValueMemory(BOOKS).match("skeletn songs, the skeletn songs")
-    assert repr(hits) == "[Hit(title='The Skeleton Songs', score=97, kind='fuzzy', alias=None)]"
+    assert repr(hits) == "[TitleMatch(title='The Skeleton Songs', score=97, kind='fuzzy', alias=None)]"
 
 
 def test_aliases_apart(call: Call) -> None:

@@ -316,7 +316,7 @@ def test_bar_knows_the_size(store: Path, target: Any, monkeypatch: pytest.Monkey
         assert (wanted, what, total) == (True, "migrating", 8)
         yield moved.append
 
-    monkeypatch.setattr("langchain_memkit.migrate.migrate.progress_bar", bar)
+    monkeypatch.setattr("langchain_memkit.migrate.transfer.progress_bar", bar)
     migrate(langchain_sql_source(store), target)
     assert sum(moved) == 8
 
