@@ -21,11 +21,12 @@ from langchain_memkit.memories.vector import VectorMemory, VectorMemoryFactory
 PACKAGE = Path(langchain_memkit.__file__).parent
 
 # a module may import from the floors named here, and from its own folder
-PURE = {"base", "messages", "errors", "_compat", "_sync", "_histories", "_locks", "_progress"}
+PURE = {"base", "messages", "errors", "_compat", "_sync", "_histories", "_locks", "_lru", "_progress"}
 ARROWS = {
     "errors": set(),
     "_compat": set(),
     "_locks": set(),
+    "_lru": set(),
     "_progress": set(),
     "_unicode": set(),
     "_sync": {"errors"},
