@@ -755,25 +755,6 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
 
     _core: EntityMemoryConfig
 
-    def list_sessions(self, user_id: str) -> list[SessionInfo]:
-        """Return the user's sessions that have facts, the last used first; `turns` counts facts (sentences)."""
-        return drive(self._list_sessions(check_id(user_id, "user_id")))
-
-    def rebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
-        """Rebuild all facts of a user from the transcripts.
-
-        Args:
-            histories: A history factory of this package, or any callable that takes the ids and has
-                `list_sessions(user_id)`.
-            user_id: Whose facts.
-            progress: Show a progress bar if `rich` is installed.
-
-        Returns:
-            `{"messages": n, "added": n, "removed": n}`; a second run adds and removes nothing. Facts of sessions that
-            no longer exist are removed.
-        """
-        return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress))
-
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Delete everything that is stored of a user for good; part of `purge_user`.
 

@@ -384,24 +384,6 @@ class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
 
     _core: VectorMemoryConfig
 
-    def list_sessions(self, user_id: str) -> list[SessionInfo]:
-        """List the user's sessions that have records, most recently used first; `turns` counts records."""
-        return drive(self._list_sessions(check_id(user_id, "user_id")))
-
-    def rebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
-        """Synchronize all records of a user with the transcripts, for example to import a user's conversations.
-
-        Args:
-            histories: A memkit history factory, or any callable that takes the ids and has `list_sessions(user_id)`.
-            user_id: The user.
-            progress: Show a progress bar if `rich` is installed.
-
-        Returns:
-            `{"messages": n, "added": n, "removed": n}`; a second call adds and removes nothing. Records of sessions
-            that no longer exist are removed.
-        """
-        return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress))
-
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Permanently delete all records of a user. Pass the factory to `purge_user` to include it there.
 
