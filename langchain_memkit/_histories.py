@@ -31,7 +31,7 @@ T = TypeVar("T")
 logger = logging.getLogger("langchain_memkit")
 
 VERBS = ("messages", "aget_messages", "add_message", "add_messages", "aadd_messages", "clear", "aclear")
-"""LangChain's methods of a chat history."""
+"""Names of the methods of a LangChain chat history."""
 
 _reported: set[str] = set()
 

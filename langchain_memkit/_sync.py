@@ -418,7 +418,7 @@ class ClosingMixin(ABC):
 
 
 CONDENSED = "memkit_condense_question"
-"""What a question became: heard with the fields of a `StandaloneQuestion`."""
+"""Name of the callback event that reports a condensed question, with the fields of a `StandaloneQuestion`."""
 
 
 def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step[None]:

@@ -222,7 +222,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "builtins.set": set,
     "builtins.frozenset": frozenset,
 }
-"""Everything that is built beside messages."""
+"""Functions that build the values of checkpoints other than messages, by type."""
 
 
 class _UnknownError(Exception):

@@ -30,19 +30,19 @@ __all__ = [
 ]
 
 Preprocessor: TypeAlias = Runnable[list[BaseMessage], list[BaseMessage]]
-"""Messages in, messages out: `trim_messages(...)` of LangChain is one already."""
+"""A runnable from messages to messages; LangChain's `trim_messages(...)` is one."""
 
 GetSessionHistory: TypeAlias = Callable[..., Any]
 """`get_session_history(session_id, user_id=None)`: returns a LangChain chat history, or is a coroutine that does."""
 
 TokenCounter: TypeAlias = Callable[[Sequence[BaseMessage]], int]
-"""Messages in, tokens out."""
+"""A function from messages to their number of tokens."""
 
 TokenCounterLike: TypeAlias = TokenCounter | Callable[[BaseMessage], int] | BaseLanguageModel[Any] | str | None
-"""What a `token_counter` argument takes; `messages.counting.resolve_counter` says what each of them means."""
+"""Values that a `token_counter` argument accepts; see `messages.tokens.resolve_counter`."""
 
 Now: TypeAlias = Callable[[], datetime]
-"""A clock: returns the present as an aware datetime in UTC."""
+"""A clock: a function that returns the current time as an aware datetime in UTC."""
 
 
 def utc_now() -> datetime:

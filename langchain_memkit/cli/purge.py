@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -70,26 +71,21 @@ def purge(output: Output, user_id: str, places: Sequence[Target], *, yes: bool, 
         HistoryWriteError: A target failed; calling again finishes the work.
     """
     check_id(user_id, "user_id")
-    parts = [part for place in places for part in _parts(place, user_id, output)]
-    before = _counts(parts, user_id)
-    if dry_run:
-        _show(output, f"what there is of user {user_id!r}; nothing was deleted", before, None)
-        return 0
-    if not yes:
-        _show(output, f"what there is of user {user_id!r}:", before, None)
-        _ask(output, user_id)
-    # Histories first: their tombstones refuse the turns in progress.
-    ordered = sorted(parts, key=lambda part: not isinstance(part.store, HistoryFactory))
-    try:
+    with ExitStack() as opened:
+        parts = [part for place in places for part in _parts(place, user_id, output, opened)]
+        before = _counts(parts, user_id)
+        if dry_run:
+            _show(output, f"what there is of user {user_id!r}; nothing was deleted", before, None)
+            return 0
+        if not yes:
+            _show(output, f"what there is of user {user_id!r}:", before, None)
+            _ask(output, user_id)
+        # Histories first: their tombstones refuse the turns in progress.
+        ordered = sorted(parts, key=lambda part: not isinstance(part.store, HistoryFactory))
         purge_user(user_id, *(part.store for part in ordered))
-    finally:
-        for part in parts:
-            part.store.close()
-    # Counted again, since an app may have written meanwhile.
-    after = _counts(parts, user_id)
+        # Counted again, since an app may have written meanwhile.
+        after = _counts(parts, user_id)
     _show(output, f"what there was of user {user_id!r}:", before, after)
-    for part in parts:
-        part.store.close()
     if left := sum(after.values()):
         output.fault(f"{left} are there: somebody wrote meanwhile. Stop that app, and run the command again")
     return int(left > 0)
@@ -124,8 +120,12 @@ def _show(
     output.table(("what", "where", "deleted", "left"), rows)
 
 
-def _parts(place: Target, user_id: str, output: Output) -> list[ErasableStore]:
-    found = list(_in_database(place, user_id, output) if place.is_mongodb else _in_file(place))
+def _parts(place: Target, user_id: str, output: Output, opened: ExitStack) -> list[ErasableStore]:
+    """Open the stores of a file or database; `opened` closes them."""
+    found = []
+    for part in _in_database(place, user_id, output) if place.is_mongodb else _in_file(place):
+        opened.callback(part.store.close)
+        found.append(part)
     if not found:
         where = f"{place.label}, database {place.database}," if place.is_mongodb else place.label
         msg = f"{where} holds nothing of memkit, so nothing was deleted anywhere. Is the name right?"
@@ -133,27 +133,24 @@ def _parts(place: Target, user_id: str, output: Output) -> list[ErasableStore]:
     return found
 
 
-def _in_file(place: Target) -> list[ErasableStore]:
+def _in_file(place: Target) -> Iterator[ErasableStore]:
     if place.is_sql_url or place.path.is_dir() or not inspection.is_sqlite(place.path):
-        return []
+        return
     tables, where = inspection.tables_of(place.path), place.label
-    parts = []
     if "turns" in tables:
-        parts.append(_histories(where, SQLiteChatMessageHistory.factory(place.path)))
+        yield _histories(where, SQLiteChatMessageHistory.factory(place.path))
     if "key_values" in tables:
-        parts.append(_keys(where, SQLiteKeyValueStore(place.path)))
+        yield _keys(where, SQLiteKeyValueStore(place.path))
     if "vectors" in tables:
         vectors = langchain_memkit.SQLiteVectorStore(place.path, NoEmbeddings())
-        parts.append(_vectors(where, vectors, partial(inspection.count_records, place.path)))
-    return parts
+        yield _vectors(where, vectors, partial(inspection.count_records, place.path))
 
 
-def _in_database(place: Target, user_id: str, output: Output) -> list[ErasableStore]:
+def _in_database(place: Target, user_id: str, output: Output) -> Iterator[ErasableStore]:
     server = require_mongodb()
     kinds = server.kinds_in(place.where, place.database, place.keys, user_id=user_id)
     if place.collection is not None:
         kinds = {name: found for name, found in kinds.items() if name == place.collection}
-    parts = []
     for name, found in kinds.items():
         where, names = f"{place.label}, {place.database}.{name}", (place.database, name)
         session_id_key, history_key = place.keys
@@ -161,15 +158,14 @@ def _in_database(place: Target, user_id: str, output: Output) -> list[ErasableSt
         for layout in LAYOUTS:
             if layout in found:
                 make = langchain_memkit.MongoDBChatMessageHistory.factory
-                parts.append(_histories(where, make(place.where, *names, layout=layout, **keys)))
+                yield _histories(where, make(place.where, *names, layout=layout, **keys))
         if "key_value" in found:
-            parts.append(_keys(where, langchain_memkit.MongoDBKeyValueStore(place.where, *names)))
+            yield _keys(where, langchain_memkit.MongoDBKeyValueStore(place.where, *names))
         if "vectors" in found:
             vectors = langchain_memkit.MongoDBVectorStore(place.where, NoEmbeddings(), *names)
-            parts.append(_vectors(where, vectors, partial(server.count_records, place.where, *names)))
+            yield _vectors(where, vectors, partial(server.count_records, place.where, *names))
         if "langchain-mongodb" in found:
             output.note(f"{where}: rows of langchain-mongodb carry no user and stay: clear their sessions yourself")
-    return parts
 
 
 def _histories(where: str, factory: HistoryFactory[Any]) -> ErasableStore:

@@ -29,7 +29,7 @@ __all__ = [
 
 PERSON = "PERSON"
 KINDS = ("PERSON", "ORG", "GPE", "LOC", "FAC", "NORP", "PRODUCT", "EVENT", "WORK_OF_ART")
-"""The kinds of names that are kept, in spaCy's words; others that spaCy knows (dates, numbers) are dropped."""
+"""Entity types that are kept, by spaCy's labels; spaCy's other types, such as dates and numbers, are dropped."""
 
 DROPPED = {"CARDINAL", "DATE", "LANGUAGE", "LAW", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", "TIME"}
 OTHER_WORDS = {"PER": PERSON, "ORGANIZATION": "ORG", "ORGANISATION": "ORG", "LOCATION": "LOC", "FACILITY": "FAC"}

@@ -27,13 +27,13 @@ __all__ = [
 logger = logging.getLogger("langchain_memkit")
 
 LOAD_ERROR = "memkit_load_error"
-"""What callback handlers hear of a memory that could not be loaded."""
+"""Name of the callback event that reports a memory that could not be loaded."""
 
 REMARK = "memkit_remark"
-"""What callback handlers hear, on trial only, of what a memory left out."""
+"""Name of the callback event that reports what a memory left out; sent only in a dry run."""
 
 OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError], None]
-"""What is done about one."""
+"""Policy for a memory that cannot be loaded; a callable is called with the error."""
 
 
 def name_of(memory: Any) -> str:

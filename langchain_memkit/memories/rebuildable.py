@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
-"""When a message was said of which that is not known."""
+"""Date of messages whose date is unknown."""
 
 
 class Segment(NamedTuple):
@@ -280,7 +280,7 @@ class DerivedMemoryFactory(ClosingMixin, Generic[M]):
     """
 
     does_no_io = True
-    """Its call need not be made in a thread."""
+    """Whether calling the factory does no I/O, so that it needs no worker thread."""
 
     def __init__(self, memory: M) -> None:
         self._memory = memory

@@ -45,7 +45,7 @@ MESSAGE_TYPES: dict[str, type[BaseMessage]] = {
         core.ChatMessageChunk,
     )
 }
-"""Every class that is stored and read back, by its `type`."""
+"""Message classes that can be stored and read back, by their `type`."""
 
 STORED_TYPES = {cls: name for name, cls in MESSAGE_TYPES.items()}
 # `role` holds the class, as in the chat APIs, so a ChatMessage's own role gets another name.

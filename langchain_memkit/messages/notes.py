@@ -70,7 +70,7 @@ class Record:
 
 
 Template: TypeAlias = Callable[[Sequence[Record]], str]
-"""Records in, text out: how they are put before a model."""
+"""A function from records to the text that the model is shown."""
 
 
 def render_notes(records: Sequence[Record]) -> str:

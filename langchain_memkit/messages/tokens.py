@@ -39,11 +39,10 @@ __all__ = [
     "counter_name",
     "loose_tool_calls",
     "resolve_counter",
-    "role_of",
 ]
 
 PAYLOAD_TOKENS = 85
-"""What one image, file or recording is counted as: OpenAI's price of a low-resolution image, as in langchain-core."""
+"""Token count of an image, file or recording: OpenAI's price of a low-resolution image, as in langchain-core."""
 
 IMAGES = frozenset({"image", "image_url", "input_image"})
 PAYLOAD_KEYS = frozenset({"b64_json", "base64", "data", "file_data", "image_data"})
@@ -60,7 +59,7 @@ ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
 )
 
 
-def role_of(message: BaseMessage) -> str:
+def openai_role(message: BaseMessage) -> str:
     """Return the role that the message has in OpenAI's API."""
     if isinstance(message, ChatMessage):
         return message.role
@@ -231,7 +230,7 @@ class OpenAITokenCounter:
     def _message(self, message: BaseMessage) -> int:
         if isinstance(message, RemoveMessage):
             return 0
-        total = TOKENS_PER_MESSAGE + self._text(role_of(message))
+        total = TOKENS_PER_MESSAGE + self._text(openai_role(message))
         for block in [message.content] if isinstance(message.content, str) else message.content:
             text, payloads = block_cost(block)
             total += self._text(text) + PAYLOAD_TOKENS * payloads
@@ -323,7 +322,7 @@ def _approximate_any(message: BaseMessage) -> int:
         return 0
     blocks = [message.content] if isinstance(message.content, str) else message.content
     costs = [block_cost(block) for block in blocks]
-    chars = sum(len(text) for text, _ in costs) + len(role_of(message)) + len(message.name or "")
+    chars = sum(len(text) for text, _ in costs) + len(openai_role(message)) + len(message.name or "")
     if isinstance(message, AIMessage) and (calls := loose_tool_calls(message)):
         chars += len(repr(calls))
     if isinstance(message, ToolMessage):

@@ -290,7 +290,10 @@ def _is_retry(messages: Sequence[BaseMessage], i: int, before: Marker, turn_id: 
 
 
 async def _was_cleared(bound: BoundSession, view: HistoryView) -> bool:
-    """Return whether the session may have been cleared at some time: it has no turn at position 1 any more."""
+    """Return whether the session may have been cleared at some time: it has no turn at position 1 any more.
+
+    It is also true if the first turns expired, since expired text must not be stored again either.
+    """
     if not (bound.native and view.epoch):
         return False
     history = bound.history

@@ -218,9 +218,9 @@ def _date(value: Any) -> datetime | None:
 
 
 MAX_LINE_BYTES = 32 * 2**20
-"""A line may have this much: twice what a store takes as one turn, since text is longer as JSON."""
+"""Size limit of a line: twice the limit of a stored turn, since text is longer as JSON."""
 MAX_BYTES = 10 * 2**30
-"""All lines together may have this much, unpacked."""
+"""Size limit of all lines together, uncompressed."""
 PIECE = 2**20  # characters read at once to skip a line that is too long
 
 

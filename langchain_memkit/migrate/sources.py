@@ -18,7 +18,7 @@ from langchain_memkit.messages.trimming import MAX_BATCH_MESSAGES
 from langchain_memkit.stores.history import HistoryFactory
 
 ROW = "row:"
-"""How a single message of somebody else's store is named as a turn: it is joined with its neighbours."""
+"""Prefix of the turn id of a single message from another package's store; neighbouring ones form one turn."""
 
 
 def whole_turns(turns: Iterable[Turn]) -> Iterator[Turn]:

@@ -31,7 +31,7 @@ BARE: dict[str, Any] = {
     "tool_call_chunks": [],
     "tool_call_id": "",
 }
-"""What of a message its text says already."""
+"""Message fields to empty in a piece of a split message: its text contains them already."""
 
 
 class Chunk(NamedTuple):

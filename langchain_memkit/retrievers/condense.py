@@ -38,7 +38,7 @@ from langchain_memkit.retrievers.standalone import stands_alone
 __all__ = ["CondenseQuestionRetriever", "create_history_aware_retriever"]
 
 QUESTION = "memkit_question"
-"""Where a document's metadata holds the same."""
+"""Metadata key of a document that holds the `StandaloneQuestion` it was found with, as a dict."""
 
 
 class CondenseQuestionRetriever(BaseRetriever):

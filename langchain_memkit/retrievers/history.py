@@ -21,9 +21,9 @@ from langchain_memkit.retrievers.expansion import Turn
 __all__ = ["CITED", "DOCUMENTS", "answered_by", "as_messages", "document_key", "question_answer_pairs", "read_past"]
 
 DOCUMENTS = "memkit_documents"
-"""Where `response_metadata` of an answer names the documents that it was given, as `document_key` does."""
+"""Key in an answer's `response_metadata` of the documents that it was given, as `document_key` values."""
 CITED = "memkit_cited"
-"""Where it names those of them that the answer cites."""
+"""Key in an answer's `response_metadata` of the documents among them that it cites."""
 CITATIONS = re.compile(r" {0,3}\[\d{1,3}(?: {0,3}, {0,3}\d{1,3})*\]")  # citation marks such as "[1]"
 READ = 100  # messages read from a bound history: enough for the ten turns that are used
 KEYS = 100  # documents to leave out: bounds the search, which has to fetch so many more, in long conversations

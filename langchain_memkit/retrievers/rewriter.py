@@ -283,9 +283,9 @@ logger = logging.getLogger("langchain_memkit")
 
 Mode: TypeAlias = Literal["auto", "llm", "weighted", "off"]
 Gate: TypeAlias = Callable[[str, Sequence[Turn]], Any]
-"""`gate(question, history)`, plain or async: whether the question stands alone, as a bool or with a reason."""
+"""`gate(question, history)`, plain or async; returns whether the question is standalone, or `(bool, reason)`."""
 Check: TypeAlias = Callable[[str, str, Sequence[str]], str | None]
-"""`check(question, rewrite, earlier questions)`: why a rewrite is not taken, in a few words; None if it is."""
+"""`check(question, rewrite, earlier_questions)`; returns why a rewrite is rejected, or None to accept it."""
 
 EACH_RUN = ("turn_id", "run_id", "checkpoint_id", "checkpoint_ns")  # config that differs in every run: not a cache key
 ENDS = ("finish_reason", "stop_reason", "done_reason")  # why an answer ended: OpenAI, Google; Anthropic; Ollama

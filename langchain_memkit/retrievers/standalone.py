@@ -20,7 +20,7 @@ _PRONOUNS = f"{_PERSONAL} it its itself this these those"
 _POINTERS = """one ones other others another else both two former latter first second third fourth last next previous
     rest same instead option options again such earlier mentioned here equivalent counterpart"""
 PERSONAL = frozenset(_PERSONAL.split())
-"""Pronouns that a question is seldom without if it was made to stand alone only in part."""
+"""Personal pronouns; one that is left in a rewrite shows that the rewrite is not standalone."""
 _BACK = frozenset(_PRONOUNS.split())
 _POINTING = frozenset(_POINTERS.split())
 _BE = frozenset(("is", "are", "was", "were", "be", "been", "s", "isn", "aren", "wasn", "weren"))

@@ -53,7 +53,7 @@ NEVER_CALLED = {
     "_exit_history": STORE,
     "_aexit_history": STORE,
 }
-"""Methods of LangChain's class that subclasses override, and what to do in their place."""
+"""Methods that subclasses of LangChain's class override and memkit never calls, with what to do instead."""
 
 MADE_WITH = {
     "get_session_history",

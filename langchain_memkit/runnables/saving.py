@@ -314,7 +314,7 @@ def _rest(turn: OpenTurn, messages: list[BaseMessage], stored: Sequence[BaseMess
     """
     known = {m.id for m in stored}
     new = [m for m in messages if m.id not in known]
-    if not new or (turn.new and len(new) == len(messages)):
+    if not new or (turn.new and not turn.replayed and len(new) == len(messages)):
         return []
     if known <= {m.id for m in messages}:
         return new

@@ -108,13 +108,14 @@ def checked_function(
         # A call passes only the configured ids, so a class that requires more would fail in each turn: refuse it now.
         needed = [p.name for p in parameters if p.default is p.empty and p.kind in NAMED]
         others = [n for n in needed if n not in ("session_id", "user_id", *(spec.id for spec in specs or ()))]
-        if others and "session_id" in needed:
+        if others and any(p.name == "session_id" for p in parameters):
             of = function.__name__
             factory = f"{of}.factory({', '.join(others)})" if hasattr(function, "factory") else ""
             way_out = f"{factory}, or " if factory else ""
+            given = needed if "session_id" in needed else [*needed, "session_id=session_id"]
             msg = (
                 f"{name} is the class {of}, which needs {', '.join(others)} besides session_id: give {way_out}a "
-                f"function, as in lambda session_id: {of}({', '.join(needed)})"
+                f"function, as in lambda session_id: {of}({', '.join(given)})"
             )
             raise ConfigurationError(msg)
     return function

@@ -138,7 +138,7 @@ class TurnHistory(BaseChatMessageHistory):
         "session_id": "make a history of that session, with the constructor or the factory: histories('session')",
         "user_id": "make a history of that user, with the constructor or the factory: histories('session', 'user')",
     }
-    """What cannot be set, and what to do instead."""
+    """Attributes that cannot be set, with what to do instead."""
 
     def __init__(
         self,
@@ -594,7 +594,7 @@ class TurnHistory(BaseChatMessageHistory):
             _said.add(found)
             logger.warning(
                 "session %r of user %r is empty, but there is a conversation of the same session_id that was stored "
-                "without a user_id, which no user is shown. langchain_memkit.migrate.transfer(histories, histories, "
+                "without a user_id, which no user is shown. langchain_memkit.migrate.migrate(histories, histories, "
                 "user_id=...) copies all such conversations to one user; without user_id they are read as before",
                 self._scope.session_id,
                 self._scope.user_id,

@@ -70,9 +70,9 @@ class Batch:
 
 EMPTY = SessionHead(0, 0, 0)
 MARKER_TTL = timedelta(hours=2)
-"""How long a clear or purge is known. A writer that was frozen for longer may miss it."""
+"""Lifetime of a clear or purge marker; a writer that was suspended for longer may miss it."""
 MOST = 2**53
-"""No session has so many turns: a larger position is damaged, and is neither read nor counted on from."""
+"""Highest valid position: a larger one is damaged, and is neither read nor counted on from."""
 
 
 class ReadVersion(NamedTuple):

@@ -58,7 +58,8 @@ class MemoryStore(InMemoryStore):
 
     def _remove(self, keys: Sequence[str]) -> None:
         for key in keys:
-            if self.store.pop(key, None) is not None:
+            if key in self.store:
+                del self.store[key]
                 del self._sorted[bisect_left(self._sorted, key)]
 
     def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:

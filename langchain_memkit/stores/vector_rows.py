@@ -27,7 +27,7 @@ logger = logging.getLogger("langchain_memkit")
 
 NOBODY = ""  # the user id of unowned records; no caller can pass it as an id
 UNREADABLE = (AttributeError, KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError)
-"""What damaged data raises."""
+"""Exceptions that decoding damaged data raises."""
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 Vector = npt.NDArray[np.float32]

@@ -110,7 +110,7 @@ class VectorBackend(IndexSource, ProbeStore, Protocol):
 
 Filter: TypeAlias = Mapping[str, Any]
 Matches: TypeAlias = Callable[[Mapping[str, Any]], bool]
-"""Whether the metadata of a document fits."""
+"""A function from a document's metadata to whether it matches the filter."""
 
 
 class SearchScope(NamedTuple):

@@ -56,7 +56,7 @@ _LAZY = {
 
 
 _CASES = ("_stopped_turns", "_vector_hostile", "_vector_records", "_vector_searches", "_windows")
-"""Modules with cases of which contracts are made."""
+"""Names of the modules whose test cases the contracts are made of."""
 
 
 def _load(name: str) -> Any:

@@ -18,14 +18,14 @@ from langchain_memkit.errors import (
     StaleTurnError,
 )
 from langchain_memkit.testing._styles import Call
-from langchain_memkit.testing.langchain_histories import LangChainHistoryContract, MakeHistory, exchange, texts
+from langchain_memkit.testing.langchain_histories import LangChainHistoryContract, MakeHistory, exchange, text_of_each
 
 __all__ = ["ChatMessageHistoryContract", "position_of"]
 
 
 def position_of(messages: Any, text: str) -> Position:
     """Return the position of the message with this text."""
-    return messages.position(texts(messages).index(text))  # type: ignore[no-any-return]  # any history
+    return messages.position(text_of_each(messages).index(text))  # type: ignore[no-any-return]  # any history
 
 
 def _filled(history: Any, call: Call, said: str = "abcd") -> Any:
@@ -71,9 +71,13 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         users = ["u1", "u2", None]
         for user in users:
             call(make_history("s1", user), "add_messages", [HumanMessage(str(user))])
-        assert [texts(call(make_history("s1", user), "messages")) for user in users] == [["u1"], ["u2"], ["None"]]
+        assert [text_of_each(call(make_history("s1", user), "messages")) for user in users] == [
+            ["u1"],
+            ["u2"],
+            ["None"],
+        ]
         call(make_history("s1", "u1"), "clear")
-        assert [texts(call(make_history("s1", user), "messages")) for user in users] == [[], ["u2"], ["None"]]
+        assert [text_of_each(call(make_history("s1", user), "messages")) for user in users] == [[], ["u2"], ["None"]]
 
     def test_a_conversation_of_nobody(
         self, make_history: MakeHistory, call: Call, caplog: pytest.LogCaptureFixture
@@ -114,7 +118,7 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         assert call(history, "append_turn", exchange("a"), turn_id="t1") == 1
         named = [HumanMessage("b", id="1"), AIMessage("c", id="2")]
         assert [call(history, "append_turn", named) for _ in range(2)] == [2, 2]
-        assert texts(call(history, "messages")) == ["a", "re: a", "b", "c"]
+        assert text_of_each(call(history, "messages")) == ["a", "re: a", "b", "c"]
 
     def test_same_turn_id_with_other_content(self, make_history: MakeHistory, call: Call) -> None:
         """A reused turn_id with other content raises an error that holds the stored messages, and changes nothing."""
@@ -122,7 +126,7 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         call(history, "append_turn", exchange("a"), turn_id="t1")
         with pytest.raises(IdempotencyConflictError) as raised:
             call(history, "append_turn", exchange("b"), turn_id="t1")
-        assert texts(raised.value.stored) == ["a", "re: a"]
+        assert text_of_each(raised.value.stored) == ["a", "re: a"]
         assert not raised.value.maybe_stored
         assert len(call(history, "messages")) == 2
 
@@ -145,7 +149,7 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         after = call(history, "view")
         assert after.epoch not in (0, before.epoch)
         call(history, "append_turn", exchange("b"), epoch=after.epoch)
-        assert texts(call(history, "messages")) == ["b", "re: b"]
+        assert text_of_each(call(history, "messages")) == ["b", "re: b"]
 
     def test_first_turn_of_a_session_and_clear(self, make_history: MakeHistory, call: Call) -> None:
         """A turn that began on an empty session is stored after another one, but not after a clear."""
@@ -153,7 +157,7 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         empty = call(history, "view").epoch
         call(make_history("s1"), "add_messages", exchange("other"))
         call(history, "append_turn", exchange("mine"), epoch=empty)
-        assert texts(call(history, "messages")) == ["other", "re: other", "mine", "re: mine"]
+        assert text_of_each(call(history, "messages")) == ["other", "re: other", "mine", "re: mine"]
         call(history, "clear")
         with pytest.raises(StaleTurnError):
             call(history, "append_turn", exchange("late"), epoch=empty)
@@ -164,7 +168,7 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         call(history, "append_turn", exchange("a"), turn_id="t1")
         call(history, "clear")
         call(history, "append_turn", exchange("a"), turn_id="t1")
-        assert texts(call(history, "messages")) == ["a", "re: a"]
+        assert text_of_each(call(history, "messages")) == ["a", "re: a"]
 
     def test_refused_value_stores_nothing(self, make_history: MakeHistory, call: Call) -> None:
         """A value that cannot come back equal is refused with its path, and the whole turn with it."""
@@ -194,11 +198,11 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
             call(history, "add_messages", exchange(text))
         cases = {0: [], 1: ["re: d"], 2: ["d", "re: d"], 3: ["d", "re: d"], 4: ["c", "re: c", "d", "re: d"]}
         for limit, expected in cases.items():
-            assert texts(call(history, "tail", max_messages=limit)) == expected
+            assert text_of_each(call(history, "tail", max_messages=limit)) == expected
         assert len(call(history, "tail", max_messages=99)) == 8
         per_turn = [sum(turn.tokens) for turn in call(history, "iter_turns")]
-        assert texts(call(history, "tail", max_tokens=sum(per_turn[2:]))) == ["c", "re: c", "d", "re: d"]
-        assert texts(call(history, "tail", max_tokens=sum(per_turn[2:]) - 1)) == ["d", "re: d"]
+        assert text_of_each(call(history, "tail", max_tokens=sum(per_turn[2:]))) == ["c", "re: c", "d", "re: d"]
+        assert text_of_each(call(history, "tail", max_tokens=sum(per_turn[2:]) - 1)) == ["d", "re: d"]
 
     def test_tail_counts_messages_not_rows(self, make_history: MakeHistory, call: Call) -> None:
         """Rounds added message by message are cut like rounds added at once."""
@@ -206,7 +210,7 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         for text in "abc":
             for message in exchange(text):
                 call(history, "add_messages", [message])
-        assert texts(call(history, "tail", max_messages=3)) == ["c", "re: c"]
+        assert text_of_each(call(history, "tail", max_messages=3)) == ["c", "re: c"]
 
     def test_tail_keeps_tool_groups_whole(self, make_history: MakeHistory, call: Call) -> None:
         """A newest turn over the limit keeps its newest whole groups: never a result without its call."""
@@ -235,9 +239,9 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         history = make_history("s1")
         for text in "abcd":
             call(history, "add_messages", [HumanMessage(text)])
-        assert texts(call(history, "iter_messages")) == ["a", "b", "c", "d"]
-        assert texts(call(history, "iter_messages", after_seq=1, before_seq=4)) == ["b", "c"]
-        assert texts(call(history, "iter_messages", after_seq=4)) == []
+        assert text_of_each(call(history, "iter_messages")) == ["a", "b", "c", "d"]
+        assert text_of_each(call(history, "iter_messages", after_seq=1, before_seq=4)) == ["b", "c"]
+        assert text_of_each(call(history, "iter_messages", after_seq=4)) == []
 
     def test_soft_delete(self, make_history: MakeHistory, call: Call) -> None:
         """A deleted turn is hidden and can be restored; positions do not move."""
@@ -245,11 +249,11 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         for text in "abc":
             call(history, "add_messages", [HumanMessage(text, id=text)])
         assert call(history, "delete_turn", 2)
-        assert texts(call(history, "messages")) == texts(call(history, "iter_messages")) == ["a", "c"]
+        assert text_of_each(call(history, "messages")) == text_of_each(call(history, "iter_messages")) == ["a", "c"]
         assert call(history, "stored_ids", ["a", "b"]) == {"a"}
         assert call(history, "view").seq == 3
         assert call(history, "restore_turn", 2)
-        assert texts(call(history, "messages")) == ["a", "b", "c"]
+        assert text_of_each(call(history, "messages")) == ["a", "b", "c"]
         assert not call(history, "delete_turn", 99)
 
     def test_stored_ids(self, make_history: MakeHistory, call: Call) -> None:
@@ -299,7 +303,7 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
             assert (view.seq, view.epoch) == (4, everything.epoch)
         call(history, "append_turn", exchange("e"))
         after = Window(after=everything.position(7))
-        assert texts(call(history, "view", window=after).messages) == ["e", "re: e"]
+        assert text_of_each(call(history, "view", window=after).messages) == ["e", "re: e"]
 
     def test_window_after_a_message_that_is_not_there(self, make_history: MakeHistory, call: Call) -> None:
         """A position whose message is unknown starts at its whole turn: rather too much than too little."""
@@ -307,7 +311,7 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         inside = position_of(_filled(history, call), "b")
         for unknown in ("nobody", None):
             view = call(history, "view", window=Window(after=inside._replace(message_id=unknown)))
-            assert texts(view.messages) == texts([m for text in "bcd" for m in exchange(text)])
+            assert text_of_each(view.messages) == text_of_each([m for text in "bcd" for m in exchange(text)])
 
     def test_window_of_a_cleared_session(self, make_history: MakeHistory, call: Call) -> None:
         """A position from before a clear is void: everything is returned, and the view says so."""
@@ -319,10 +323,10 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         assert view.messages.window.after is None
         _filled(history, call, "xyz")
         view = call(history, "view", window=before)
-        assert texts(view.messages) == texts([m for text in "xyz" for m in exchange(text)])
+        assert text_of_each(view.messages) == text_of_each([m for text in "xyz" for m in exchange(text)])
         assert view.messages.window.after is None
         again = Window(after=position_of(view.messages, "re: y"))
-        assert texts(call(history, "view", window=again).messages) == ["z", "re: z"]
+        assert text_of_each(call(history, "view", window=again).messages) == ["z", "re: z"]
 
     def test_window_after_a_deleted_turn(self, make_history: MakeHistory, call: Call) -> None:
         """A turn deleted at the position, or after it, changes nothing else."""
@@ -330,16 +334,16 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         everything = _filled(history, call)
         first, middle, last = (Window(after=position_of(everything, f"re: {text}")) for text in "abd")
         call(history, "delete_turn", 2)
-        assert texts(call(history, "view", window=middle).messages) == ["c", "re: c", "d", "re: d"]
-        assert texts(call(history, "view", window=first).messages) == ["c", "re: c", "d", "re: d"]
+        assert text_of_each(call(history, "view", window=middle).messages) == ["c", "re: c", "d", "re: d"]
+        assert text_of_each(call(history, "view", window=first).messages) == ["c", "re: c", "d", "re: d"]
         call(history, "delete_turn", 1)
-        assert texts(call(history, "view", window=first).messages) == ["c", "re: c", "d", "re: d"]
+        assert text_of_each(call(history, "view", window=first).messages) == ["c", "re: c", "d", "re: d"]
         call(history, "delete_turn", 4)
         view = call(history, "view", window=last)
         assert view.messages == []
         assert view.messages.window == last
         call(history, "restore_turn", 2)
-        assert texts(call(history, "view", window=first).messages) == ["b", "re: b", "c", "re: c"]
+        assert text_of_each(call(history, "view", window=first).messages) == ["b", "re: b", "c", "re: c"]
 
     def test_window_in_an_import(self, make_history: MakeHistory, call: Call) -> None:
         """A position inside a row of a hundred messages, or at its end, is resolved to the message."""
@@ -401,4 +405,4 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         messages.reverse()
         assert not any(messages.knows(i) for i in range(4))
         assert call(history, "view", window=Window(after=where)).messages == []
-        assert texts(call(history, "messages")) == ["a", "re: a", "b", "re: b"]
+        assert text_of_each(call(history, "messages")) == ["a", "re: a", "b", "re: b"]

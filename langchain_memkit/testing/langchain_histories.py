@@ -35,7 +35,7 @@ from langchain_core.messages.tool import tool_call_chunk
 
 from langchain_memkit.testing._styles import BothStyles, Call
 
-__all__ = ["LangChainHistoryContract", "exchange", "texts"]
+__all__ = ["LangChainHistoryContract", "exchange", "text_of_each"]
 
 MakeHistory: TypeAlias = Callable[..., Any]
 
@@ -45,7 +45,7 @@ def exchange(text: str) -> list[BaseMessage]:
     return [HumanMessage(text), AIMessage(f"re: {text}")]
 
 
-def texts(messages: Sequence[BaseMessage]) -> list[str]:
+def text_of_each(messages: Sequence[BaseMessage]) -> list[str]:
     """Return the text of each message."""
     return [message.text for message in messages]
 
@@ -101,12 +101,12 @@ class LangChainHistoryContract(BothStyles):
         history = make_history("s1")
         for text in "abc":
             call(history, "add_messages", exchange(text))
-        assert texts(call(history, "messages")) == ["a", "re: a", "b", "re: b", "c", "re: c"]
+        assert text_of_each(call(history, "messages")) == ["a", "re: a", "b", "re: b", "c", "re: c"]
 
     def test_is_seen_by_another_object(self, make_history: MakeHistory, call: Call) -> None:
         """Messages that one object stored are read by another: no state lives in the object."""
         call(make_history("s1"), "add_messages", exchange("a"))
-        assert texts(call(make_history("s1"), "messages")) == ["a", "re: a"]
+        assert text_of_each(call(make_history("s1"), "messages")) == ["a", "re: a"]
 
     def test_every_message_type_round_trips(self, make_history: MakeHistory, call: Call) -> None:
         """Each type with tool calls, artifacts, list content and odd keys comes back equal, id apart."""
@@ -148,9 +148,9 @@ class LangChainHistoryContract(BothStyles):
         call(make_history("s1"), "clear")
         call(make_history("s1"), "clear")
         assert call(make_history("s1"), "messages") == []
-        assert texts(call(make_history("s2"), "messages")) == ["s2", "re: s2"]
+        assert text_of_each(call(make_history("s2"), "messages")) == ["s2", "re: s2"]
         call(make_history("s1"), "add_messages", exchange("new"))
-        assert texts(call(make_history("s1"), "messages")) == ["new", "re: new"]
+        assert text_of_each(call(make_history("s1"), "messages")) == ["new", "re: new"]
 
     def test_unicode_and_odd_text(self, make_history: MakeHistory, call: Call) -> None:
         """Emoji, NUL, lone surrogates and long text come back unchanged."""
@@ -164,7 +164,9 @@ class LangChainHistoryContract(BothStyles):
         ids = ["$ne", '{"$gt": ""}', "a.b", "a%", "a_", "' OR 1=1 --", "日本", "x" * 512]
         for session in ids:
             call(make_history(session), "add_messages", [HumanMessage(session)])
-        assert [texts(call(make_history(session), "messages")) for session in ids] == [[session] for session in ids]
+        assert [text_of_each(call(make_history(session), "messages")) for session in ids] == [
+            [session] for session in ids
+        ]
 
     def test_two_writers_never_split_a_turn(self, make_history: MakeHistory) -> None:
         """Question and answer of parallel writers stay together, and none is lost."""
@@ -175,7 +177,7 @@ class LangChainHistoryContract(BothStyles):
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(write, range(4)))
-        stored = texts(make_history("s1").messages)
+        stored = text_of_each(make_history("s1").messages)
         assert sorted(stored[::2]) == sorted(f"{w}-{i}" for w in range(4) for i in range(10))
         assert stored[1::2] == [f"re: {question}" for question in stored[::2]]
 

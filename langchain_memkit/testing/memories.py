@@ -107,7 +107,7 @@ class ListHistory(BaseChatMessageHistory):
         self.messages = []
 
 
-def texts(messages: list[BaseMessage]) -> str:
+def joined_text(messages: list[BaseMessage]) -> str:
     """Return the text of all messages, joined."""
     return "\n".join(message_text(message) for message in messages)
 
@@ -151,8 +151,8 @@ class MemoryContract(BothStyles):
         """A saved turn is recalled, by this object and by a new one."""
         memory = make_memory("s1", "u1")
         call(memory, "save", self.turn(self.fact))
-        assert self.fact.rstrip(".") in texts(call(memory, "load", self.question))
-        assert self.fact.rstrip(".") in texts(call(make_memory("s1", "u1"), "load", self.question))
+        assert self.fact.rstrip(".") in joined_text(call(memory, "load", self.question))
+        assert self.fact.rstrip(".") in joined_text(call(make_memory("s1", "u1"), "load", self.question))
 
     def test_messages_are_the_callers(self, make_memory: MakeMemory, call: Call) -> None:
         """Saving changes no message, and changing loaded messages changes nothing that is stored."""
@@ -181,11 +181,11 @@ class MemoryContract(BothStyles):
         """The user's other session recalls the turn if the contract says so; clearing one session spares the other."""
         call(make_memory("s1", "u1"), "save", self.turn(self.fact))
         elsewhere = make_memory("s2", "u1")
-        assert (self.fact.rstrip(".") in texts(call(elsewhere, "load", self.question))) == self.across_sessions
+        assert (self.fact.rstrip(".") in joined_text(call(elsewhere, "load", self.question))) == self.across_sessions
         call(elsewhere, "save", self.turn(self.other.format(7), 2))
         call(make_memory("s1", "u1"), "clear")
-        assert self.fact.rstrip(".") not in texts(call(make_memory("s1", "u1"), "load", self.question))
-        assert self.other.format(7).rstrip(".") in texts(call(make_memory("s2", "u1"), "load", self.question))
+        assert self.fact.rstrip(".") not in joined_text(call(make_memory("s1", "u1"), "load", self.question))
+        assert self.other.format(7).rstrip(".") in joined_text(call(make_memory("s2", "u1"), "load", self.question))
 
     def test_users_are_apart(self, make_memory: MakeMemory, call: Call) -> None:
         """The same session id of another user is another session; ids that look like prefixes or patterns are apart."""
@@ -193,11 +193,11 @@ class MemoryContract(BothStyles):
         for i, user in enumerate(users):
             call(make_memory("s1", user), "save", self.turn(self.other.format(1000 + i), i))
         for i, user in enumerate(users):
-            seen = texts(call(make_memory("s1", user), "load", self.question))
+            seen = joined_text(call(make_memory("s1", user), "load", self.question))
             assert [n for n in range(1000, 1000 + len(users)) if str(n) in seen] == [1000 + i]
         call(make_memory("s1", "a"), "clear")
         assert call(make_memory("s1", "a"), "load", self.question) == []
-        assert "1002" in texts(call(make_memory("s1", "ab"), "load", self.question))
+        assert "1002" in joined_text(call(make_memory("s1", "ab"), "load", self.question))
 
     def test_saved_after_clear(self, make_memory: MakeMemory, call: Call) -> None:
         """A cleared session starts again, for old and for new objects."""
@@ -208,7 +208,7 @@ class MemoryContract(BothStyles):
         fresh = make_memory("s1", "u1")
         call(fresh, "load", self.question)
         call(fresh, "save", self.turn(self.other.format(5), 2))
-        seen = texts(call(old, "load", self.question))
+        seen = joined_text(call(old, "load", self.question))
         assert self.other.format(5).rstrip(".") in seen
         assert self.fact.rstrip(".") not in seen
 
@@ -252,7 +252,7 @@ class MemoryContract(BothStyles):
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(write, range(8)))
-        seen = texts(make_memory("s1", "u1").load(self.question))
+        seen = joined_text(make_memory("s1", "u1").load(self.question))
         assert [i for i in range(8) if str(100 + i) not in seen] == []
 
     def test_in_a_chain(self, make_memory: MakeMemory) -> None:
@@ -267,7 +267,7 @@ class MemoryContract(BothStyles):
         )
         config: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
         chat.invoke(self.fact, config)
-        assert self.fact.rstrip(".") in texts(make_memory("s1", "u1").load(self.question))
+        assert self.fact.rstrip(".") in joined_text(make_memory("s1", "u1").load(self.question))
         kept.clear()  # so that only the memory knows
         asyncio.run(chat.ainvoke(self.question, config))
         *_, note, question = model.calls[-1]

@@ -119,7 +119,7 @@ conversations: st.SearchStrategy[list[BaseMessage]] = st.builds(
     st.lists(systems | summaries, max_size=2),
     st.lists(_pieces, max_size=10),
 )
-"""What a store may hold after years of aborts, retries and other people's code."""
+"""Conversations that a store may hold after years of aborted turns, retries and foreign writers."""
 
 plain_conversations: st.SearchStrategy[list[BaseMessage]] = st.builds(
     lambda system, rounds, last: [*system, *(m for pair in rounds for m in pair), *last],
@@ -127,7 +127,7 @@ plain_conversations: st.SearchStrategy[list[BaseMessage]] = st.builds(
     st.lists(st.tuples(humans, answers), max_size=8),
     st.lists(humans, max_size=1),
 )
-"""A system line if any, then questions and answers in turn."""
+"""Conversations of an optional system message, then questions and answers in turn."""
 
 
 def refused(messages: Sequence[BaseMessage]) -> list[str]:

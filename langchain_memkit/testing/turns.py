@@ -16,7 +16,7 @@ from langchain_memkit.messages.trimming import STATUS
 from langchain_memkit.runnables import create_runnable_with_message_history
 from langchain_memkit.testing._styles import Styles, streaming
 from langchain_memkit.testing.fakes import FakeChatModel
-from langchain_memkit.testing.langchain_histories import texts
+from langchain_memkit.testing.langchain_histories import text_of_each
 
 __all__ = ["HistoryTurnContract"]
 
@@ -46,7 +46,7 @@ class HistoryTurnContract:
         run(chat, "What is my name?", S1)
         stored = get_session_history("s1").messages
         assert [type(m) for m in stored] == [HumanMessage, AIMessage] * 2
-        assert texts(stored)[::3] == ["My name is Nemo.", "You told me: My name is Nemo."]
+        assert text_of_each(stored)[::3] == ["My name is Nemo.", "You told me: My name is Nemo."]
         assert [len(turn.messages) for turn in get_session_history("s1").iter_turns()] == [2, 2]
 
     def test_batch(self, get_session_history: Any) -> None:
@@ -103,7 +103,7 @@ class HistoryTurnContract:
         chat = create_runnable_with_message_history(model, get_session_history, on_model_error="save_input")
         with pytest.raises(OSError, match="model down"):
             run(chat, "hello", S1)
-        assert texts(get_session_history("s1").messages) == ["hello"]
+        assert text_of_each(get_session_history("s1").messages) == ["hello"]
 
     def test_cleared_during_the_turn(self, get_session_history: Any, run: Styles) -> None:
         """A turn that began before a clear is answered, but not stored, and that is reported."""
@@ -133,7 +133,7 @@ class HistoryTurnContract:
         config = {"configurable": {"session_id": "s1", "turn_id": "t1"}}
         run(chat, "hello", config)
         run(chat, "hello", config)
-        assert texts(get_session_history("s1").messages) == ["hello", "first"]
+        assert text_of_each(get_session_history("s1").messages) == ["hello", "first"]
         assert [type(error) for error in dropped] == [IdempotencyConflictError]
         with pytest.raises(IdempotencyConflictError):
             run(chat, "another question", config)
@@ -155,7 +155,7 @@ class HistoryTurnContract:
         chat = create_runnable_with_message_history(lambda messages: f"re: {messages[-1].text}", get_session_history)
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda i: chat.invoke([HumanMessage(f"q{i}")], S1), range(24)))
-        stored = texts(get_session_history("s1").messages)
+        stored = text_of_each(get_session_history("s1").messages)
         assert sorted(stored[::2]) == sorted(f"q{i}" for i in range(24))
         assert stored[1::2] == [f"re: {q}" for q in stored[::2]]
 
@@ -179,7 +179,7 @@ class HistoryTurnContract:
         asked = HumanMessage("My pin is 4711.")
         chat = create_runnable_with_message_history(lambda _: "4711 it is", get_session_history, before_save=redact)
         assert "4711" in str(run(chat, [asked], S1))
-        assert texts(get_session_history("s1").messages) == ["My pin is [pin].", "[pin] it is"]
+        assert text_of_each(get_session_history("s1").messages) == ["My pin is [pin].", "[pin] it is"]
         assert asked == HumanMessage("My pin is 4711.")
 
     def test_preprocessor_changes_the_view_only(self, get_session_history: Any, run: Styles) -> None:
@@ -190,7 +190,7 @@ class HistoryTurnContract:
         )
         for i in range(3):
             run(chat, f"fact {i}", S1)
-        assert texts(model.calls[-1]) == ["summary", "fact 1", "Noted.", "fact 2"]
+        assert text_of_each(model.calls[-1]) == ["summary", "fact 1", "Noted.", "fact 2"]
         assert len(get_session_history("s1").messages) == 6
 
     def test_users_and_sessions_are_apart(self, get_session_history: Any, run: Styles) -> None:
@@ -198,8 +198,8 @@ class HistoryTurnContract:
         chat = create_runnable_with_message_history(FakeChatModel(), get_session_history)
         run(chat, "I am one.", {"configurable": {"session_id": "s1", "user_id": "u1"}})
         run(chat, "I am two.", {"configurable": {"thread_id": "s1", "user_id": "u2"}})
-        assert texts(get_session_history("s1", "u1").messages)[0] == "I am one."
-        assert texts(get_session_history("s1", "u2").messages)[0] == "I am two."
+        assert text_of_each(get_session_history("s1", "u1").messages)[0] == "I am one."
+        assert text_of_each(get_session_history("s1", "u2").messages)[0] == "I am two."
         assert get_session_history("s1").messages == []
 
     @pytest.fixture(params=["stream", "astream"])
@@ -261,7 +261,7 @@ class HistoryTurnContract:
         chat = create_runnable_with_message_history(streaming(speak), get_session_history)
         with pytest.raises(KeyboardInterrupt):
             list(chat.stream("hello", S1))
-        assert texts(get_session_history("s1").messages) == ["hello", "so far "]
+        assert text_of_each(get_session_history("s1").messages) == ["hello", "so far "]
 
     def test_task_cancelled_while_streaming(self, get_session_history: Any) -> None:
         """A cancelled task has stored its partial answer when the cancellation arrives at its caller."""
@@ -288,7 +288,7 @@ class HistoryTurnContract:
 
         asyncio.run(go())
         stored = get_session_history("s1").messages
-        assert texts(stored) == ["hello", "so far "]
+        assert text_of_each(stored) == ["hello", "so far "]
         assert stored[1].response_metadata[STATUS] == "aborted"
 
     def test_task_cancelled_before_the_answer(self, get_session_history: Any) -> None:
@@ -337,4 +337,4 @@ class HistoryTurnContract:
                 await task
 
         asyncio.run(go())
-        assert texts(get_session_history("s1").messages) == ["hello", "Noted."]
+        assert text_of_each(get_session_history("s1").messages) == ["hello", "Noted."]

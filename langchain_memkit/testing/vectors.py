@@ -100,7 +100,7 @@ METADATAS: list[dict[str, Any]] = [
     {"n": "2", "tags": "red", "ok": True, "a.b": 1},
     {"n": None, "ok": 1, "by": {"name": "Kiwi"}, "user_id": "u1"},
 ]
-"""Of the documents 0 to 3; the last one is a user's."""
+"""Metadata of the documents 0 to 3; the last document belongs to a user."""
 PRE_FILTERS: list[tuple[dict[str, Any], str]] = [
     ({}, "012"),
     ({"n": 1}, "0"),
@@ -151,7 +151,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$and": [{"user_id": "u1"}, {"user_id": "u2"}]}, "names several"),
     ({"$and": [{"$nor": [{"user_id": "u2"}]}]}, "documents of one user"),
 ]
-"""What no `pre_filter` may be, and what is said."""
+"""Invalid `pre_filter` values, each with the error's text."""
 
 
 operations = st.lists(

@@ -91,7 +91,7 @@ assert_type(langchain_memkit.__version__, str)
 langchain_memkit.VektorMemory  # type: ignore[attr-defined]  # noqa: B018  # a misspelt name is an error
 assert_type(langchain_memkit.testing.FakeChatModel().invoke("hi"), AIMessage)  # modules are attributes
 assert_type(langchain_memkit.errors.MemkitError("no"), MemkitError)
-langchain_memkit.migrate.transfer, langchain_memkit.classic.as_classic_memory  # noqa: B018  # all four
+langchain_memkit.migrate.migrate, langchain_memkit.classic.as_classic_memory  # noqa: B018  # all four
 testing.FakeChatModle  # type: ignore[attr-defined]  # noqa: B018
 
 

@@ -50,6 +50,12 @@ class Foreign:
     def __init__(self, session_id: str, url: str) -> None: ...
 
 
+class WithDefault:
+    """A history of another package, which needs a path and has a session of its own choice."""
+
+    def __init__(self, path: str, session_id: str = "main") -> None: ...
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "swapped": (lambda: MongoDBChatMessageHistory("s1", URI), "session_id is a connection string"),
     "swapped, with a user": (lambda: SQLiteChatMessageHistory("x.db", "s1", user_id=URI), "user_id is a connection"),
@@ -93,6 +99,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a class, agents": (
         lambda: MessageHistoryMiddleware(Foreign),
         r"needs url .*as in lambda session_id: Foreign",
+    ),
+    "a class whose session_id has a default": (
+        lambda: create_runnable_with_message_history(MODEL, WithDefault),
+        r"needs path besides .* lambda session_id: WithDefault\(path, session_id=session_id\)",
     ),
     "a class, memories": (
         lambda: create_runnable_with_message_history(MODEL, HISTORIES, memories=[VectorMemory]),

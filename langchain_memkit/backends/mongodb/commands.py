@@ -143,7 +143,7 @@ class Runner(Generic[S]):
     """
 
     upserts_may_meet: ClassVar[bool] = False
-    """Whether an id that is taken means that two upserts of it met, of which the other goes through next time."""
+    """Whether a duplicate key may come from two upserts of the same id at once; the second attempt then succeeds."""
 
     def __init__(self, clients: Clients, settings: S) -> None:
         self.clients = clients

@@ -22,9 +22,9 @@ from langchain_memkit.stores.history_rows import MARKER_TTL, MOST, SessionScope,
 
 Kind = Literal["turn", "clear", "purge"]
 NO_TURNS = ["clear", "purge", "void", "opening"]
-"""Kinds of documents without content: markers, what they have voided, and what opens a user's session."""
+"""Kinds of documents without messages: clear and purge markers, voided turns, and a user's opening document."""
 SHOWN = {"isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
-"""What a query asks of documents that were not soft-deleted."""
+"""Filter that leaves out soft-deleted documents."""
 
 FIELDS = (
     "_id",
@@ -46,15 +46,15 @@ FIELDS = (
     "isDeleted",
 )
 OURS = {"seq": {"$exists": True}}
-"""What tells our documents from rows of langchain-mongodb; the unique indexes are partial on it."""
+"""Filter for memkit's documents, which rows of langchain-mongodb do not match; the unique indexes are partial on it."""
 
 OPENING = 0
-"""The position of the document that opens a user's session, below that of every turn."""
+"""Position of the document that opens a user's session; it is below the position of every turn."""
 
 CLOCKS = timedelta(minutes=5)
-"""A date by a client's clock that is no further than this behind the server's is taken for the server's."""
+"""Allowed clock skew: a client's date that is at most this far behind the server's counts as the server's."""
 IN_TWO_HOURS = {"$add": ["$$NOW", MARKER_TTL // timedelta(milliseconds=1)]}
-"""By the server's clock, for pipelines: when a document without content goes."""
+"""Pipeline expression for the expiry of a document without messages, by the server's clock."""
 
 
 def turns_filter(user_id: str, session_id: str | None = None, **conditions: Any) -> dict[str, Any]:

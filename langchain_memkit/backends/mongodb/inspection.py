@@ -118,7 +118,7 @@ def kinds_in(
     with _server(uri, timeout) as (client, _):
         names = client[database].list_collection_names(filter={"type": "collection"})
         mine = [name for name in sorted(names) if not name.startswith("system.")]
-        return {name: _kinds(client[database][name], keys, timeout, user_id) for name in mine}
+        return {name: _kinds(client[database][name], keys, user_id) for name in mine}
 
 
 def inspect_collection(
@@ -140,14 +140,12 @@ def inspect_collection(
     """
     with _server(uri, timeout) as (client, _):
         collection = client[database][name]
-        kinds = _kinds(collection, keys, timeout)
-        with pymongo.timeout(timeout):
-            present = _indexes(collection)
-            count = collection.estimated_document_count()
+        kinds = _kinds(collection, keys)
+        present = _indexes(collection)
+        count = collection.estimated_document_count()
         rows = 0
         if "langchain-mongodb" in kinds:
-            with pymongo.timeout(timeout * 6):
-                rows = collection.count_documents(documents.legacy_filter(*keys), limit=MOST_COUNTED)
+            rows = collection.count_documents(documents.legacy_filter(*keys), limit=MOST_COUNTED)
     faults = [f for model in _wanted(kinds, keys[0], user_id_key) for f in _fault(model, present)]
     return CollectionFacts(f"{database}.{name}", kinds, count, sorted(present), faults, rows)
 
@@ -216,15 +214,14 @@ def _allowed(ask: Callable[[], Any]) -> Any:
         return None
 
 
-def _kinds(collection: Any, keys: tuple[str, str], timeout: float, user_id: str | None = None) -> frozenset[str]:
-    with pymongo.timeout(timeout):
-        kinds = {BY_INDEX[name] for name in _indexes(collection) if name in BY_INDEX}
-        sample = [*collection.find().limit(SAMPLE), *collection.find().sort("_id", -1).limit(SAMPLE)]
-        if user_id is not None:
-            begin, end = range_of(user_prefix(user_id))
-            ids = {"$gte": begin} if end is None else {"$gte": begin, "$lt": end}
-            found = {"_id": ids, "value": {"$exists": True}, "v": {"$exists": True}}
-            sample += collection.find(found).limit(SAMPLE)
+def _kinds(collection: Any, keys: tuple[str, str], user_id: str | None = None) -> frozenset[str]:
+    kinds = {BY_INDEX[name] for name in _indexes(collection) if name in BY_INDEX}
+    sample = [*collection.find().limit(SAMPLE), *collection.find().sort("_id", -1).limit(SAMPLE)]
+    if user_id is not None:
+        begin, end = range_of(user_prefix(user_id))
+        ids = {"$gte": begin} if end is None else {"$gte": begin, "$lt": end}
+        found = {"_id": ids, "value": {"$exists": True}, "v": {"$exists": True}}
+        sample += collection.find(found).limit(SAMPLE)
     return frozenset(kinds | {kind for document in sample if (kind := _kind(document, keys))})
 
 

@@ -183,7 +183,8 @@ class Append:
         hosts = self.store.clients.hosts
         state = "It may be stored: retry with the same turn_id" if self._begun else "Nothing was stored"
         if len(self.batch.rows) > 1:
-            state = f"{len(self.batch.rows) - len(self.pending)} of {len(self.batch.rows)} parts are stored: add "
+            more = ", perhaps more" if self.unknown else ""
+            state = f"{len(self.batch.rows) - len(self.pending)} of {len(self.batch.rows)} parts are stored{more}: add "
             state += "`error.messages` again to continue"
         msg = f"cannot write to {hosts}{limit}: {reason}. {state}."
         return HistoryWriteError(msg, maybe_stored=self._begun, **self.batch.error_context)

@@ -207,7 +207,7 @@ class MongoDBVectorStore(RecordVectorStore):
     """
 
     is_remote: ClassVar = True
-    """Reads wait for a server, so several at once save time."""
+    """True: reads go over the network, so callers should run several of them concurrently."""
 
     def __init__(
         self,

@@ -445,7 +445,7 @@ def shared_database(path: str | os.PathLike[str], timeout: float, file_mode: int
 
 
 FAILURES = (sqlite3.Error, UnicodeDecodeError)
-"""What a file can raise; the second where SQLite's own text quotes a damaged name."""
+"""Exceptions of a damaged or unreachable file; UnicodeDecodeError is raised where SQLite quotes a damaged name."""
 
 REPAIR = "restore a backup, or save what can be read with SQLite's own tool: sqlite3 FILE .recover"
 HINTS = {
@@ -457,7 +457,7 @@ HINTS = {
     sqlite3.SQLITE_NOTADB: "is it another kind of file? give another path, or restore a backup",
     sqlite3.SQLITE_READONLY: "may this user write to the file and its folder?",
 }
-"""What to do, by the kind of error."""
+"""Advice for the user, by SQLite's primary error code."""
 
 
 def explain_error(error: Exception) -> str:

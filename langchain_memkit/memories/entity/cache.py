@@ -153,13 +153,15 @@ class EntityCache:
         missing = [key for key in stored if key not in known]
         # Rows that are known are not read again: after a turn of another process only its new rows are fetched.
         rows = {key: known[key] for key in stored if key in known}
-        unreadable: set[str] = set(book.unreadable) if book is not None else set()
+        unreadable: set[str] = set()
         for i in range(0, len(missing), BATCH):
             values = await self.fetch(missing[i : i + BATCH])
             for key, value in zip(missing[i : i + BATCH], values, strict=True):
                 rows[key] = read_row(parts[key][0], value) if value is not None else None
-                if value is not None and rows[key] is None and key not in unreadable:
-                    unreadable.add(key)
+                if value is None or rows[key] is not None:
+                    continue
+                unreadable.add(key)
+                if book is None or key not in book.unreadable:  # warn once
                     logger.warning("an entity row of a user is unreadable and left as it is: key ...%.80r", key[-64:])
         found: tuple[EntityRegistry, list[str]] = await cpu_bound(
             lambda: self._put(user_id, versions, parts, rows, unreadable)
@@ -227,8 +229,10 @@ class EntityCache:
         # There may be several, if two processes saved the session's first turn at once: all of them are live, any will
         # do.
         known = await self.held(lambda: min(book.generations.get(session_id, ()), default=None))
-        if known is not None:
-            return str(known)
+        return str(known) if known is not None else await self.new_generation(book, session_id)
+
+    async def new_generation(self, book: EntityRegistry, session_id: str) -> str:
+        """Draw a generation and store it; those that the session has stay alive."""
         drawn = uuid4().hex
         await self.put([(book.keys.generation(session_id, drawn), {})])
         await self.held(lambda: book.generations.setdefault(session_id, set()).add(drawn))
@@ -349,8 +353,11 @@ def _bring_in_line(
 
 
 def _known(book: EntityRegistry) -> dict[str, Any]:
-    """Return the rows that need not be read again: a description is replaced under its key, facts and rules are not."""
-    return {**book.facts, **book.rules, **dict.fromkeys(book.unreadable)}
+    """Return the rows that need not be read again: facts and rules never change under their key.
+
+    A description is replaced under its key, and an unreadable row may be repaired under it.
+    """
+    return {**book.facts, **book.rules}
 
 
 def _sorted_out(

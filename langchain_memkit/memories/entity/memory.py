@@ -622,6 +622,10 @@ class EntityMemory(DerivedMemory):
         generation = min(alive) if alive else await shelf.generation(book, self._session)
         found = await core.extract([source.text for source in sources])
         rows, dead = await cpu_bound(lambda: self._facts(book, sources, found, epoch))
+        # A turn that is repeated after the history was cleared has the keys of its erased facts, and no row may change
+        # under its key: other processes have it cached. A new generation makes new keys.
+        if any(book.keys.fact(self._session, generation, row) in dead for row in rows):
+            generation = await shelf.new_generation(book, self._session)
         stored = await shelf.write(self._user, book, (self._session, generation), rows, dead)
         if not stored:
             self._seen = frozenset()
@@ -631,7 +635,7 @@ class EntityMemory(DerivedMemory):
 
     def _facts(
         self, book: EntityRegistry, sources: Sequence[MessageText], found: Sequence[Sequence[NameSpan]], epoch: int
-    ) -> tuple[list[FactRow], list[str]]:
+    ) -> tuple[list[FactRow], set[str]]:
         """Return the facts that are not stored yet, and the store keys of facts from earlier epochs of the session.
 
         A fact carries the epoch of its turn; one of another epoch belongs to a conversation that was erased. Epoch 0
@@ -641,15 +645,16 @@ class EntityMemory(DerivedMemory):
             for source in sources:
                 if source.speaker:
                     book.hear(source.speaker)
+            # The turn's epoch is the session's current one. Facts of another epoch stem from a conversation that was
+            # erased, e.g. by expiry, after which the session began again under the same id.
+            of_session = book.of_session(self._session) if epoch else []
+            dead = {key for key in of_session if book.facts[key].epoch not in (0, epoch)}
             rows: dict[str, FactRow] = {}
             for source, spots in zip(sources, found, strict=True):
                 for row in facts_of(self._session, source, find_names(source.text, spots, book)):
-                    if not book.holds(row):
+                    if not book.holds(row, dead):
                         rows.setdefault(book.keys.fact(self._session, "", row), row)
-            # The turn's epoch is the session's current one. Facts of another epoch stem from a conversation that was
-            # erased, e.g. by expiry, after which the session began again under the same id.
-            dead = book.of_session(self._session) if epoch else []
-            return list(rows.values()), [key for key in dead if book.facts[key].epoch not in (0, epoch)]
+            return list(rows.values()), dead
 
     async def _clear(self) -> None:
         if self._core.read_only:

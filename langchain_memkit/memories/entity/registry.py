@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from heapq import nsmallest
@@ -67,7 +67,7 @@ class SurfaceFormIndex:
 
 
 Names = Mapping[str, Mapping[str, object]]
-"""Name keys, each with the sessions in which it stands."""
+"""The sessions in which each name occurs, by name key."""
 
 
 @dataclass(slots=True)
@@ -342,9 +342,10 @@ class EntityRegistry:
             self._speakers[speaker] = key
             self._forms.learn(speaker, key)
 
-    def holds(self, row: FactRow) -> bool:
-        """Return whether the fact is stored in any live generation of its session."""
-        return any(self.keys.fact(row.session, g, row) in self.facts for g in self.generations.get(row.session, ()))
+    def holds(self, row: FactRow, besides: Collection[str] = ()) -> bool:
+        """Return whether the fact is stored in any live generation of its session, under a key not in `besides`."""
+        stored = (self.keys.fact(row.session, g, row) for g in self.generations.get(row.session, ()))
+        return any(key in self.facts and key not in besides for key in stored)
 
     def part(self, name: str, session: str) -> set[str]:
         """Return the store keys of the facts that a name has in a session."""

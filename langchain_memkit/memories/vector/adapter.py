@@ -148,14 +148,14 @@ class StoreClient:
         """Read all documents with this metadata, with growing searches if the store cannot list.
 
         Raises:
-            HistoryWriteError: The store does not filter and holds too many documents to search them all.
+            HistoryReadError: The store does not filter and holds too many documents to search them all.
         """
         k, whole = PAGE, False
         found: list[Document] = []
         while not whole:
             found, whole = await self.page(wanted, k)
             if not whole and k >= MOST:
-                raise self._too_many()
+                raise HistoryReadError(self._too_many())
             k *= 4
         return found
 
@@ -178,7 +178,7 @@ class StoreClient:
                 break
             if not ids:  # only other users' documents came back: the store ignores the filter, so search wider
                 if k >= MOST:
-                    raise self._too_many()
+                    raise HistoryWriteError(self._too_many(), maybe_stored=True)
                 k *= 4
         if await self.get(sorted(gone)):
             raise self._still_there()
@@ -264,9 +264,11 @@ class StoreClient:
         msg = f"{self.name} still holds what it was told to delete; call again, and if it stays look into the store"
         return HistoryWriteError(msg, maybe_stored=True)
 
-    def _too_many(self) -> HistoryWriteError:
-        msg = f"{self.name} does not filter and holds over {MOST:,} documents, so nobody can tell what is a user's"
-        return HistoryWriteError(msg, maybe_stored=True)
+    def _too_many(self) -> str:
+        return (
+            f"{self.name} does not filter and holds over {MOST:,} documents, so it is unknown which are a user's: "
+            "give filter_builder=, or use a store that filters"
+        )
 
 
 def _lacks(store: VectorStore, name: str) -> bool:

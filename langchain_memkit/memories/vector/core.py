@@ -253,7 +253,7 @@ def _check_store(store: Any, text_splitter: Any, reranker: Any) -> None:
 
 def _check_numbers(ttl: Any, **numbers: Any) -> None:
     for name, number in numbers.items():
-        if number is not None and (not isinstance(number, int) or number < 1):
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
             msg = f"{name} must be a whole number above 0; got {number!r:.50}"
             raise ConfigurationError(msg)
     check_seconds(ttl, "ttl", none="to keep records")

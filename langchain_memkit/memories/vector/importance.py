@@ -159,7 +159,7 @@ def create_model_importance(llm: Any, *, prompt: str = PROMPT, batch_size: int =
     if not isinstance(prompt, str) or "{memory}" not in prompt:  # type: ignore[redundant-expr]  # callers without types
         msg = "prompt must be a str with {memory} where the memory is to stand"
         raise ConfigurationError(msg)
-    if not isinstance(batch_size, int) or batch_size < 1:  # type: ignore[redundant-expr]  # callers without types
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:  # type: ignore[redundant-expr]  # callers without types
         msg = f"batch_size must be a whole number above 0; got {batch_size!r:.50}"
         raise ConfigurationError(msg)
     return ModelImportance(coerce_to_runnable(llm), prompt, batch_size)

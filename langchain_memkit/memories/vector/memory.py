@@ -303,7 +303,7 @@ class VectorMemory(DerivedMemory):
         if not isinstance(query, str):
             msg = f"query must be a str, not {type(query).__name__}"  # type: ignore[unreachable]  # callers without types
             raise TypeError(msg)
-        if not isinstance(k, int) or k < 1:  # type: ignore[redundant-expr]  # callers without types
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:  # type: ignore[redundant-expr]  # callers without types
             msg = f"k must be a whole number above 0; got {k!r:.50}"
             raise ConfigurationError(msg)
 

@@ -42,6 +42,7 @@ __all__ = ["begin", "is_same_record", "rebuild", "save", "to_microseconds", "wri
 logger = logging.getLogger("langchain_memkit")
 
 SHORT = 2000  # characters that are processed on the event loop; longer turns go to a thread
+ROOM = 1000  # positions between the rounds of a session, into which an earlier round can still grow
 TRIES = 10  # attempts of a turn that extends a round which other writers extend at the same time
 
 
@@ -141,7 +142,7 @@ async def _new(
     parts = plan_rounds(rounds, ids, last, begun.records, known)
     expected: dict[str, str] = {}
     # Positions are microseconds since 1970, but always behind the last record: clocks of several writers may differ.
-    position = max(to_microseconds(rounds[0].at), begun.position + 1)
+    position = max(to_microseconds(rounds[0].at), begun.position + ROOM)
     waiting = last if last is not None and last.metadata.get("open") else None
     for i, part in enumerate(parts):
         round_ = rounds[0]._replace(lines=tuple(part.lines), closed=i + 1 < len(parts))
@@ -158,11 +159,12 @@ async def _new(
             expected[waiting.id or ""] = digest_of(waiting.page_content)
         if not part.again and len(parts) == len(rounds) and round_.lines == rounds[i].lines:
             # The whole round is new: reuse the draft instead of splitting the text again.
-            documents += with_positions(drafts[i], position + len(documents))
-            continue
-        # A round without message ids that repeats an older one word for word would get the older one's id.
-        salt = str(position) if part.again else ""
-        documents += documents_of(round_, *place, position + len(documents), core.splitter, salt=salt)
+            documents += with_positions(drafts[i], position)
+        else:
+            # A round without message ids that repeats an older one word for word would get the older one's id.
+            salt = str(position) if part.again else ""
+            documents += documents_of(round_, *place, position, core.splitter, salt=salt)
+        position = documents[-1].metadata["position"] + ROOM
     return documents, expected
 
 
@@ -369,7 +371,7 @@ def _records(core: VectorMemoryConfig, user_id: str, session_id: str, stretches:
     for round_ in rounds_of(stretches, UNDATED):
         place = to_microseconds(round_.at)
         if documents:
-            place = max(place, int(documents[-1].metadata["position"]) + 1)
+            place = max(place, int(documents[-1].metadata["position"]) + ROOM)
         dated = round_._replace(expires_at=core.expiry(round_.at, round_.expires_at))
         documents += documents_of(dated, user_id, session_id, place, core.splitter)
     return documents

@@ -150,6 +150,17 @@ def test_server_gone_after_the_insert(history: Any, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("history", ["turns"], indirect=True)
+def test_server_gone_during_an_import(history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import of several documents whose reply was lost does not claim to know how many of them are stored."""
+    history._mongo.settings = replace(history._mongo.settings, save_timeout=0.5)
+    lost = AutoReconnect("the reply was lost")
+    fail_after_insert(monkeypatch, history, ServerSelectionTimeoutError("no primary"), lost)
+    with pytest.raises(HistoryWriteError, match=r"0 of \d+ parts are stored, perhaps more: add") as raised:
+        history.add_messages(TURN * 100)
+    assert raised.value.maybe_stored
+
+
+@pytest.mark.parametrize("history", ["turns"], indirect=True)
 def test_acknowledged_is_stored(history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the server has acknowledged is stored, though nothing can be read any more: there is no second look."""
     fail_after_insert(monkeypatch, history, ServerSelectionTimeoutError("no primary"), None)

@@ -13,12 +13,12 @@ from langchain_mongodb.chat_message_histories import MongoDBChatMessageHistory a
 from langchain_memkit import MongoDBChatMessageHistory
 from langchain_memkit.base import Window
 from langchain_memkit.testing._styles import Call, call_async, call_sync
-from langchain_memkit.testing.langchain_histories import exchange, texts
+from langchain_memkit.testing.langchain_histories import exchange, text_of_each
 
 
 def said(*names: str) -> list[str]:
     """The texts of exchanges."""
-    return texts([m for name in names for m in exchange(name)])
+    return text_of_each([m for name in names for m in exchange(name)])
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -49,20 +49,20 @@ def after(history: Any, call: Call, i: int) -> list[str]:
     position = call(history, "view").messages.position(i)
     view = call(history, "view", window=Window(after=position))
     assert view.messages.window.after == position
-    return texts(view.messages)
+    return text_of_each(view.messages)
 
 
 def test_positions_in_rows_of_the_peer(grown: Any, call: Call) -> None:
     """A position names the row by its id, since such rows have no numbers; what follows is theirs, then ours."""
     whole = call(grown, "view").messages
-    assert texts(whole) == said("old 1", "old 2", "old 3", "new 1", "new 2")
+    assert text_of_each(whole) == said("old 1", "old 2", "old 3", "new 1", "new 2")
     for i in range(6):
         position = whole.position(i)
         assert (position.seq, position.epoch) == (0, whole.epoch)
         assert position.op
     assert len({whole.position(i).op for i in range(6)}) == 6
     for i in range(10):
-        assert after(grown, call, i) == texts(whole)[i + 1 :]
+        assert after(grown, call, i) == text_of_each(whole)[i + 1 :]
 
 
 def test_peer_goes_on_writing_nothing_is_lost(grown: Any, call: Call, standalone: Any, database: str) -> None:
@@ -72,7 +72,7 @@ def test_peer_goes_on_writing_nothing_is_lost(grown: Any, call: Call, standalone
     peer.add_messages(exchange("late"))
     peer.close()
     view = call(grown, "view", window=Window(after=position))
-    assert texts(view.messages) == said("old 3", "late", "new 1", "new 2")
+    assert text_of_each(view.messages) == said("old 3", "late", "new 1", "new 2")
 
 
 def test_position_in_rows_that_are_gone(grown: Any, call: Call) -> None:
@@ -82,7 +82,7 @@ def test_position_in_rows_that_are_gone(grown: Any, call: Call) -> None:
     call(grown, "add_messages", exchange("begun anew"))
     for window in windows:
         view = call(grown, "view", window=window)
-        assert texts(view.messages) == said("begun anew")
+        assert text_of_each(view.messages) == said("begun anew")
         assert view.messages.window.after is None
 
 
@@ -91,9 +91,9 @@ def test_budgets_reach_into_rows_of_the_peer(grown: Any, call: Call) -> None:
     whole = call(grown, "view").messages
     for n in range(1, 11):
         for window in (Window(max_messages=n), Window(max_tokens=sum(whole.tokens[-n:]))):
-            got = texts(call(grown, "view", window=window).messages)
+            got = text_of_each(call(grown, "view", window=window).messages)
             assert n <= len(got) <= 10
-            assert got == texts(whole)[10 - len(got) :]
+            assert got == text_of_each(whole)[10 - len(got) :]
 
 
 @pytest.mark.parametrize("layout", ["langchain", "qa"])
@@ -104,10 +104,10 @@ def test_other_layouts(standalone: Any, database: str, layout: Any, call: Call) 
         for name in "abcd":
             history.add_messages(exchange(name))
         whole: Any = call(history, "view").messages
-        assert texts(whole) == said(*"abcd")
+        assert text_of_each(whole) == said(*"abcd")
         for i in range(8):
             assert whole.position(i).seq == 0
-            assert after(history, call, i) == texts(whole)[i + 1 :]
+            assert after(history, call, i) == text_of_each(whole)[i + 1 :]
         for n in (1, 3, 8):
             newest: list[BaseMessage] = call(history, "view", window=Window(max_messages=n)).messages
             assert len(newest) >= n
@@ -116,7 +116,7 @@ def test_other_layouts(standalone: Any, database: str, layout: Any, call: Call) 
         call(history, "clear")
         history.add_messages(exchange("e"))
         view = call(history, "view", window=window)
-        assert texts(view.messages) == said("e")
+        assert text_of_each(view.messages) == said("e")
         assert view.messages.window.after is None
 
 
@@ -124,7 +124,7 @@ def test_position_in_a_deleted_turn_of_ours(grown: Any, call: Call) -> None:
     """The first of our turns deleted at the position: the rows before it stay known."""
     position = call(grown, "view").messages.position(7)
     call(grown, "delete_turn", 1)
-    assert texts(call(grown, "view", window=Window(after=position)).messages) == said("new 2")
+    assert text_of_each(call(grown, "view", window=Window(after=position)).messages) == said("new 2")
 
 
 def test_position_in_a_turn_of_many_rows(standalone: Any, database: str, call: Call) -> None:
@@ -134,4 +134,4 @@ def test_position_in_a_turn_of_many_rows(standalone: Any, database: str, call: C
         history.add_messages([HumanMessage("q"), *[AIMessage(f"a{i}") for i in range(150)]])
         whole = call(history, "view").messages
         for i in (0, 20, 86, 87, 88, 149):
-            assert after(history, call, i) == texts(whole)[i + 1 :]
+            assert after(history, call, i) == text_of_each(whole)[i + 1 :]

@@ -15,11 +15,13 @@ from langchain_memkit import (
     KeyValueMemory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
+    SQLiteVectorStore,
     create_history_preprocessor,
     create_runnable_with_message_history,
 )
 from langchain_memkit.backends.sqlite.inspection import count_records
 from langchain_memkit.errors import StaleTurnError
+from langchain_memkit.stores.history import HistoryFactory
 from langchain_memkit.testing import FakeChatModel
 
 Memkit = Callable[..., Any]
@@ -92,6 +94,25 @@ def test_asks_first(memkit: Memkit, full: Path, answer: str, gone: bool) -> None
     assert "turns" in done.stdout
     assert ("nothing was deleted" in done.stderr) != gone
     assert left(full, "u1") == ([0, 0, 0] if gone else [2, 5, 2])
+
+
+@pytest.mark.parametrize("words", [["--dry-run"], ["--yes"], []])
+@pytest.mark.parametrize("also", [[], ["--in", "empty.db"]])
+def test_stores_are_closed(
+    memkit: Memkit, full: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], also: list[str]
+) -> None:
+    """Every store that was opened is closed, also after a dry run, the answer no, or a place that holds nothing."""
+    (full.parent / "empty.db").touch()
+    closed = []
+    for kind in (HistoryFactory, SQLiteKeyValueStore, SQLiteVectorStore):
+
+        def close(store: Any, original: Callable[[Any], None] = kind.close, name: str = kind.__name__) -> None:
+            closed.append(name)
+            original(store)
+
+        monkeypatch.setattr(kind, "close", close)
+    memkit("purge", "--user", "u1", "--in", full, *also, *words, input="n\n")
+    assert sorted(closed) == ["HistoryFactory", "SQLiteKeyValueStore", "SQLiteVectorStore"]
 
 
 def test_dry_run_deletes_nothing(memkit: Memkit, full: Path) -> None:

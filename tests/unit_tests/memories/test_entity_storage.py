@@ -20,13 +20,19 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.stores import InMemoryStore
 
-from langchain_memkit import SQLiteKeyValueStore, purge_user
+from langchain_memkit import (
+    SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
+    create_runnable_with_message_history,
+    purge_user,
+)
 from langchain_memkit._sync import drive
 from langchain_memkit.base import Mention, user_prefix
 from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.memories.entity.cache import VERSIONS, _bring_in_line
 from langchain_memkit.messages.notes import records_of
 from langchain_memkit.stores.in_memory import MemoryStore
+from langchain_memkit.testing import FakeChatModel
 
 NAMES = re.compile(r"\b(?:Nemo|Dory|Bob|Robert|Harrison|Harison|Priya Raman|Priya|Ann Lee|Ann)\b")
 
@@ -548,3 +554,38 @@ def test_writers_readers_and_clears_end_in_one_state(stores: Callable[[], Any]) 
     for factory in factories:
         assert factory("s1", "u1").entities() == expected
     assert sum(len(e.facts) for e in expected) == len(facts(stores())) <= 25
+
+
+def test_a_repaired_row_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    """A damaged row that was repaired under its key is read at the next change, by those who had found it damaged."""
+    store = SQLiteKeyValueStore(":memory:")
+    memory, other = (EntityMemory(extract, session, user_id="u1", store=store) for session in ("s1", "s2"))
+    memory.save([HumanMessage("Nemo swims")])
+    [key] = facts(store)
+    row = store.mget([key])[0] or {}
+    store.mset([(key, {"v": 99})])
+    assert texts(other) == []
+    store.mset([(key, row)])
+    memory.save([HumanMessage("Nemo sleeps")])
+    assert texts(other) == ["Nemo swims", "Nemo sleeps"]
+    assert caplog.text.count("unreadable") == 1
+
+
+def test_a_turn_repeated_after_its_history_was_cleared(stores: Callable[[], Any]) -> None:
+    """Its facts are stored again, though the erased ones were alike; another process keeps them as well."""
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    config: Any = {"configurable": {"session_id": "s1", "user_id": "u1", "turn_id": "t1"}}
+    more: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
+    one, two = (
+        create_runnable_with_message_history(
+            FakeChatModel(), histories, memories=[EntityMemory.factory(extract, store, names=["Nemo"])]
+        )
+        for store in (stores(), stores())
+    )
+    elsewhere = EntityMemory.factory(extract, stores())("s2", "u1")
+    for _ in range(3):
+        one.invoke("Nemo swims", config)
+        two.invoke("Nemo sleeps", more)
+        assert {"Nemo swims", "Nemo sleeps"} <= set(texts(elsewhere))
+        assert texts(elsewhere).count("Nemo swims") == texts(elsewhere).count("Nemo sleeps") == 1
+        histories("s1", "u1").clear()

@@ -435,8 +435,9 @@ def test_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "MOST", 8)
     with pytest.raises(HistoryWriteError, match="does not filter"):
         target.forget("u1")
-    with pytest.raises(HistoryWriteError, match="does not filter"):
-        target.index("u1")
+    for read in (target.index, target.sessions):
+        with pytest.raises(HistoryReadError, match="does not filter"):
+            read("u1")
 
 
 class Keeping(InMemoryVectorStore):

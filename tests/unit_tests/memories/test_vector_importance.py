@@ -211,6 +211,6 @@ def test_a_prompt_of_the_users() -> None:
     for wrong in ("Rate it.", "", None):
         with pytest.raises(ConfigurationError, match="memory"):
             create_model_importance(model, prompt=wrong)
-    for wrong in (0, -1, 2.5, None):
+    for wrong in (0, -1, 2.5, None, True):
         with pytest.raises(ConfigurationError, match="batch_size"):
             create_model_importance(model, batch_size=wrong)

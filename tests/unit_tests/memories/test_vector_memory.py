@@ -458,6 +458,7 @@ def test_two_embedders_in_one_store_are_refused(make: Any, path: Path) -> None:
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_records": 1.5}, "max_records"),
+        ({"max_records": True}, "max_records"),
         ({"ttl": -1}, "ttl"),
         ({"ranking": {}}, "ranking"),
         ({"importance": "high"}, "importance"),
@@ -576,3 +577,20 @@ def test_a_store_of_somebodys_own(style: str) -> None:
             asyncio.run(memory.asave(said))
     assert "called Kiwi" in found[0].text
     assert len(memory.search("parrot")) == 1
+
+
+def test_a_round_that_grows_stays_before_the_next(embeddings: CountingEmbeddings) -> None:
+    """An older round that is continued over several records does not run into the positions of later rounds."""
+    store = SQLiteVectorStore(":memory:", embeddings)
+    memory = VectorMemory(store, "s1", user_id="u1", now=lambda: AT)
+    turn = [HumanMessage("Where is Nemo?", id="h1"), AIMessage("In the sea, near the reef.", id="a1")]
+    later: list[BaseMessage] = []
+    for i in (2, 3):
+        later += [HumanMessage(f"And Dory {i}?", id=f"h{i}"), AIMessage(f"She is at the wreck {i}.", id=f"a{i}")]
+    memory.save([*turn, *later])
+    memory.save([*turn, AIMessage("The reef is long and old. " * 200, id="a1b")])
+    in_order = sorted(store.index("u1").entries, key=lambda entry: entry.position)
+    assert len({entry.position for entry in in_order}) == len(in_order) > 5
+    rounds = [entry.round_id for entry in in_order]
+    assert len(set(rounds)) == 3
+    assert rounds == sorted(rounds, key=rounds.index)

@@ -128,3 +128,17 @@ def test_replayed_outside_the_window(tmp_path: Any, run: Any) -> None:
         run(agent, None, at(past.config))
         assert model.shown == ["q0", "", "a is a word"]
         assert rows(histories("s1", "u1"))[3:] == [["q0", "look_up", "a is a word", "ok 5"]]
+
+
+def test_replayed_after_a_saved_input(histories: Any, history: Any, run: Any) -> None:
+    """A turn whose question is a row of its own, since the model failed at first, is stored as a branch like others."""
+    model = Scripted(script=[OSError("down"), "one", "two"])
+    history_of = MessageHistoryMiddleware(histories, on_model_error="save_input")
+    agent = create_agent(model, [], middleware=[history_of], checkpointer=InMemorySaver())
+    with pytest.raises(OSError, match="down"):
+        run(agent, asking("q"), CONFIG)
+    run(agent, None, CONFIG)
+    assert rows(history) == [["q"], ["one"]]
+    past = next(s for s in agent.get_state_history(CONFIG) if s.next == ("model",))
+    run(agent, None, at(past.config))
+    assert rows(history) == [["q"], ["one"], ["q", "two"]]
