@@ -14,7 +14,7 @@ from langchain_memkit._sync import Flow, Operation, adrive, drive
 from langchain_memkit.base import check_text
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.messages.codec import FORMAT_VERSION
-from langchain_memkit.stores.key_value import KeyRange, KeyValueStore, StoredValue, V
+from langchain_memkit.stores.key_value import KeyRange, KeyValueBackend, KeyValueStore, StoredValue, V
 
 __all__ = ["LangGraphKeyValueStore"]
 
@@ -68,7 +68,7 @@ class StoreBatch(Operation[list[Any]]):
     operations: Sequence[Op]
 
 
-class _Items:
+class _Items(KeyValueBackend):
     """Flows on the items of a LangGraph store."""
 
     def __init__(self, store: BaseStore, namespace: tuple[str, ...]) -> None:
@@ -162,12 +162,6 @@ class _Items:
             await self.delete(found)
             gone |= set(found)
         return len(gone)
-
-    def close(self) -> None:
-        """Do nothing: the store belongs to the caller."""
-
-    async def aclose(self) -> None:
-        """Do nothing: the store belongs to the caller."""
 
     def _place(self, key: str) -> tuple[str, ...]:
         """Return the namespace of a key: each user's keys have one of their own, by which they are found."""

@@ -55,7 +55,7 @@ def describe_value(value: Any) -> str:
         value: The value that was passed or stored.
 
     Example:
-        >>> value_or_kind(3), value_or_kind("My name is Nemo."), value_or_kind(None)
+        >>> describe_value(3), describe_value("My name is Nemo."), describe_value(None)
         ('3', 'a str', 'None')
     """
     if value is None or type(value) in (bool, float) or (type(value) is int and abs(value) < 10**20):
@@ -123,9 +123,9 @@ def check_path(path: P) -> P:
         ConfigurationError: It is an address.
 
     Example:
-        >>> file_given("chat.db")
+        >>> check_path("chat.db")
         'chat.db'
-        >>> file_given("mongodb://nemo:secret@host/")  # doctest: +NORMALIZE_WHITESPACE
+        >>> check_path("mongodb://nemo:secret@host/")  # doctest: +NORMALIZE_WHITESPACE
         Traceback (most recent call last):
         ...
         langchain_memkit.errors.ConfigurationError: a file was expected, not an address that begins with 'mongodb:'; the
@@ -148,7 +148,7 @@ def describe_type(value: object, wanted: type) -> str:
         wanted: The type it should be an instance of.
 
     Example:
-        >>> kind_given(3, Exception), kind_given(OSError, Exception), kind_given(int, Exception)
+        >>> describe_type(3, Exception), describe_type(OSError, Exception), describe_type(int, Exception)
         ('int', 'the class OSError: call it', 'the class int')
     """
     if not isinstance(value, type):
@@ -171,8 +171,8 @@ def check_seconds(value: Any, name: str, *, none: str = "", most: float = LONGES
         ConfigurationError: It is not a number above 0, or it is above `most`.
 
     Example:
-        >>> seconds_given(0.5, "timeout")
-        >>> seconds_given("1d", "ttl", none="to keep turns")
+        >>> check_seconds(0.5, "timeout")
+        >>> check_seconds("1d", "ttl", none="to keep turns")
         Traceback (most recent call last):
         ...
         langchain_memkit.errors.ConfigurationError: ttl must be seconds above 0, or None to keep turns; got '1d'
@@ -190,7 +190,7 @@ def safe_repr(value: Any) -> str:
     """Return a value for a `repr`: memkit's own objects by their repr, others by name, since they may show secrets.
 
     Example:
-        >>> shown(sorted), shown(object())
+        >>> safe_repr(sorted), safe_repr(object())
         ('sorted', 'object')
     """
     if type(value).__module__.partition(".")[0] == "langchain_memkit":

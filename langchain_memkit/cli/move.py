@@ -205,8 +205,8 @@ def _whose(
     Raises:
         ConfigurationError: Source and target are the same, and no user is given.
     """
-    same = source._store.place == target._store.place
-    if same and target._store.layout == "langchain":
+    same = source.turn_store.place == target.turn_store.place
+    if same and target.turn_store.layout == "langchain":
         output.note("one collection on both sides: its turns become rows of langchain-mongodb")
         return source
     if same and user_id is None:

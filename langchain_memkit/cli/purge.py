@@ -170,7 +170,7 @@ def _in_database(place: Target, user_id: str, output: Output) -> Iterator[Erasab
 
 def _histories(where: str, factory: HistoryFactory[Any]) -> ErasableStore:
     def count(user_id: str) -> dict[str, int]:
-        sessions = factory._store.run(factory._store.sessions(user_id, hidden=True))
+        sessions = factory.list_sessions(user_id, hidden=True)
         return {"sessions": len(sessions), "turns": sum(session.turns for session in sessions)}
 
     return ErasableStore(where, factory, count)

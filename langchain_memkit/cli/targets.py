@@ -116,7 +116,7 @@ def target_of(
         ConfigurationError: It is missing or cannot be a target.
 
     Example:
-        >>> place = place_of("mongodb://nemo:secret@db.example/chat?w=1", "--from")
+        >>> place = target_of("mongodb://nemo:secret@db.example/chat?w=1", "--from")
         >>> place.label, place.database
         ('db.example', 'chat')
     """

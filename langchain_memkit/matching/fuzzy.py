@@ -227,7 +227,7 @@ def closest_names(text: str, names: Sequence[str], most: int) -> list[str]:
         The names in the given order.
 
     Example:
-        >>> nearest("who wrote the skeletn songs?", ["Night", "The Skeleton Songs", "The Locksmith's Dream"], 1)
+        >>> closest_names("who wrote the skeletn songs?", ["Night", "The Skeleton Songs", "The Locksmith's Dream"], 1)
         ['The Skeleton Songs']
     """
     if len(names) <= most:
@@ -278,10 +278,10 @@ class KeyFinder:
     Example:
         >>> finder = KeyFinder({"The Skeleton Songs": "skeleton", "US": "usa"}, min_score=88)
         >>> finder.find("Is THE SKELETON SONGS known to us?")
-        [Found(key='skeleton', start=3, end=21, score=100, kind='folded')]
+        [NameMatch(key='skeleton', start=3, end=21, score=100, kind='folded')]
         >>> finder.find("the skeletn songs, in the US")
-        [Found(key='skeleton', start=0, end=17, score=97, kind='fuzzy'),
-         Found(key='usa', start=26, end=28, score=100, kind='exact')]
+        [NameMatch(key='skeleton', start=0, end=17, score=97, kind='fuzzy'),
+         NameMatch(key='usa', start=26, end=28, score=100, kind='exact')]
     """
 
     def __init__(self, names: Mapping[str, str], *, min_score: float | None = None) -> None:

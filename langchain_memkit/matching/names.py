@@ -173,7 +173,7 @@ def is_common_word(key: str) -> bool:
     """Return whether a name is a common English word too, so that a text may mean the word and not the name.
 
     Example:
-        >>> is_ordinary("will"), is_ordinary("harrison")
+        >>> is_common_word("will"), is_common_word("harrison")
         (True, False)
     """
     return all(word in ORDINARY for word in key.split())

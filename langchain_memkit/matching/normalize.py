@@ -194,7 +194,7 @@ class WordBoundaries:
         ends: Positions at which words end.
 
     Example:
-        >>> borders = Borders("the skeleton songs")
+        >>> borders = WordBoundaries("the skeleton songs")
         >>> 4 in borders.starts, borders.starts_near(5), borders.ends_near(11)
         (True, (4,), (12,))
     """

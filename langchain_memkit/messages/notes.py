@@ -168,7 +168,7 @@ def without_forged_marks(message: BaseMessage) -> BaseMessage:
     Notes and summaries keep theirs; answers keep that they were aborted, and which documents they were given.
 
     Example:
-        >>> unmarked(HumanMessage("Hello!", response_metadata={"memkit_status": "note"})).response_metadata
+        >>> without_forged_marks(HumanMessage("Hello!", response_metadata={"memkit_status": "note"})).response_metadata
         {}
     """
     known = message.response_metadata
@@ -192,7 +192,7 @@ def split_notes(messages: Iterable[BaseMessage]) -> tuple[list[BaseMessage], lis
 
     Example:
         >>> line = with_records(SystemMessage("Be brief."), [Record("Tea at five.")])
-        >>> rest, records = apart([line, HumanMessage("Hi."), note_message([Record("No shoes.")])])
+        >>> rest, records = split_notes([line, HumanMessage("Hi."), note_message([Record("No shoes.")])])
         >>> [message.text for message in rest], [record.text for record in records]
         (['Be brief.', 'Hi.'], ['Tea at five.', 'No shoes.'])
     """
@@ -261,7 +261,7 @@ def tag_source(messages: Iterable[BaseMessage], memory: str) -> list[Record]:
         memory: The kind of memory.
 
     Example:
-        >>> found = recalled([note_message([Record("Tea at five.")]), HumanMessage("No shoes.")], "HouseMemory")
+        >>> found = tag_source([note_message([Record("Tea at five.")]), HumanMessage("No shoes.")], "HouseMemory")
         >>> [(record.text, record.memory) for record in found]
         [('Tea at five.', 'HouseMemory'), ('No shoes.', 'HouseMemory')]
     """
@@ -319,7 +319,7 @@ def new_records(
 
     Example:
         >>> both = Record("human: Hi! / ai: Hello.", parts=(("m1", "Hi!"), ("m2", "Hello.")))
-        >>> new = unsaid([both, Record("Tea.")], [HumanMessage("hi!", id="m1"), HumanMessage("Hello.")])
+        >>> new = new_records([both, Record("Tea.")], [HumanMessage("hi!", id="m1"), HumanMessage("Hello.")])
         >>> [record.text for record in new]
         ['Tea.']
     """

@@ -102,7 +102,7 @@ class HistorySource:
         self._factory = factory
         self._native_only = native_only
         self._counter = _counter_of(factory)
-        store = factory._store
+        store = factory.turn_store
         owners = store.run(store.owners()) if user_id is None else [user_id]
         self._sessions = [(owner, found) for owner in owners for found in store.run(store.sessions(owner, hidden=True))]
 
@@ -126,12 +126,7 @@ class HistorySource:
                 name = ("history", place, message.id or f"{i} {message.type} {message.content!r}")
                 yield message_turn(message.model_copy(), name, None, "")
             return
-        after: Any | None = 0 if self._native_only else None
-        while True:
-            turns, after = history._store.run(history._page_forward(after, None, hidden=True))
-            yield from turns
-            if after is None:
-                return
+        yield from history.iter_turns(after_seq=0 if self._native_only else None, hidden=True)
 
 
 def unreadable(text: str) -> Turn:

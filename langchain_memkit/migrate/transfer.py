@@ -120,7 +120,7 @@ def _add_turns(turns: Iterable[Turn], target: Any, report: MigrationReport) -> l
 def _packed(turn: Turn, target: Any, report: MigrationReport, counted: bool) -> TurnRow | None:
     """Encode a turn as a row of the target; None, and a line in the report, if that is not possible."""
     where = f"session {target.session_id!r}, turn {turn.op}"
-    if turn.is_deleted and target._store.layout == "langchain":
+    if turn.is_deleted and target.turn_store.layout == "langchain":
         report.skipped.append(f"{where}: hidden by delete_turn, and rows of langchain-mongodb cannot be hidden")
         return None
     try:
@@ -140,7 +140,8 @@ def _store(packed: list[tuple[Turn, TurnRow]], target: Any, report: MigrationRep
     given = [m for turn, _ in packed for m in turn.messages]
     batch = Batch(given, given, [row for _, row in packed], None)
     try:
-        target._store.run(target._store.append(target._scope, batch, None, ReadVersion()))
+        store, scope = target.turn_store, SessionScope(target.user_id or "", target.session_id)
+        store.run(store.append(scope, batch, None, ReadVersion()))
     except HistoryWriteError as error:
         # The cause is the driver's error if the store failed; an error about the turn itself has none, or is a
         # ValueError.
@@ -233,12 +234,12 @@ def migrate(
         check_id(user_id, "user_id")
     report = MigrationReport(dry_run=dry_run)
     checked(target, "target")
-    within = isinstance(source, HistoryFactory) and source._store.place == target._store.place
+    within = isinstance(source, HistoryFactory) and source.turn_store.place == target.turn_store.place
     way_back = within and _is_way_back(source, target, user_id)  # type: ignore[arg-type]  # a factory
     if not (dry_run or isinstance(source, HistoryFactory)):
         # Open the target before reading: that switches a SQLite file to WAL, which a reader of the same file would
         # block.
-        target._store.run(target._store.page_back(SessionScope("", "-"), None, 1, PageLimit()))
+        target.turn_store.run(target.turn_store.page_back(SessionScope("", "-"), None, 1, PageLimit()))
     # Within one place only conversations without an owner are assigned; those of other users stay theirs.
     read = opened(source, native_only=way_back, user_id="" if within and not way_back else None)
     with progress_bar(progress, "migrating", read.size()) as advance, closing(_each(read)) as conversations:
@@ -247,7 +248,7 @@ def migrate(
             copied = _move(conversation, target, user_id, report, advance)
             if way_back and not dry_run:
                 # Native turns are removed only after their rows are stored, so that an interruption loses nothing.
-                store: Any = source._store  # type: ignore[union-attr]  # a factory of MongoDB
+                store: Any = source.turn_store  # type: ignore[union-attr]  # a factory of MongoDB
                 store.run(store.drop_turns(SessionScope(conversation.user_id, conversation.session_id), copied))
     return report
 
@@ -313,8 +314,8 @@ def _is_way_back(begin: HistoryFactory[Any], end: HistoryFactory[Any], user_id: 
     Raises:
         ConfigurationError: Source and target are the same place, and it is another kind of move that is not possible.
     """
-    source, target = begin._store, end._store
-    if not (is_native(begin._first) and is_native(end._first)):
+    source, target = begin.turn_store, end.turn_store
+    if not (begin.is_native and end.is_native):
         msg = (
             "source and target are the same place, and a subclass that overrides methods is read and written through "
             "them: move to another place"

@@ -406,7 +406,7 @@ def prefix_hashes(messages: Sequence[BaseMessage], lengths: Iterable[int]) -> di
     Example:
         >>> from langchain_core.messages import AIMessage, HumanMessage
         >>> talk = [HumanMessage("a"), AIMessage("b")]
-        >>> chain_digests(talk, [1])[1] == chain_digests(talk[:1], [1])[1]
+        >>> prefix_hashes(talk, [1])[1] == prefix_hashes(talk[:1], [1])[1]
         True
     """
     wanted = {n for n in lengths if 0 <= n <= len(messages)}

@@ -82,9 +82,12 @@ def parse_date_ranges(text: str, today: date) -> list[DateRange]:
         At most 8 windows.
 
     Example:
-        >>> [(str(first), str(last)) for first, last, _ in windows("Where was I in May 2023?", date(2024, 1, 1))]
+        >>> [
+        ...     (str(first), str(last))
+        ...     for first, last, _ in parse_date_ranges("Where was I in May 2023?", date(2024, 1, 1))
+        ... ]
         [('2023-05-01', '2023-05-31')]
-        >>> windows("What may I do?", date(2024, 1, 1))
+        >>> parse_date_ranges("What may I do?", date(2024, 1, 1))
         []
     """
     text = text[:READ]

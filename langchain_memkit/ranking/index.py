@@ -52,8 +52,8 @@ class Index:
     Example:
         >>> from langchain_core.documents import Document
         >>> index = Index()
-        >>> index.add(entry_of(Document("The parrot is called Kiwi.", id="1")), [3, 4])
-        >>> index.add(entry_of(Document("The sea is cold today.", id="2")), [4, -3])
+        >>> index.add(index_record_of(Document("The parrot is called Kiwi.", id="1")), [3, 4])
+        >>> index.add(index_record_of(Document("The sea is cold today.", id="2")), [4, -3])
         >>> index.lexical(["parrot"]).round(2).tolist(), index.dense([3, 4]).round(2).tolist()
         ([0.32, 0.0], [1.0, 0.0])
     """

@@ -49,7 +49,7 @@ def min_max_scale(values: Doubles, most: int | None = None, known: Flags | None 
         Numbers from 0 to 1; all 0 if all values are equal.
 
     Example:
-        >>> spread(np.array([3.0, 1.0, 2.0])).tolist(), spread(np.array([5.0, 5.0])).tolist()
+        >>> min_max_scale(np.array([3.0, 1.0, 2.0])).tolist(), min_max_scale(np.array([5.0, 5.0])).tolist()
         ([1.0, 0.0, 0.5], [0.0, 0.0])
     """
     compared = values if known is None else values[known]

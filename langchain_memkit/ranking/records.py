@@ -93,9 +93,9 @@ def index_record_of(document: Document, *, stamp: int = 0, stems: Sequence[Seque
         ValueError: The document has no id, or the number of lists of stems is not the number of messages.
 
     Example:
-        >>> entry = entry_of(Document("Ann: I sing.", id="1", metadata={"said": [["human", "Ann", 5, 12]]}))
+        >>> entry = index_record_of(Document("Ann: I sing.", id="1", metadata={"said": [["human", "Ann", 5, 12]]}))
         >>> entry.said
-        (Said(role='human', name='Ann', stems=('sing',)),)
+        (Utterance(role='human', name='Ann', stems=('sing',)),)
     """
     if not document.id:
         msg = "a document needs an id to be ranked"

@@ -50,7 +50,7 @@ def addressed_speakers(text: str, words: Collection[str], speakers: Mapping[int,
     Example:
         >>> known = {0: ("human", "Ann Lee"), 1: ("ai", "")}
         >>> for question in ["Where does Ann live?", "What did you suggest?", "Where do I live?", "Who won?"]:
-        ...     print(sorted(asked_of(question, stems(question), known).speakers))
+        ...     print(sorted(addressed_speakers(question, tokenize(question), known).speakers))
         [0]
         [1]
         [0]

@@ -62,9 +62,9 @@ def tokenize(text: str) -> list[str]:
         The stems; an empty list for a text of stop words and punctuation.
 
     Example:
-        >>> stems("Where did Zoë's sisters go skiing for $1,500?")
+        >>> tokenize("Where did Zoë's sisters go skiing for $1,500?")
         ['zoe', 'sister', 'go', 'ski', '1500']
-        >>> stems("東京タワー")
+        >>> tokenize("東京タワー")
         ['東京', '京タ', 'タワ', 'ワー']
     """
     text = text[:MAX_CHARACTERS]

@@ -169,7 +169,7 @@ def vector_blend(history: Sequence[Turn], strength: Strength = STRONG) -> Vector
 
     Example:
         >>> vector_blend([("Who is the president of France?", "Emmanuel Macron."), ("Is he married?", None)])
-        Blend(expanded=1.0, question=0.35, answers=(0.175, 0.0))
+        VectorBlend(expanded=1.0, question=0.35, answers=(0.175, 0.0))
     """
     if not history:
         return VectorBlend(0.0, 1.0, ())
@@ -196,7 +196,7 @@ def added_terms(question: str, history: Sequence[Turn], strength: Strength = STR
 
     Example:
         >>> added_terms("How old is he?", [("Who is the president of France?", None)])[0]
-        Term(stem='franc', word='France', weight=1.0)
+        ExpansionTerm(stem='franc', word='France', weight=1.0)
     """
     skipped = GENERIC | set(tokenize(question))
     turns = [(words_of(asked), words_of(answer or "")) for asked, answer in history[-TURNS:]]

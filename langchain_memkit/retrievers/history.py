@@ -74,7 +74,9 @@ def question_answer_pairs(messages: Sequence[BaseMessage]) -> list[Turn]:
 
     Example:
         >>> from langchain_core.messages import HumanMessage
-        >>> turns_of([HumanMessage("When is tea?"), AIMessage("At five [1]."), HumanMessage("And dinner?")])
+        >>> question_answer_pairs(
+        ...     [HumanMessage("When is tea?"), AIMessage("At five [1]."), HumanMessage("And dinner?")]
+        ... )
         [('When is tea?', 'At five.'), ('And dinner?', None)]
     """
     turns: list[Turn] = []

@@ -211,7 +211,7 @@ def reciprocal_rank_fusion(*rankings: Sequence[Document]) -> list[Document]:
 
     Example:
         >>> tea, coffee, milk = Document("Tea"), Document("Coffee"), Document("Milk")
-        >>> [document.page_content for document in fused([tea, coffee], [coffee, milk])]
+        >>> [document.page_content for document in reciprocal_rank_fusion([tea, coffee], [coffee, milk])]
         ['Coffee', 'Tea', 'Milk']
     """
     scores: defaultdict[str, float] = defaultdict(float)

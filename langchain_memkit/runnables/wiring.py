@@ -392,7 +392,7 @@ def source_location(part: Any) -> Hashable:
         part: A runnable, a function or a factory.
 
     Example:
-        >>> shape(RunnablePassthrough())
+        >>> source_location(RunnablePassthrough())
         ('RunnablePassthrough', 'RunnablePassthrough')
     """
     if isinstance(part, RunnableSequence):
@@ -418,7 +418,7 @@ def once_per_process(what: Hashable) -> bool:
         what: Key of the notice.
 
     Example:
-        >>> first_time("it rains"), first_time("it rains")
+        >>> once_per_process("it rains"), once_per_process("it rains")
         (True, False)
     """
     if what in _said:

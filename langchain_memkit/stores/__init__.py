@@ -1,1 +1,60 @@
-"""What every store promises and shares, whatever keeps the rows. No dependency on any engine."""
+"""The public interfaces of storage, and what every store promises and shares, whatever keeps the rows.
+
+Who writes a backend for a database of his own subclasses one of three: `TurnStore`, under a chat history,
+`KeyValueBackend`, under a key-value store, or `vectors.VectorBackend`, under a vector store (in its module, which needs
+the extra `vector`). docs/backends.md writes one in full. The names below are public; no dependency on any engine.
+"""
+
+from langchain_memkit._sync import Flow, Operation, Step, adrive, drive, drive_in_thread
+from langchain_memkit.stores.backend import StoreBackend
+from langchain_memkit.stores.history import HistoryFactory, TurnHistory, TurnStore
+from langchain_memkit.stores.history_rows import (
+    EMPTY,
+    MARKER_TTL,
+    Batch,
+    Page,
+    PageLimit,
+    ReadVersion,
+    SessionScope,
+    TurnRow,
+    may_append,
+    new_epoch,
+    plan_append,
+    read_turn,
+    stored_or_conflict,
+    tombstone,
+    until_limit,
+)
+from langchain_memkit.stores.key_value import KeyRange, KeyValueBackend, KeyValueStore, StoredValue
+
+__all__ = [
+    "EMPTY",
+    "MARKER_TTL",
+    "Batch",
+    "Flow",
+    "HistoryFactory",
+    "KeyRange",
+    "KeyValueBackend",
+    "KeyValueStore",
+    "Operation",
+    "Page",
+    "PageLimit",
+    "ReadVersion",
+    "SessionScope",
+    "Step",
+    "StoreBackend",
+    "StoredValue",
+    "TurnHistory",
+    "TurnRow",
+    "TurnStore",
+    "adrive",
+    "drive",
+    "drive_in_thread",
+    "may_append",
+    "new_epoch",
+    "plan_append",
+    "read_turn",
+    "stored_or_conflict",
+    "tombstone",
+    "until_limit",
+]

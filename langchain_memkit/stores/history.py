@@ -1,4 +1,4 @@
-"""Chat message histories over any store of turns."""
+"""Chat message histories over any store of turns: the interface of such a store, histories, their factory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import copy
 import inspect
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -17,7 +18,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import run_in_executor
 
 from langchain_memkit._compat import BaseChatMessageHistory
-from langchain_memkit._histories import overrides
+from langchain_memkit._histories import is_native, overrides
 from langchain_memkit._sync import ClosingMixin
 from langchain_memkit.base import (
     HistoryMessages,
@@ -35,12 +36,13 @@ from langchain_memkit.errors import ConfigurationError, MessageDecodeError
 from langchain_memkit.messages.text import is_user_message
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
 from langchain_memkit.messages.trimming import cut_tail
+from langchain_memkit.stores.backend import StoreBackend
 from langchain_memkit.stores.history_rows import (
+    Batch,
     Page,
     PageLimit,
     ReadVersion,
     SessionScope,
-    TurnStore,
     check_list,
     check_read_version,
     prepare_batch,
@@ -55,6 +57,224 @@ MAX_SEQ = 2**63 - 1
 MOST_SAID = 10_000
 
 _said: set[tuple[str, str]] = set()  # unowned sessions that were reported, as (session id, one of its turns)
+
+
+class TurnStore(StoreBackend, ABC):
+    """The interface below a chat history: subclass it to keep histories in a database of your own.
+
+    `TurnHistory` and `HistoryFactory` are built on it and do the rest: encoding, limits, windows, ids, both call
+    styles. Every method here but the properties is a flow (see `StoreBackend`), takes its session in each call and may
+    be called by many threads, tasks and processes at once. docs/backends.md writes one in full, and
+    `langchain_memkit.testing` tests it. Four invariants hold in every method:
+
+    * **Atomic**: readers see the whole of a row or nothing of it. A row is one turn.
+    * **Ordered**: the positions of a session (`seq`) are 1, 2, 3, ... without gaps, each taken once. A position is what
+      a unique index, a lock or a transaction grants, never a clock or a counter that was reserved before.
+    * **Stored once**: a session holds each `op` once. A call whose outcome is unknown may be made again unchanged.
+    * **Erased for good**: a clear or a purge inserts a tombstone with a new epoch, and a turn that began before is
+      refused (`may_append`). The rules are in docs/epochs.md.
+
+    Ids are checked before they arrive, and are data: they must reach no query language as code. A failure of the
+    database is raised as `HistoryReadError` or `HistoryWriteError`, without credentials, with the driver's error as its
+    cause.
+
+    Attributes:
+        layout: The name of the storage format; `"turns"` if rows are turns with positions and epochs.
+    """
+
+    layout: str = "turns"
+
+    @property
+    def place(self) -> Any:
+        """What is equal for stores on the same data, by which a migration notices it; by default this object alone."""
+        return self
+
+    @property
+    def ttl(self) -> float | None:
+        """Seconds after which a stored turn expires; None, the default, if it stays."""
+        return None
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether this object alone holds the data, so that all histories of a factory must share it."""
+        return False
+
+    @abstractmethod
+    async def append(self, scope: SessionScope, batch: Batch, expected_seq: int | None, origin: ReadVersion) -> int:
+        """Store the rows of a batch after the last position.
+
+        A retry finds its rows by their `op`: those that are stored with the same messages are not stored again, and
+        count as success before anything else is checked. A store with transactions or a lock decides all of that with
+        `plan_append`; one without inserts at the next position and tries again when it is taken. The first turn of a
+        session draws its epoch (`new_epoch`), each later row repeats epoch and base of the one before it.
+
+        Args:
+            scope: The session.
+            batch: The rows, in order. One row is stored whole or not at all; several, of a long import, may be stored
+                in part if the call fails.
+            expected_seq: The position that the session must be at; None for any.
+            origin: What the turn saw when it began.
+
+        Returns:
+            The position of the last row; 0 where rows have no positions.
+
+        Raises:
+            StaleTurnError: The session was cleared, or the user purged, since the turn began (`may_append`).
+            HistoryConflictError: The session is not at `expected_seq`.
+            IdempotencyConflictError: An op is stored with other messages (`stored_or_conflict`).
+            MessageTooLargeError: A row is larger than the database takes; nothing was stored.
+            HistoryWriteError: The database failed; `maybe_stored` must be true unless certainly nothing was stored.
+        """
+
+    @abstractmethod
+    async def page_back(
+        self, scope: SessionScope, older: Any | None, limit: int, enough: PageLimit, floor: int = 0
+    ) -> Page:
+        """Read a page of turns, newest first, and the state of the session, in one look at the database.
+
+        Neither tombstones nor expired, hidden or erased turns are returned. Damaged rows are, with a line in `problems`
+        (`read_turn`): they raise nothing and hide no others.
+
+        Args:
+            scope: The session.
+            older: What the page before returned as `older`; None for the newest page.
+            limit: The greatest number of rows to read; the cost must not grow with the session.
+            enough: When the page may end before that (`until_limit`).
+            floor: The lowest position of interest.
+
+        Returns:
+            The page; the first one has the session's `seq` and `epoch`. For a session that holds nothing, `seq` is 0
+            and `epoch` that of the user's last purge, 0 if there is none.
+
+        Raises:
+            HistoryReadError: The database cannot be reached or read.
+        """
+
+    @abstractmethod
+    async def page_forward(
+        self, scope: SessionScope, after: Any | None, limit: int, *, hidden: bool = False
+    ) -> tuple[list[Turn], Any | None]:
+        """Read a page of turns, oldest first; which turns are returned is said at `page_back`.
+
+        Args:
+            scope: The session.
+            after: A position, or what the page before returned; None for the beginning.
+            limit: The greatest number of rows to read.
+            hidden: Whether soft-deleted turns are returned as well.
+
+        Returns:
+            The turns, and where to continue; None at the end. A page may be empty before the end.
+
+        Raises:
+            HistoryReadError: The database cannot be reached or read.
+        """
+
+    @abstractmethod
+    async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
+        """Find which message ids the session holds, with an index rather than by reading the session.
+
+        Args:
+            scope: The session.
+            ids: The ids; at least one.
+
+        Returns:
+            Those that belong to a turn that is shown: neither hidden, expired nor erased.
+
+        Raises:
+            HistoryReadError: The database cannot be reached or read.
+        """
+
+    @abstractmethod
+    async def flag(self, scope: SessionScope, turn: int | str, *, deleted: bool) -> bool:
+        """Hide a turn (a soft delete), or show it again. Its row and its position stay.
+
+        Args:
+            scope: The session.
+            turn: The turn's position, or its op.
+            deleted: Whether it is hidden from now on.
+
+        Returns:
+            Whether there is such a turn. Tombstones are none.
+
+        Raises:
+            HistoryWriteError: The database failed; calling again is safe.
+        """
+
+    @abstractmethod
+    async def clear(self, scope: SessionScope) -> None:
+        """Erase a session: insert a tombstone at its end, then delete the content of everything before it.
+
+        From the tombstone on, which takes the next position like a turn and carries a new epoch (`tombstone`), no
+        reader sees what is older and no turn that began before is stored; it holds ids and numbers only, and must be
+        kept for `MARKER_TTL`. Where other writers may be under way, it goes first.
+
+        Args:
+            scope: The session, which may hold nothing: the tombstone is inserted all the same.
+
+        Raises:
+            HistoryWriteError: The database failed; calling again finishes the work.
+        """
+
+    @abstractmethod
+    async def purge(self, user_id: str) -> dict[str, int]:
+        """Erase everything of a user, sessions included that begin while it runs.
+
+        The tombstone of the user goes first, under the empty session id, which no caller can pass: it refuses turns of
+        sessions that hold nothing yet (`purged` of `may_append`). Then every session is cleared.
+
+        Args:
+            user_id: The user; not empty.
+
+        Returns:
+            `{"sessions": n, "turns": m}`: how many were deleted.
+
+        Raises:
+            HistoryWriteError: The database failed; calling again finishes the work.
+        """
+
+    @abstractmethod
+    async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
+        """List the sessions of a user that hold turns which are shown.
+
+        Args:
+            user_id: The user; an empty string for the unowned sessions.
+            hidden: Whether soft-deleted turns count as well.
+
+        Returns:
+            The sessions, most recently used first.
+
+        Raises:
+            HistoryReadError: The database cannot be reached or read.
+        """
+
+    @abstractmethod
+    async def owners(self) -> list[str]:
+        """List everybody who has turns, for a migration of the whole store.
+
+        Returns:
+            The user ids, sorted; an empty string stands for the unowned sessions.
+
+        Raises:
+            HistoryReadError: The database cannot be reached or read.
+        """
+
+    async def unowned(self, session_id: str) -> str | None:
+        """Find a turn of this session id that was stored without a user, which its user is told of once.
+
+        Args:
+            session_id: The session.
+
+        Returns:
+            What identifies the turn, its op by default; None if there is none.
+
+        Raises:
+            HistoryReadError: The database cannot be reached or read.
+        """
+        after: Any | None = None
+        while True:
+            turns, after = await self.page_forward(SessionScope("", session_id), after, BACKWARD_PAGE)
+            if turns or after is None:
+                return turns[0].op if turns else None
 
 
 def same_counter(one: TokenCounter | None, other: TokenCounter | None) -> bool:
@@ -128,7 +348,23 @@ _nested: ContextVar[int] = ContextVar("nested add_messages", default=0)
 
 
 class TurnHistory(BaseChatMessageHistory):
-    """Base of `SQLiteChatMessageHistory` and `MongoDBChatMessageHistory`, which document its use."""
+    """A chat history over any `TurnStore`: base of `SQLiteChatMessageHistory` and `MongoDBChatMessageHistory`.
+
+    Use it as it is for a store of your own, or subclass it for a constructor with other arguments.
+
+    Args:
+        store: Where the turns are kept.
+        session_id: The conversation, 1 to 512 bytes.
+        user_id: The owner; None for an unowned session.
+        history_size: The greatest number of messages in `messages`, cut at a turn. None returns all.
+        token_counter: Counts tokens of messages when they are stored; the store must name the same one with the counts.
+            None for the approximate one.
+        on_corrupt: `"report"` leaves damaged messages out and logs them, `"raise"` raises `MessageDecodeError`.
+
+    Raises:
+        TypeError: An id is not a string.
+        ValueError: An id is empty or malformed, or another argument is wrong.
+    """
 
     token_counter: TokenCounter | None
     _store: TurnStore
@@ -144,18 +380,18 @@ class TurnHistory(BaseChatMessageHistory):
         self,
         store: TurnStore,
         session_id: str,
-        user_id: str | None,
+        user_id: str | None = None,
         *,
-        history_size: int | None,
-        token_counter: TokenCounter,
-        on_corrupt: Literal["report", "raise"],
+        history_size: int | None = None,
+        token_counter: TokenCounter | None = None,
+        on_corrupt: Literal["report", "raise"] = "report",
     ) -> None:
         if on_corrupt not in ("report", "raise"):
             msg = f"on_corrupt must be 'report' or 'raise', not {on_corrupt!r}"
             raise ConfigurationError(msg)
         self._bind(session_id, user_id)
         self.history_size = check_limit(history_size, "history_size")
-        self.token_counter = token_counter
+        self.token_counter = token_counter or approximate_tokens
         self._on_corrupt = on_corrupt
         self._store = store
 
@@ -187,6 +423,11 @@ class TurnHistory(BaseChatMessageHistory):
     def ttl(self) -> float | None:
         """Seconds after which a stored turn expires; None if it stays."""
         return self._store.ttl
+
+    @property
+    def turn_store(self) -> TurnStore:
+        """Where the turns are kept, shared by all histories of a factory; for tools that move or inspect turns."""
+        return self._store
 
     @property
     def messages(self) -> list[BaseMessage]:  # type: ignore[override]  # core declares an attribute
@@ -254,12 +495,15 @@ class TurnHistory(BaseChatMessageHistory):
         """Run `view` asynchronously."""
         return await self._store.arun(self._view(max_messages, max_tokens, window))
 
-    def iter_turns(self, *, after_seq: int | None = None, before_seq: int | None = None) -> Iterator[Turn]:
+    def iter_turns(
+        self, *, after_seq: int | None = None, before_seq: int | None = None, hidden: bool = False
+    ) -> Iterator[Turn]:
         """Iterate over the stored turns, oldest first, a page at a time, so that any length fits in memory.
 
         Args:
             after_seq: Only turns after this position; None for all, rows of langchain-mongodb included.
             before_seq: Only turns before this position; None for no end.
+            hidden: Whether turns that `delete_turn` hid are included.
 
         Returns:
             An iterator of `Turn`; damaged messages are left out and reported.
@@ -269,16 +513,18 @@ class TurnHistory(BaseChatMessageHistory):
         """
         after: Any | None = check_limit(after_seq, "after_seq")
         while True:
-            turns, after = self._store.run(self._page_forward(after, before_seq))
+            turns, after = self._store.run(self._page_forward(after, before_seq, hidden=hidden))
             yield from turns
             if after is None:
                 return
 
-    async def aiter_turns(self, *, after_seq: int | None = None, before_seq: int | None = None) -> AsyncIterator[Turn]:
+    async def aiter_turns(
+        self, *, after_seq: int | None = None, before_seq: int | None = None, hidden: bool = False
+    ) -> AsyncIterator[Turn]:
         """Run `iter_turns` asynchronously."""
         after: Any | None = check_limit(after_seq, "after_seq")
         while True:
-            turns, after = await self._store.arun(self._page_forward(after, before_seq))
+            turns, after = await self._store.arun(self._page_forward(after, before_seq, hidden=hidden))
             for turn in turns:
                 yield turn
             if after is None:
@@ -686,8 +932,16 @@ def check_options(kind: type[TurnHistory], options: Mapping[str, Any]) -> None:
 class HistoryFactory(ClosingMixin, Generic[H]):
     """A `get_session_history` that shares one connection: pass it to `create_runnable_with_message_history`.
 
-    Created by `SQLiteChatMessageHistory.factory(...)` and `MongoDBChatMessageHistory.factory(...)`. A context manager,
-    sync and async; `close` closes the connections that this factory opened.
+    Created by `SQLiteChatMessageHistory.factory(...)` and `MongoDBChatMessageHistory.factory(...)`, and for a store of
+    your own by `HistoryFactory(TurnHistory(store, "-"))`. A context manager, sync and async; `close` closes the
+    connections that this factory opened.
+
+    Args:
+        first: A history of the session `"-"`, from which those of other sessions are copied.
+        make: Called with the ids in place of copying, if a subclass's constructor must run for each history.
+
+    Raises:
+        ConfigurationError: `first` is bound to another session.
 
     Example:
         >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -739,9 +993,19 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             raise ConfigurationError(msg)
         # The subclass's constructor has opened an in-memory database of its own, in which no other history would find
         # the session: use the factory's.
-        if getattr(self._store, "in_memory", False):
+        if self._store.in_memory:
             history._store = self._store
         return history
+
+    @property
+    def turn_store(self) -> TurnStore:
+        """Where the turns of all its histories are kept; for tools that move or inspect turns."""
+        return self._store
+
+    @property
+    def is_native(self) -> bool:
+        """Whether none of its histories' methods is overridden, so that turns may be moved past them."""
+        return is_native(self._first)
 
     def setup(self) -> None:
         """Create tables or indexes now, however large the collection is. Safe to repeat."""
@@ -751,17 +1015,18 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         """Run `setup` asynchronously."""
         await self._store.arun(self._store.setup())
 
-    def list_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
+    def list_sessions(self, user_id: str | None = None, *, hidden: bool = False) -> list[SessionInfo]:
         """Return the user's sessions that hold turns, most recently used first.
 
         Args:
             user_id: The user; None lists the unowned sessions.
+            hidden: Whether turns that `delete_turn` hid count as well.
         """
-        return self._store.run(self._store.sessions(_owner(user_id)))
+        return self._store.run(self._store.sessions(_owner(user_id), hidden=hidden))
 
-    async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
+    async def alist_sessions(self, user_id: str | None = None, *, hidden: bool = False) -> list[SessionInfo]:
         """Run `list_sessions` asynchronously. It returns a list: `for s in await histories.alist_sessions(user)`."""
-        return await self._store.arun(self._store.sessions(_owner(user_id)))
+        return await self._store.arun(self._store.sessions(_owner(user_id), hidden=hidden))
 
     def purge(self, user_id: str) -> dict[str, int]:
         """Delete everything of a user for good, and make the store refuse turns that are still under way.

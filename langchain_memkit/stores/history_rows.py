@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage
 
-from langchain_memkit._sync import Flow
-from langchain_memkit.base import SessionHead, SessionInfo, TokenCounter, Turn, check_id, describe_value
-from langchain_memkit.errors import IdempotencyConflictError, MessageDecodeError, MessageEncodeError
+from langchain_memkit.base import SessionHead, TokenCounter, Turn, check_id, describe_value
+from langchain_memkit.errors import (
+    HistoryConflictError,
+    IdempotencyConflictError,
+    MessageDecodeError,
+    MessageEncodeError,
+    StaleTurnError,
+)
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_message, encode_messages
 from langchain_memkit.messages.tokens import count_tokens, counter_name
 from langchain_memkit.messages.trimming import batch_op, same_messages, split_batch, with_ids
-
-T = TypeVar("T")
 
 
 class SessionScope(NamedTuple):
@@ -215,6 +218,70 @@ def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
     return stored.seq
 
 
+def plan_append(
+    scope: SessionScope,
+    batch: Batch,
+    stored: Mapping[str, Turn],
+    head: SessionHead | None,
+    *,
+    purged: int,
+    now: datetime,
+    origin: ReadVersion,
+    expected_seq: int | None = None,
+    last: int = 0,
+) -> tuple[list[tuple[SessionHead, TurnRow]], int]:
+    """Decide what an append inserts, for a store that reads and inserts in one transaction or under one lock.
+
+    Idempotency comes before every other check: a retry whose first try was stored must succeed, although the session
+    has moved on since. Of an import that broke off, only the missing rows are inserted.
+
+    Args:
+        scope: The session.
+        batch: The rows to store.
+        stored: Those of the batch's rows that the session holds, by op.
+        head: The end of the session; None if it holds nothing.
+        purged: The epoch of the user's last purge; 0 if none is known.
+        now: The present.
+        origin: What the turn saw when it began.
+        expected_seq: The position that the session must be at; None for any.
+        last: The last position that was ever taken, if that is known to be above the head: of a damaged row, say.
+
+    Returns:
+        The rows to insert, each with its position, epoch and base, which may be none; and what `append` returns.
+
+    Raises:
+        IdempotencyConflictError: A row is stored with other messages.
+        StaleTurnError: The session was cleared, or the user purged, since the turn began.
+        HistoryConflictError: The session is not at `expected_seq`.
+    """
+    found = 0
+    for index, row in enumerate(batch.rows):
+        if row.op in stored:
+            found = stored_or_conflict(batch, index, stored[row.op])
+    if all(row.op in stored for row in batch.rows):
+        return [], found
+    if not may_append(head, origin, purged, now):
+        msg = f"session {scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
+        raise StaleTurnError(msg, **batch.error_context)
+    if expected_seq is not None and expected_seq != (head or EMPTY).seq:
+        msg = f"expected the session at position {expected_seq}, it is at {(head or EMPTY).seq}; read it again"
+        raise HistoryConflictError(msg, **batch.error_context)
+    # The first turn of a session draws its epoch; later ones copy it.
+    end = head or SessionHead(0, new_epoch(), 0)
+    end = end._replace(seq=max(end.seq, last))
+    inserts: list[tuple[SessionHead, TurnRow]] = []
+    for row in batch.rows:
+        if row.op not in stored:
+            end = end._replace(seq=end.seq + 1)
+            inserts.append((end, row))
+    return inserts, end.seq
+
+
+def tombstone(seq: int) -> SessionHead:
+    """Return the position, epoch and base of a tombstone at a position: it draws an epoch and voids what is older."""
+    return SessionHead(seq, new_epoch(), seq)
+
+
 class PageLimit(NamedTuple):
     """The amounts at which a page may end early: as soon as it holds more messages or more tokens than these.
 
@@ -259,58 +326,6 @@ class Page(NamedTuple):
     read_at: datetime | None
     older: Any | None
     head: SessionHead | None = None
-
-
-class TurnStore(Protocol):
-    """The interface that a backend implements for `TurnHistory` and `HistoryFactory`; `run` and `arun` run its flows.
-
-    All methods but the runners and closers are flows:
-
-    * `append` stores a batch after the last position and returns the position of its last row. Rows whose `op` is
-      stored already are not stored again (see `stored_or_conflict`); a turn that `may_append` refuses raises
-      `StaleTurnError`.
-    * `page_back` returns turns newest first, down to position `floor`; `page_forward` returns turns oldest first, and
-      where to continue.
-    * `stored_ids` returns which of some message ids the session holds; `sessions` a user's sessions; `owners` every
-      user with turns; `unowned` something that identifies a turn of this session id that was stored without a user, or
-      None.
-    * `flag` sets or removes the soft delete of a turn, and returns whether there is such a turn.
-    * `clear` inserts a tombstone with a new epoch and deletes what is older; `purge` does so in every session of a
-      user, and returns counts.
-    * `setup` creates tables or indexes.
-
-    Attributes:
-        layout: The name of the storage format, `"turns"` for memkit's own.
-        place: Equal for stores on the same file or collection.
-        ttl: Seconds after which a turn expires; None if it stays.
-    """
-
-    layout: str
-
-    @property
-    def place(self) -> Any: ...
-    @property
-    def ttl(self) -> float | None: ...
-
-    def run(self, flow: Flow[T]) -> T: ...
-    async def arun(self, flow: Flow[T]) -> T: ...
-    async def append(self, scope: SessionScope, batch: Batch, expected_seq: int | None, origin: ReadVersion) -> int: ...
-    async def page_back(
-        self, scope: SessionScope, older: Any | None, limit: int, enough: PageLimit, floor: int = 0
-    ) -> Page: ...
-    async def page_forward(
-        self, scope: SessionScope, after: Any | None, limit: int, *, hidden: bool = False
-    ) -> tuple[list[Turn], Any | None]: ...
-    async def unowned(self, session_id: str) -> str | None: ...
-    async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]: ...
-    async def flag(self, scope: SessionScope, turn: int | str, *, deleted: bool) -> bool: ...
-    async def clear(self, scope: SessionScope) -> None: ...
-    async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]: ...
-    async def owners(self) -> list[str]: ...
-    async def purge(self, user_id: str) -> dict[str, int]: ...
-    async def setup(self) -> None: ...
-    def close(self) -> None: ...
-    async def aclose(self) -> None: ...
 
 
 def check_list(messages: object) -> None:

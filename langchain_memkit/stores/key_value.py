@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple
 
 from langchain_core.documents import Document
 from langchain_core.stores import BaseStore
 from typing_extensions import TypeVar as TypeVarWithDefault
 
-from langchain_memkit._sync import ClosingMixin, Flow
+from langchain_memkit._sync import ClosingMixin
 from langchain_memkit.base import check_id, check_text, describe_value, user_prefix
 from langchain_memkit.errors import MessageEncodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value, encode_value
+from langchain_memkit.stores.backend import StoreBackend
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -125,37 +127,120 @@ def range_after(keys: KeyRange, page: list[str]) -> KeyRange | None:
     return keys._replace(begin=page[-1] + "\x00")
 
 
-T = TypeVar("T")
 V = TypeVarWithDefault("V", default=dict[str, Any])
 """What the values are: dicts, unless one says `SQLiteKeyValueStore[bytes]` or `[Document]`. Only type checkers ask."""
 
 
-class KeyValueBackend(Protocol):
-    """The interface that a backend implements for `KeyValueStore`; values are plain data.
+class KeyValueBackend(StoreBackend, ABC):
+    """The interface below a key-value store: subclass it to keep values in a database of your own.
 
-    All methods but the runners and closers are flows:
+    `KeyValueStore(backend)` does the rest: it checks keys, encodes values as plain data (JSON types) and decodes them.
+    Every method is a flow (see `StoreBackend`) and may be called by many threads, tasks and processes at once.
+    `langchain_memkit.testing.KeyValueStoreContract` tests it. The invariants:
 
-    * `get` returns the stored values by key, without keys that do not exist; `delete` deletes keys.
-    * `set` stores values. `set_if_exists` does so, and deletes `gone`, only if `key` exists from the beginning of the
-      write to its end; it returns whether it did.
-    * `page` returns the first `limit` keys of a range, in order of code points; `delete_range` deletes a range and
-      returns the number of keys.
+    * A value is replaced whole, and readers see the old one or the new one. Of two writers the last one wins.
+    * Every write is idempotent: a call whose outcome is unknown may be made again unchanged.
+    * Keys are ordered by code points, as `sorted` does it, whatever the database's collation.
+    * A stored value comes back with the `FORMAT_VERSION` that it was stored with; `StoredValue` may be damaged.
+
+    A failure of the database is raised as `HistoryReadError` or `HistoryWriteError`, without credentials, with the
+    driver's error as its cause.
     """
 
-    def run(self, flow: Flow[T]) -> T: ...
-    async def arun(self, flow: Flow[T]) -> T: ...
-    async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]: ...
-    async def set(self, values: dict[str, Any]) -> None: ...
-    async def delete(self, keys: Sequence[str]) -> None: ...
-    async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool: ...
-    async def page(self, keys: KeyRange, limit: int) -> list[str]: ...
-    async def delete_range(self, keys: KeyRange) -> int: ...
-    def close(self) -> None: ...
-    async def aclose(self) -> None: ...
+    @abstractmethod
+    async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
+        """Read values.
+
+        Args:
+            keys: Different keys; at least one.
+
+        Returns:
+            The stored values by key, without keys that do not exist.
+
+        Raises:
+            HistoryReadError: The database cannot be reached or read.
+        """
+
+    @abstractmethod
+    async def set(self, values: dict[str, Any]) -> None:
+        """Store values, each with `FORMAT_VERSION`, in place of those that exist.
+
+        Args:
+            values: Plain data by key; at least one. They are stored in one transaction where the database has any.
+
+        Raises:
+            MessageTooLargeError: A value is larger than the database takes; nothing was stored.
+            HistoryWriteError: The database failed; `maybe_stored` says whether some may be stored.
+        """
+
+    @abstractmethod
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete keys for good; those that do not exist are ignored.
+
+        Args:
+            keys: Different keys; at least one.
+
+        Raises:
+            HistoryWriteError: The database failed; calling again finishes the work.
+        """
+
+    @abstractmethod
+    async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool:
+        """Store values and delete others, only if a key exists from the beginning of the write to its end.
+
+        Who deletes `key`, and afterwards lists and deletes what belongs to it, must leave nothing behind: either this
+        write sees that the key is gone and takes back what it stored, or the other one finds all that was stored.
+
+        Args:
+            key: The key that must exist; its value stays.
+            values: Plain data by key, stored as by `set`; may be empty.
+            gone: Keys to delete if the values are stored.
+
+        Returns:
+            Whether the key existed; if not, nothing is stored or deleted.
+
+        Raises:
+            MessageTooLargeError: A value is larger than the database takes; nothing was stored.
+            HistoryWriteError: The database failed; calling again is safe.
+        """
+
+    @abstractmethod
+    async def page(self, keys: KeyRange, limit: int) -> list[str]:
+        """List the first keys of a range, with an index.
+
+        Args:
+            keys: The range.
+            limit: The greatest number of keys.
+
+        Returns:
+            The keys, in order of code points: fewer than `limit` only at the end of the range, and more only by a
+            backend that has read all of it anyway.
+
+        Raises:
+            HistoryReadError: The database cannot be reached or read.
+        """
+
+    @abstractmethod
+    async def delete_range(self, keys: KeyRange) -> int:
+        """Delete the keys of a range for good. A value that is stored there meanwhile may stay.
+
+        Args:
+            keys: The range.
+
+        Returns:
+            How many keys were deleted.
+
+        Raises:
+            HistoryWriteError: The database failed; calling again finishes the work.
+        """
 
 
 class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
-    """Base of `SQLiteKeyValueStore` and `MongoDBKeyValueStore`, which document its use."""
+    """A LangChain `BaseStore` over any `KeyValueBackend`: base of `SQLiteKeyValueStore` and `MongoDBKeyValueStore`.
+
+    Args:
+        backend: Where the values are kept.
+    """
 
     def __init__(self, backend: KeyValueBackend) -> None:
         self._backend = backend

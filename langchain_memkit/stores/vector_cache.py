@@ -8,6 +8,7 @@ cache is current. Otherwise all stamps are listed and the missing rows fetched.
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -80,19 +81,67 @@ class UserChanges(NamedTuple):
 
 
 class IndexSource(Protocol):
-    """The reading half of a backend; all methods but `change` are flows.
+    """The reading half of a `VectorBackend`; all methods but `change` are flows that raise `HistoryReadError`."""
 
-    * `news` returns a user's version, a session, and the records added since.
-    * `change` computes by how much the version changes if records are added in place of those with some stamps.
-    * `stamps` lists a user's stamps; `cells` and `stored` read the records with some stamps, to rank them or to return
-      them as documents.
-    """
+    @abstractmethod
+    async def news(self, user_id: str, session_id: str | None, since: ReadUpTo | None) -> UserChanges:
+        """Read a user's version, a session, and the records added since, in one look at the database.
 
-    async def news(self, user_id: str, session_id: str | None, since: ReadUpTo | None) -> UserChanges: ...
-    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> Mark: ...  # of the mark, by adding records
-    async def stamps(self, user_id: str) -> list[int]: ...
-    async def cells(self, user_id: str, stamps: Sequence[int]) -> list[IndexRow]: ...
-    async def stored(self, user_id: str, stamps: Sequence[int]) -> list[DocumentRow]: ...
+        Args:
+            user_id: The user; an empty string for unowned documents.
+            session_id: The session to read; None for none.
+            since: What the cache has read; None returns no records.
+
+        Returns:
+            Session, version and records, read in this order: a change that comes in between must show in the version.
+        """
+
+    @abstractmethod
+    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> Mark:
+        """Compute by how much a user's version changes if records are added. No I/O.
+
+        Args:
+            cells: The records, as `news` returned them.
+            replaced: The stamps of records that they replace.
+
+        Returns:
+            The difference of the versions, number by number.
+        """
+
+    @abstractmethod
+    async def stamps(self, user_id: str) -> list[int]:
+        """List the stamps of all records of a user that are neither expired nor of a forgotten session.
+
+        Args:
+            user_id: The user.
+
+        Returns:
+            The stamps, in any order.
+        """
+
+    @abstractmethod
+    async def cells(self, user_id: str, stamps: Sequence[int]) -> list[IndexRow]:
+        """Read the columns that ranking needs.
+
+        Args:
+            user_id: The user.
+            stamps: The records' stamps.
+
+        Returns:
+            A row for each record that still exists, in any order; values may be damaged.
+        """
+
+    @abstractmethod
+    async def stored(self, user_id: str, stamps: Sequence[int]) -> list[DocumentRow]:
+        """Read the columns that a document needs; otherwise like `cells`.
+
+        Args:
+            user_id: The user.
+            stamps: The records' stamps.
+
+        Returns:
+            A row for each record that still exists, in any order; values may be damaged.
+        """
 
 
 class CachedUser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -360,14 +361,32 @@ HUGE = 1e200  # squares up to this and down to its inverse are exact enough
 
 
 class ProbeStore(Protocol):
-    """Storage for the vector of the probe text; both methods are flows.
+    """Storage for the vector of a fixed text, by which the model that filled a store is recognised. Both are flows."""
 
-    `probe` returns the stored vector as bytes, or None. `keep_probe` stores one unless there is one, and returns the
-    stored one.
-    """
+    @abstractmethod
+    async def probe(self) -> bytes | None:
+        """Read the vector of the probe.
 
-    async def probe(self) -> bytes | None: ...
-    async def keep_probe(self, probe: bytes) -> bytes: ...
+        Returns:
+            Little-endian floats of 4 bytes each; None if none is stored.
+
+        Raises:
+            HistoryReadError: The database cannot be reached or read.
+        """
+
+    @abstractmethod
+    async def keep_probe(self, probe: bytes) -> bytes:
+        """Store the vector of the probe unless there is one: of several writers the first one wins.
+
+        Args:
+            probe: The vector.
+
+        Returns:
+            The vector that is stored now.
+
+        Raises:
+            HistoryWriteError: The database failed; calling again is safe.
+        """
 
 
 class Embedder:

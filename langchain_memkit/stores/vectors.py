@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import partial
@@ -59,26 +60,36 @@ class SessionSnapshot(NamedTuple):
 
 
 class VectorBackend(IndexSource, ProbeStore, Protocol):
-    """The interface that a backend implements for our vector stores; all but the runners and closers are flows.
+    """The interface below a vector store, `RecordVectorStore(backend, ...)`, for which a backend only keeps rows.
 
-    A record carries a *stamp*, the number of its write. A user's records have a *version* (a tuple of numbers, `Mark`),
-    which every write changes and which `news` returns, so that cached records are known to be current. A session has a
-    *generation*, drawn when it begins and dropped when it is forgotten.
+    All methods but the runners, the closers and `change` are flows (see `StoreBackend`); a subclass may take `run`,
+    `arun`, `setup`, `close` and `aclose` from that class. `langchain_memkit.testing.VectorStoreContract` tests it. The
+    invariants:
 
-    * `run` and `arun` run a flow; `setup` creates tables or indexes.
-    * `begin` reads what a write to a session depends on, and draws the generation of a new session.
-    * `write` stores rows and deletes others. `place` is (session id, generation), None for plain documents; `expected`
-      holds digests of records that must be unchanged; `state` is the session's state, which must be unchanged (None:
-      not checked). It returns None if the session has another generation.
-    * `by_ids` reads records of a user by id; `owned` returns whether any user has a record with one of the ids.
-    * `delete` deletes records by id; `forget` a session, or all of a user if `session_id` is None; `evict` records
-      above a limit, first those never recalled.
-    * `touch` stores the time of a recall, `accesses` returns these times by id; `sessions` lists a user's sessions.
+    * A record carries a *stamp*, the number of its write. Stamps rise, and none is given twice.
+    * A user's records have a *version* (a tuple of numbers, `Mark`), which every write and deletion changes, whoever
+      makes it, and which `news` returns: a cache whose version is the stored one is current.
+    * A session has a *generation*, a random id that is drawn when it begins and dropped when it is forgotten. A write
+      of another generation is refused, so that what was forgotten does not come back.
+    * An id belongs to one session of a user; every call takes the user, and never shows or changes another's records.
+    * Every write may be made again unchanged.
+
+    Reading flows raise `HistoryReadError`, writing ones `HistoryWriteError`, with the driver's error as the cause.
     """
 
-    def run(self, flow: Flow[T]) -> T: ...
-    async def arun(self, flow: Flow[T]) -> T: ...
-    async def setup(self) -> None: ...
+    @abstractmethod
+    def run(self, flow: Flow[T]) -> T:
+        """Run a flow in sync code, as `StoreBackend.run` does."""
+
+    @abstractmethod
+    async def arun(self, flow: Flow[T]) -> T:
+        """Run a flow on an event loop, as `StoreBackend.arun` does."""
+
+    @abstractmethod
+    async def setup(self) -> None:
+        """Create tables or indexes. Safe to repeat."""
+
+    @abstractmethod
     async def begin(
         self,
         user_id: str,
@@ -86,7 +97,21 @@ class VectorBackend(IndexSource, ProbeStore, Protocol):
         digests: Sequence[str],
         ids: Sequence[str],
         messages: Collection[str] | None,
-    ) -> SessionSnapshot: ...
+    ) -> SessionSnapshot:
+        """Read what a write to a session depends on, and draw the generation of a session that begins.
+
+        Args:
+            user_id: The user.
+            session_id: The session.
+            digests: Digests of texts whose stored vectors are wanted.
+            ids: Ids of records that are wanted, as far as they are the session's.
+            messages: Ids of messages; the last record is needed only if it holds one of them. None: it is needed.
+
+        Returns:
+            The session as it is now.
+        """
+
+    @abstractmethod
     async def write(
         self,
         user_id: str,
@@ -95,17 +120,116 @@ class VectorBackend(IndexSource, ProbeStore, Protocol):
         place: tuple[str, str] | None,
         expected: Mapping[str, str],
         state: int | None,
-    ) -> WriteResult | None: ...
-    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[DocumentRow]: ...
-    async def owned(self, ids: Sequence[str]) -> bool: ...
-    async def delete(self, user_id: str, ids: Sequence[str]) -> None: ...
-    async def forget(self, user_id: str, session_id: str | None) -> int: ...
-    async def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> int: ...
-    async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None: ...
-    async def accesses(self, user_id: str) -> dict[str, datetime]: ...
-    async def sessions(self, user_id: str) -> list[SessionInfo]: ...
-    def close(self) -> None: ...
-    async def aclose(self) -> None: ...
+    ) -> WriteResult | None:
+        """Store rows in place of those with the same ids, and delete others.
+
+        Args:
+            user_id: The user.
+            rows: The rows; they get new stamps.
+            delete: Ids of records to delete.
+            place: Session id and generation; None for plain documents.
+            expected: Digests by id of records that must be unchanged.
+            state: The session's state (`SessionState`), which must be unchanged; None: not checked.
+
+        Returns:
+            The stamps, in the order of the rows, and the change of the version; None, with nothing stored, if the
+            session has another generation.
+
+        Raises:
+            HistoryConflictError: A record or the session has changed, or an id belongs to another session.
+            HistoryWriteError: The database failed; calling again is safe.
+        """
+
+    @abstractmethod
+    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[DocumentRow]:
+        """Read records by id.
+
+        Args:
+            user_id: The user.
+            ids: The ids.
+            vectors: Whether the vectors are wanted.
+
+        Returns:
+            A row for each record that exists, in any order.
+        """
+
+    @abstractmethod
+    async def owned(self, ids: Sequence[str]) -> bool:
+        """Return whether any user, that is anybody but nobody, has a record with one of these ids."""
+
+    @abstractmethod
+    async def delete(self, user_id: str, ids: Sequence[str]) -> None:
+        """Delete records by id; those that do not exist are ignored.
+
+        Args:
+            user_id: The user.
+            ids: The ids.
+        """
+
+    @abstractmethod
+    async def forget(self, user_id: str, session_id: str | None) -> int:
+        """Delete a session's records and its generation, which goes first: writes under way are then refused.
+
+        Args:
+            user_id: The user.
+            session_id: The session; None for all of the user.
+
+        Returns:
+            How many records were deleted.
+        """
+
+    @abstractmethod
+    async def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> int:
+        """Delete records above a limit: first the oldest of those never recalled, then those recalled the longest ago.
+
+        Args:
+            user_id: The user.
+            max_records: How many may stay.
+            keep: Ids of records that stay in any case.
+
+        Returns:
+            How many records were deleted.
+        """
+
+    @abstractmethod
+    async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
+        """Store when records were recalled, unless a later time is stored. The version of the user does not change.
+
+        Args:
+            user_id: The user.
+            ids: The records.
+            at: The time.
+        """
+
+    @abstractmethod
+    async def accesses(self, user_id: str) -> dict[str, datetime]:
+        """Read when records were last recalled.
+
+        Args:
+            user_id: The user.
+
+        Returns:
+            The times by id, without records that never were.
+        """
+
+    @abstractmethod
+    async def sessions(self, user_id: str) -> list[SessionInfo]:
+        """List the sessions of a user that hold records.
+
+        Args:
+            user_id: The user.
+
+        Returns:
+            The sessions, most recently used first; each round counts as a turn.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections that this backend opened."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Run `close` asynchronously."""
 
 
 Filter: TypeAlias = Mapping[str, Any]

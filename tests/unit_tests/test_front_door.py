@@ -213,7 +213,7 @@ def test_representations(tmp_path: Path) -> None:
         f"VectorMemoryFactory(SQLiteVectorStore({str(path)!r}))"
     )
     assert repr(VectorMemory.factory(InMemoryVectorStore(WordLlamaEmbeddings()))) == (
-        "VectorMemoryFactory(ForeignStore(InMemoryVectorStore))"
+        "VectorMemoryFactory(VectorStoreAdapter(InMemoryVectorStore))"
     )
     assert repr(EntityMemory.factory(lambda text: [])) == "EntityMemoryFactory(MemoryStore())"
     assert repr(EntityMemory.factory(lambda text: [], MongoDBKeyValueStore(URI))) == (

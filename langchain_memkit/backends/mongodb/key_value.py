@@ -14,7 +14,7 @@ from langchain_memkit.backends.mongodb.clients import Clients
 from langchain_memkit.backends.mongodb.commands import CollectionRef, Command, Runner, batches
 from langchain_memkit.errors import HistoryWriteError, MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
-from langchain_memkit.stores.key_value import KeyRange, KeyValueStore, StoredValue, V
+from langchain_memkit.stores.key_value import KeyRange, KeyValueBackend, KeyValueStore, StoredValue, V
 
 MAX_DOCUMENT = 16 * 2**20
 IMMUTABLE = 66  # the server's code for a write that would change an `_id`
@@ -78,7 +78,7 @@ class MongoDBKeyValueStore(KeyValueStore[V]):
         return f"{type(self).__name__}({self._name})"
 
 
-class _Documents(Runner[CollectionRef]):
+class _Documents(Runner[CollectionRef], KeyValueBackend):
     """Flows of the key-value collection."""
 
     upserts_may_meet = True

@@ -33,6 +33,7 @@ from langchain_memkit.errors import ConfigurationError, MessageDecodeError, Mess
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
 from langchain_memkit.messages.tokens import count_tokens, counter_name
 from langchain_memkit.messages.trimming import turn_starts
+from langchain_memkit.stores.history import TurnStore
 from langchain_memkit.stores.history_rows import (
     Batch,
     Page,
@@ -256,7 +257,7 @@ def qa_index_models(user_id_key: str, ttl: float | None) -> list[IndexModel]:
     return models
 
 
-class QAStore(Runner[Settings]):
+class QAStore(Runner[Settings], TurnStore):
     """Store of question and answer documents, read as turns ordered by (createdAt, _id)."""
 
     layout = "qa"
@@ -269,6 +270,11 @@ class QAStore(Runner[Settings]):
         }
 
     # -- set-up
+
+    @property
+    def ttl(self) -> float | None:
+        """Seconds after which a turn expires; None if it stays."""
+        return self.settings.ttl
 
     async def setup(self) -> None:
         """Build the indexes for order and for retries."""

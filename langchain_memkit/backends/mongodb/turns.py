@@ -46,6 +46,7 @@ from langchain_memkit.backends.mongodb.documents import (
 )
 from langchain_memkit.base import SessionHead, SessionInfo, Turn
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
+from langchain_memkit.stores.history import TurnStore
 from langchain_memkit.stores.history_rows import (
     EMPTY,
     MOST,
@@ -374,13 +375,8 @@ async def erase_before(store: MongoTurnStore, scope: SessionScope, head: Session
 T = TypeVar("T")
 
 
-class MongoTurnStore(Runner[Settings]):
-    """All flows of one history collection, with the clients that run them: implements `TurnStore`.
-
-    Args:
-        clients: The driver clients.
-        settings: The collection and its options.
-    """
+class MongoTurnStore(Runner[Settings], TurnStore):
+    """All flows of one history collection, with the clients that run them."""
 
     layout = "turns"
 

@@ -25,10 +25,10 @@ from langchain_memkit.base import (
     check_seconds,
     utc_now,
 )
-from langchain_memkit.errors import HistoryConflictError, MessageTooLargeError, StaleTurnError
+from langchain_memkit.errors import MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.tokens import counter_name, resolve_counter
-from langchain_memkit.stores.history import HistoryFactory, TurnHistory, check_options
+from langchain_memkit.stores.history import HistoryFactory, TurnHistory, TurnStore, check_options
 from langchain_memkit.stores.history_rows import (
     EMPTY,
     MARKER_TTL,
@@ -39,10 +39,9 @@ from langchain_memkit.stores.history_rows import (
     ReadVersion,
     SessionScope,
     TurnRow,
-    may_append,
-    new_epoch,
+    plan_append,
     read_turn,
-    stored_or_conflict,
+    tombstone,
     until_limit,
 )
 
@@ -140,7 +139,7 @@ def iso_date_of(text: object) -> datetime | None:
 MAX_TURN = 16 * 2**20  # bytes, the limit of a MongoDB document, so that every turn stored here can be migrated there
 
 
-class SQLiteTurnStore(Transactions):
+class SQLiteTurnStore(Transactions, TurnStore):
     """The turn store on SQLite, as flows of a step or two each."""
 
     layout = "turns"
@@ -148,7 +147,7 @@ class SQLiteTurnStore(Transactions):
     def __init__(self, database: Database, ttl: float | None, token_counter: TokenCounter | None, now: Now) -> None:
         check_seconds(ttl, "ttl", none="to keep turns", most=math.inf)
         self._database = database
-        self.ttl = ttl
+        self._ttl = ttl
         self._counter = token_counter
         self._now = now
 
@@ -215,6 +214,11 @@ class SQLiteTurnStore(Transactions):
         counts = await self._write(partial(self._purge, user_id), deleting=True)
         await self._erase(moved=True)
         return counts
+
+    @property
+    def ttl(self) -> float | None:
+        """Seconds after which a turn expires; None if it stays."""
+        return self._ttl
 
     # -- operations within a transaction; each takes the connection last, so that the rest can be bound
 
@@ -340,30 +344,21 @@ class SQLiteTurnStore(Transactions):
     ) -> int:
         self._expire(connection, scope)
         head = self._head(connection, scope)
-        # Idempotency comes before every other check: a retry whose first try was stored must succeed, although the
-        # session has moved on since. Of an interrupted import only the missing rows are inserted.
-        stored = self._stored_rows(connection, scope, [row.op for row in batch.rows])
-        last = 0
-        for index, row in enumerate(batch.rows):
-            if row.op in stored:
-                last = stored_or_conflict(batch, index, stored[row.op])
-        if len(stored) == len(batch.rows):
-            return last
-        # `BEGIN IMMEDIATE` holds the write lock, so no clear can come between this check and the insert.
-        if not may_append(head, origin, self._purged(connection, scope.user_id), self._now()):
-            msg = f"session {scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
-            raise StaleTurnError(msg, **batch.error_context)
-        if expected_seq is not None and expected_seq != (head or EMPTY).seq:
-            msg = f"expected the session at position {expected_seq}, it is at {(head or EMPTY).seq}; read it again"
-            raise HistoryConflictError(msg, **batch.error_context)
-        # The first turn of a session draws its epoch; later ones copy it. Damaged rows count too: their positions are
-        # still taken.
-        head = (head or SessionHead(0, new_epoch(), 0))._replace(seq=self._last(connection, scope, head))
-        for row in batch.rows:
-            if row.op not in stored:
-                head = head._replace(seq=head.seq + 1)
-                self._insert(connection, scope, head, "turn", row)
-        return head.seq
+        # `BEGIN IMMEDIATE` holds the write lock, so no clear can come between this decision and the inserts.
+        inserts, seq = plan_append(
+            scope,
+            batch,
+            self._stored_rows(connection, scope, [row.op for row in batch.rows]),
+            head,
+            purged=self._purged(connection, scope.user_id),
+            now=self._now(),
+            origin=origin,
+            expected_seq=expected_seq,
+            last=self._last(connection, scope, head),  # damaged rows count: their positions are still taken
+        )
+        for place, row in inserts:
+            self._insert(connection, scope, place, "turn", row)
+        return seq
 
     def _stored_rows(self, connection: sqlite3.Connection, scope: SessionScope, ops: list[str]) -> dict[str, Turn]:
         rows = connection.execute(
@@ -384,8 +379,8 @@ class SQLiteTurnStore(Transactions):
         expires: float | None = None
         if kind != "turn":
             expires = (now + MARKER_TTL).timestamp()
-        elif self.ttl is not None:
-            expires = now.timestamp() + self.ttl
+        elif self._ttl is not None:
+            expires = now.timestamp() + self._ttl
         elif row.expires_at is not None:
             expires = row.expires_at.timestamp()
         messages = json.dumps(row.messages, ensure_ascii=False)
@@ -452,8 +447,8 @@ class SQLiteTurnStore(Transactions):
         seq = self._last(connection, scope, self._head(connection, scope)) + 1
         # The tombstone carries a new epoch, and its own position as base: readers stop at it, and a turn that began
         # in the old epoch is refused, so that the text it was based on does not come back. It stays for two hours
-        # (see `admits`).
-        self._insert(connection, scope, SessionHead(seq, new_epoch(), seq), kind, TurnRow(f"{kind}:{uuid4()}", [], []))
+        # (see `may_append`).
+        self._insert(connection, scope, tombstone(seq), kind, TurnRow(f"{kind}:{uuid4()}", [], []))
         parameters = self._parameters(scope, seq=seq)
         (turns,) = connection.execute(
             f"SELECT COUNT(*) FROM turns WHERE {HERE} AND seq <> :seq AND kind = 'turn'", parameters

@@ -11,7 +11,7 @@ from typing import Any
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Database, Transactions, shared_database
 from langchain_memkit.backends.sqlite.history import parse_json
 from langchain_memkit.messages.codec import FORMAT_VERSION
-from langchain_memkit.stores.key_value import KeyRange, KeyValueStore, StoredValue, V
+from langchain_memkit.stores.key_value import KeyRange, KeyValueBackend, KeyValueStore, StoredValue, V
 
 IN_RANGE = "key >= :begin AND key < :end"
 UPSERT = (
@@ -59,7 +59,7 @@ class SQLiteKeyValueStore(KeyValueStore[V]):
         return f"{type(self).__name__}({self._path!r})"
 
 
-class _Rows(Transactions):
+class _Rows(Transactions, KeyValueBackend):
     """The SQL of the table `key_values`, as flows."""
 
     def __init__(self, database: Database) -> None:

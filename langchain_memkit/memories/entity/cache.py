@@ -229,12 +229,19 @@ class EntityCache:
         # There may be several, if two processes saved the session's first turn at once: all of them are live, any will
         # do.
         known = await self.held(lambda: min(book.generations.get(session_id, ()), default=None))
-        return str(known) if known is not None else await self.new_generation(book, session_id)
-
-    async def new_generation(self, book: EntityRegistry, session_id: str) -> str:
-        """Draw a generation and store it; those that the session has stay alive."""
+        if known is not None:
+            return str(known)
         drawn = uuid4().hex
         await self.put([(book.keys.generation(session_id, drawn), {})])
+        await self.held(lambda: book.generations.setdefault(session_id, set()).add(drawn))
+        return drawn
+
+    async def next_generation(self, book: EntityRegistry, session_id: str, generation: str) -> str | None:
+        """Draw a further generation of a session; None if `generation` is gone, since the session was cleared."""
+        drawn, keys = uuid4().hex, book.keys
+        row = (keys.generation(session_id, drawn), dict[str, Any]())
+        if not await self.put_if_exists(keys.generation(session_id, generation), [row], []):
+            return None
         await self.held(lambda: book.generations.setdefault(session_id, set()).add(drawn))
         return drawn
 

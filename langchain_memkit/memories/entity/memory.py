@@ -619,14 +619,16 @@ class EntityMemory(DerivedMemory):
             self._seen = frozenset()
             logger.warning("a turn was left out of the entity memory: its session was cleared after it began")
             return
-        generation = min(alive) if alive else await shelf.generation(book, self._session)
+        generation: str | None = min(alive) if alive else await shelf.generation(book, self._session)
         found = await core.extract([source.text for source in sources])
         rows, dead = await cpu_bound(lambda: self._facts(book, sources, found, epoch))
         # A turn that is repeated after the history was cleared has the keys of its erased facts, and no row may change
         # under its key: other processes have it cached. A new generation makes new keys.
-        if any(book.keys.fact(self._session, generation, row) in dead for row in rows):
-            generation = await shelf.new_generation(book, self._session)
-        stored = await shelf.write(self._user, book, (self._session, generation), rows, dead)
+        if dead and generation is not None:
+            repeated: bool = await shelf.held(lambda: any(map(known.holds, rows)))
+            if repeated:
+                generation = await shelf.next_generation(book, self._session, generation)
+        stored = generation is not None and await shelf.write(self._user, book, (self._session, generation), rows, dead)
         if not stored:
             self._seen = frozenset()
             logger.warning("a turn was left out of the entity memory: its session was cleared meanwhile")

@@ -51,7 +51,7 @@ class StoreClient:
 
     Args:
         store: The store.
-        filter_builder: See `ForeignStore`.
+        filter_builder: See `VectorStoreAdapter`.
 
     Raises:
         ConfigurationError: The store's filter syntax is unknown, or the store cannot delete.
@@ -312,7 +312,7 @@ class SearchScores(dict[str, float]):
 
 
 class Flows:
-    """Operations behind `ForeignStore`; run those that use the store with `access.run`.
+    """Operations behind `VectorStoreAdapter`; run those that use the store with `access.run`.
 
     Args:
         access: Client of the store.
@@ -384,8 +384,16 @@ class Flows:
         return count
 
     async def evict(self, user_id: str, max_records: int, keep: Collection[str]) -> int:
-        """Delete the records over `max_records`, least recently recalled first; return how many."""
-        documents = await self.everything(user_id)
+        """Delete the records over `max_records`, least recently recalled first; return how many.
+
+        Raises:
+            HistoryWriteError: The store failed, or cannot be searched for all records of the user.
+        """
+        try:
+            documents = await self.everything(user_id)
+        except HistoryReadError as error:
+            msg = f"the turn is stored, but no records over max_records were deleted: {error}"
+            raise HistoryWriteError(msg, maybe_stored=True) from error
         accessed = self.accesses(user_id)
 
         def order(document: Document) -> tuple[bool, datetime, datetime]:
@@ -475,7 +483,7 @@ class VectorStoreAdapter:
     Example:
         >>> from langchain_core.embeddings import DeterministicFakeEmbedding
         >>> from langchain_core.vectorstores import InMemoryVectorStore
-        >>> store = ForeignStore(InMemoryVectorStore(DeterministicFakeEmbedding(size=8)))
+        >>> store = VectorStoreAdapter(InMemoryVectorStore(DeterministicFakeEmbedding(size=8)))
         >>> tea = Document("human: I like tea.", id="r1", metadata={"user_id": "u1", "session_id": "s1"})
         >>> store.write("u1", "s1", "", [tea], [None])
         True
@@ -505,7 +513,7 @@ class VectorStoreAdapter:
 
     def __repr__(self) -> str:
         """Name only the store's class: its own repr may contain credentials."""
-        return f"ForeignStore({self._access.name})"
+        return f"VectorStoreAdapter({self._access.name})"
 
     @property
     def embeddings(self) -> Embeddings | None:

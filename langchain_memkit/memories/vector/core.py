@@ -86,7 +86,7 @@ class VectorMemoryConfig:
         token_counter: TokenCounterLike,
         now: Now,
     ) -> VectorMemoryConfig:
-        """Validate the options and wrap a third-party store in a `ForeignStore`. No I/O."""
+        """Validate the options and wrap a third-party store in a `VectorStoreAdapter`. No I/O."""
         _check_store(store, text_splitter, reranker)
         _check_numbers(ttl, max_tokens=max_tokens, k=k, max_records=max_records)
         _check_functions(
@@ -222,7 +222,7 @@ def check_floor(floor: Any, ranking: Ranking) -> float | None:
         ConfigurationError: It is neither a number of at least 0, nor `"auto"`, nor None.
 
     Example:
-        >>> floor_given("auto", Ranking()), floor_given("auto", Ranking.generative_agents()), floor_given(0, Ranking())
+        >>> check_floor("auto", Ranking()), check_floor("auto", Ranking.generative_agents()), check_floor(0, Ranking())
         (1.0, None, None)
     """
     if isinstance(floor, str) and floor == "auto":

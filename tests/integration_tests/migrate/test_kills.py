@@ -31,11 +31,11 @@ KILLED = """
     import os, signal, sys
     from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory
     from langchain_memkit.backends.sqlite.history import SQLiteTurnStore
-    from langchain_memkit.migrate import export_history, import_history, langchain_sql_source, migrate, writing
+    from langchain_memkit.migrate import export_history, import_history, langchain_sql_source, migrate, transfer
     from pymongo.collection import Collection
 
     uri, database, folder, times = sys.argv[1:5]
-    writing.BATCH_TURNS = 4
+    transfer.BATCH_TURNS = 4
     written = 0
 
     def deadly(original):

@@ -27,7 +27,7 @@ from langchain_memkit import (
     purge_user,
 )
 from langchain_memkit._sync import drive
-from langchain_memkit.base import Mention, user_prefix
+from langchain_memkit.base import Mention, SavedTurn, user_prefix
 from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.memories.entity.cache import VERSIONS, _bring_in_line
 from langchain_memkit.messages.notes import records_of
@@ -589,3 +589,25 @@ def test_a_turn_repeated_after_its_history_was_cleared(stores: Callable[[], Any]
         assert {"Nemo swims", "Nemo sleeps"} <= set(texts(elsewhere))
         assert texts(elsewhere).count("Nemo swims") == texts(elsewhere).count("Nemo sleeps") == 1
         histories("s1", "u1").clear()
+
+
+def test_a_clear_during_a_repeated_turn(stores: Callable[[], Any]) -> None:
+    """A turn that is repeated in a new epoch adds nothing if its session is cleared while its names are looked for."""
+    store = stores()
+    clears = False
+
+    def extract_late(text: str) -> list[Mention]:
+        if clears:
+            EntityMemory(extract, "s1", user_id="u1", store=store).clear()
+        return extract(text)
+
+    memory = EntityMemory(extract_late, "s1", user_id="u1", store=store)
+    turn = [HumanMessage("Nemo swims", id="m1")]
+    memory.save(SavedTurn(turn, "t1", 1))
+    memory.load("Hello")
+    clears = True
+    memory.save(SavedTurn(turn, "t1", 2))
+    assert facts(store) == []
+    clears = False
+    memory.save(SavedTurn(turn, "t1", 2))
+    assert texts(memory) == ["Nemo swims"]

@@ -438,6 +438,8 @@ def test_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     for read in (target.index, target.sessions):
         with pytest.raises(HistoryReadError, match="does not filter"):
             read("u1")
+    with pytest.raises(HistoryWriteError, match="no records over max_records"):
+        target.evict("u1", 3)
 
 
 class Keeping(InMemoryVectorStore):
@@ -616,7 +618,7 @@ def test_a_store_that_fails(call: Call) -> None:
 def test_repr_and_embeddings() -> None:
     """The class is named, nothing of it shown; the embedder is the store's."""
     store = InMemoryVectorStore(embedding := Counting())
-    assert repr(VectorStoreAdapter(store)) == "ForeignStore(InMemoryVectorStore)"
+    assert repr(VectorStoreAdapter(store)) == "VectorStoreAdapter(InMemoryVectorStore)"
     assert VectorStoreAdapter(store).embeddings is embedding
 
 
