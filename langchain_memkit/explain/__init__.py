@@ -183,17 +183,20 @@ def _explained(
     if max_tokens is not None and total > max_tokens:
         notes.append(f"{total - max_tokens:,} more than the budget: what has to be shown does not fit")
     return TurnExplanation(
-        messages,
-        {**tokens, **({"reserved": reserved} if reserved else {})},
-        max_tokens,
-        sum(event["dropped"] for event in heard) + len(left),
-        max((event["summarized"] for event in heard), default=0),
-        [*(message_id for event in heard for message_id in event["dropped_ids"]), *(m.id for m in left)],
-        [message_id for event in heard for message_id in event["summarized_ids"]],
-        [RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text) for r in split_notes(given)[1]],
-        notes,
-        counter_name(counter),
-        listener.searched_for,
+        messages=messages,
+        tokens={**tokens, **({"reserved": reserved} if reserved else {})},
+        max_tokens=max_tokens,
+        dropped=sum(event["dropped"] for event in heard) + len(left),
+        summarized=max((event["summarized"] for event in heard), default=0),
+        dropped_ids=[*(message_id for event in heard for message_id in event["dropped_ids"]), *(m.id for m in left)],
+        summarized_ids=[message_id for event in heard for message_id in event["summarized_ids"]],
+        recalled=[
+            RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text)
+            for r in split_notes(given)[1]
+        ],
+        notes=notes,
+        counter=counter_name(counter),
+        searched_for=listener.searched_for,
     )
 
 

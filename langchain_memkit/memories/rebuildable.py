@@ -273,7 +273,7 @@ class DerivedMemory(Memory):
 class DerivedMemoryFactory(ClosingMixin, Generic[M]):
     """Base class of the factories of derived memories, which share one store.
 
-    A subclass has the sync methods with their docstrings, and the flows behind both the sync and the async ones.
+    A subclass has `purge` and `close` with their docstrings, and the flows.
 
     Args:
         memory: Any memory with the right options: the factory returns copies of it, bound to other sessions and users.
@@ -312,12 +312,34 @@ class DerivedMemoryFactory(ClosingMixin, Generic[M]):
         """Run `setup` asynchronously."""
         await adrive(self._setup())
 
+    def list_sessions(self, user_id: str) -> list[SessionInfo]:
+        """Return the user's sessions of which something is stored, the last used first.
+
+        `turns` counts what the memory stores: facts of an entity memory, records of a vector memory.
+        """
+        return drive(self._list_sessions(check_id(user_id, "user_id")))
+
     async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
         """Run `list_sessions` asynchronously.
 
         Returns a list, not an async iterator: `for session in await histories.alist_sessions(user_id)`.
         """
         return await adrive(self._list_sessions(check_id(user_id, "user_id")))
+
+    def rebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
+        """Rebuild all that is stored of a user from the transcripts, for example to import the user's conversations.
+
+        Args:
+            histories: A history factory of this package, or any callable that takes the ids and has
+                `list_sessions(user_id)`.
+            user_id: The user.
+            progress: Show a progress bar if `rich` is installed.
+
+        Returns:
+            `{"messages": n, "added": n, "removed": n}`; a second run adds and removes nothing. What came from sessions
+            that no longer exist is removed.
+        """
+        return drive(self._rebuild(histories, check_id(user_id, "user_id"), progress))
 
     async def arebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
         """Run `rebuild` asynchronously."""

@@ -114,16 +114,15 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> None:
         super().__init__()
         policy = TurnOptions.of(
-            None,
-            preprocessor,
-            memories,
-            before_save,
-            on_save_error,
-            on_model_error,
-            on_abort,
-            on_dropped_turn,
-            on_context_overflow,
-            on_load_error,
+            preprocessor=preprocessor,
+            memories=memories,
+            before_save=before_save,
+            on_save_error=on_save_error,
+            on_model_error=on_model_error,
+            on_abort=on_abort,
+            on_dropped_turn=on_dropped_turn,
+            on_context_overflow=on_context_overflow,
+            on_load_error=on_load_error,
         )
         self._policy = policy
         self.preprocessor = policy.preprocessor

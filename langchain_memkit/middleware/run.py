@@ -216,22 +216,22 @@ class Run:
             yield
 
     def turn(self, new: list[BaseMessage], config: RunnableConfig) -> OpenTurn:
-        """Return the run's turn in the form that `Policy` saves."""
+        """Return the run's turn in the form that `TurnOptions` saves."""
         epoch = self.marker["epoch"] if self.native else None
         # A resumed run may have started the session itself: its marker's epoch then differs from the one read now.
         stands = self.native and self.view.seq > 0 and self.view.epoch == epoch
         return OpenTurn(
-            self.history,
-            self.native,
-            self.memories,
-            self.marker["turn_id"],
-            epoch,
-            turn_started_at(self.marker),
-            new,
-            [],
-            [],
-            None,
-            config,
+            history=self.history,
+            native=self.native,
+            memories=self.memories,
+            turn_id=self.marker["turn_id"],
+            epoch=epoch,
+            since=turn_started_at(self.marker),
+            new=new,
+            shown=[],
+            asked=[],
+            input=None,
+            config=config,
             in_graph=True,
             replayed=self.replayed is not None,
             begun=stands and not getattr(self.history, "ttl", None),

@@ -151,7 +151,17 @@ class TurnStart:
                 first += 1
         marker = _marker(messages, first, turn_id, view, before, skip, place)
         older, unnamed = _older(messages, first)
-        run = Run(place, marker, older, unnamed, bound.history, bound.native, bound.memories, view, known)
+        run = Run(
+            place=place,
+            marker=marker,
+            older=older,
+            older_unnamed=unnamed,
+            history=bound.history,
+            native=bound.native,
+            memories=bound.memories,
+            view=view,
+            known=known,
+        )
         if forked:
             run.known = set()  # a branch is stored whole, beginning with its question
         # A thread without a marker may still hold what was erased when the session was cleared: do not store it again.
@@ -206,7 +216,17 @@ class TurnStart:
         # again as a branch, and the positions from the first attempt on are skipped in its prompts.
         if replayed:
             known, marker = set(), {**marker, "seq": view.seq, "skip": [*marker["skip"], [replayed, view.seq]]}
-        run = Run(place, marker, older, unnamed, bound.history, bound.native, bound.memories, view, known)
+        run = Run(
+            place=place,
+            marker=marker,
+            older=older,
+            older_unnamed=unnamed,
+            history=bound.history,
+            native=bound.native,
+            memories=bound.memories,
+            view=view,
+            known=known,
+        )
         run.replayed = replayed
         run.remember(seen, messages)
         return run

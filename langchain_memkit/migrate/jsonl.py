@@ -200,7 +200,7 @@ def turn_of_line(data: Mapping[str, Any], where: str, counter: Any) -> Turn:
     try:
         check_id(op, "op")
     except (TypeError, ValueError) as error:
-        return Turn(0, 0, "", None, [], [], [f"{where}: {error}"])
+        return Turn(seq=0, epoch=0, op="", created_at=None, messages=[], tokens=[], problems=[f"{where}: {error}"])
     row = {**data, "createdAt": _date(data.get("created_at")), "expiresAt": _date(data.get("expires_at"))}
     turn = read_turn({**row, "isDeleted": data.get("is_deleted") is True}, counter)
     # Problems name a turn's position; in a file the line is what a user can look up.

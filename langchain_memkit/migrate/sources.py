@@ -131,7 +131,7 @@ class HistorySource:
 
 def unreadable(text: str) -> Turn:
     """Return a turn without messages that reports what could not be read."""
-    return Turn(0, 0, "", None, [], [], [text])
+    return Turn(seq=0, epoch=0, op="", created_at=None, messages=[], tokens=[], problems=[text])
 
 
 def message_turn(
@@ -151,7 +151,15 @@ def message_turn(
     digest = hashlib.sha256("\x00".join(name).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     if not message.id:
         message.id = f"{name[0]}-{digest}"
-    return Turn(0, 0, f"{ROW}{name[0]}:{digest}", when, [message], [], [f"{where}, {line}" for line in lost])
+    return Turn(
+        seq=0,
+        epoch=0,
+        op=f"{ROW}{name[0]}:{digest}",
+        created_at=when,
+        messages=[message],
+        tokens=[],
+        problems=[f"{where}, {line}" for line in lost],
+    )
 
 
 def checked(factory: HistoryFactory[Any], name: str = "factory") -> HistoryFactory[Any]:

@@ -245,7 +245,13 @@ class HistoryPreprocessor(ClosingMixin, Runnable[Any, list[BaseMessage]]):
         follows = new_input(config, value)
         asked = any(isinstance(m, HumanMessage) for m in follows)
         report = ContextReport(
-            "summarize", self._budget.max_tokens, room, messages, [], self._budget.counter, self._budget.taken
+            preprocessor="summarize",
+            max_tokens=self._budget.max_tokens,
+            room=room,
+            given=messages,
+            kept=[],
+            counter=self._budget.counter,
+            reserved=self._budget.taken,
         )
         try:
             talk = await read_conversation(messages, place, self._store)
@@ -405,5 +411,13 @@ def create_history_preprocessor(
     budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
     rules = SummaryTrigger.of(budget, trigger, keep)
     records = SummaryStore(MemoryStore() if store is None else store, now)
-    summarizer = Summarizer(coerce_to_runnable(llm), budget, rules, SummaryPrompt(prompt), records, timeout, now)
+    summarizer = Summarizer(
+        llm=coerce_to_runnable(llm),
+        budget=budget,
+        rules=rules,
+        prompt=SummaryPrompt(prompt),
+        store=records,
+        timeout=timeout,
+        now=now,
+    )
     return HistoryPreprocessor(summarizer, Trimmer.of(budget.counter, on_overflow=on_overflow), mode)

@@ -242,16 +242,16 @@ class SummaryRecord:
             if data["v"] != VERSION or not isinstance(data["text"], str):
                 return None
             return cls(
-                data["text"],
-                int(data["covered"]),
-                str(data["digest"]),
-                _position(data["position"]),
-                int(data["tokens"]),
-                str(data["model"]),
-                _moment(data["createdAt"]),
-                _moment(data["expiresAt"]) if data["expiresAt"] else None,
-                dict(data["sources"]),
-                tuple(map(str, data["lead"])),
+                text=data["text"],
+                covered=int(data["covered"]),
+                digest=str(data["digest"]),
+                position=_position(data["position"]),
+                tokens=int(data["tokens"]),
+                model=str(data["model"]),
+                created_at=_moment(data["createdAt"]),
+                expires_at=_moment(data["expiresAt"]) if data["expiresAt"] else None,
+                sources=dict(data["sources"]),
+                lead=tuple(map(str, data["lead"])),
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return None

@@ -213,7 +213,15 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         messages, room = as_messages(value), self._budget.room(config, value)
         kept = self._trimmer.trim(messages, room, new_input(config, value))
         budget = self._budget
-        return ContextReport("trim", budget.max_tokens, room, messages, kept, budget.counter, budget.taken)
+        return ContextReport(
+            preprocessor="trim",
+            max_tokens=budget.max_tokens,
+            room=room,
+            given=messages,
+            kept=kept,
+            counter=budget.counter,
+            reserved=budget.taken,
+        )
 
 
 def create_trim_preprocessor(

@@ -269,16 +269,16 @@ class CondenseQuestionRetriever(BaseRetriever):
     @property
     def _condenser(self) -> Condenser:
         return Condenser(
-            self.llm,
-            self.mode,
-            QuestionPrompt(self.prompt),
-            self.n,
-            self.max_tokens,
-            self.gate,
-            self.check,
-            self.timeout,
-            self.cache_size,
-            self._rewrites,
+            llm=self.llm,
+            mode=self.mode,
+            prompt=QuestionPrompt(self.prompt),
+            n=self.n,
+            max_tokens=self.max_tokens,
+            gate=self.gate,
+            check=self.check,
+            timeout=self.timeout,
+            cache_size=self.cache_size,
+            rewrites=self._rewrites,
         )
 
 

@@ -7,7 +7,6 @@ import logging
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -18,6 +17,7 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
+from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import call_user_function, internal_call, model_call
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import escaped, quote_lines, sentence_spans
@@ -327,7 +327,7 @@ class RewriteCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, str] = OrderedDict()
+        self._kept = LRUCache[Hashable, str](0)
         self._of: tuple[Any, Any] = (None, None)
         self._structured: tuple[Any, Runnable[Any, Any] | None] = (None, None)
 
@@ -341,8 +341,6 @@ class RewriteCache:
             if not self._is(of):
                 self._of = of
                 self._kept.clear()
-            if key in self._kept:
-                self._kept.move_to_end(key)
             return self._kept.get(key)
 
     def put(self, key: Hashable, rewrite: str, size: int, of: tuple[Any, Any]) -> None:
@@ -353,10 +351,8 @@ class RewriteCache:
         with self._lock:
             if not self._is(of):
                 return
-            self._kept[key] = rewrite
-            self._kept.move_to_end(key)
-            while len(self._kept) > size:
-                self._kept.popitem(last=False)
+            self._kept.limit = size
+            self._kept.put(key, rewrite)
 
     def _is(self, of: tuple[Any, Any]) -> bool:
         return all(mine is theirs for mine, theirs in zip(self._of, of, strict=True))

@@ -89,7 +89,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
     history_factory_config: Sequence[ConfigurableFieldSpec]
 
     _turn_type: ClassVar[type[HistoryTurn]] = HistoryTurn
-    _policy_type: ClassVar[type[TurnOptions]] = TurnOptions
+    _options_type: ClassVar[type[TurnOptions]] = TurnOptions
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -122,25 +122,25 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         # Unknown arguments are refused here, since pydantic would drop them silently.
         fields = {name for own, field in type(self).model_fields.items() for name in (own, field.alias)}
         check_arguments(kwargs.keys() - fields, create_runnable_with_message_history)
-        policy = self._policy_type.of(
-            output_messages_key,
-            preprocessor,
-            memories,
-            before_save,
-            on_save_error,
-            on_model_error,
-            on_abort,
-            on_dropped_turn,
-            on_context_overflow,
-            on_load_error,
+        options = self._options_type.of(
+            output_key=output_messages_key,
+            preprocessor=preprocessor,
+            memories=memories,
+            before_save=before_save,
+            on_save_error=on_save_error,
+            on_model_error=on_model_error,
+            on_abort=on_abort,
+            on_dropped_turn=on_dropped_turn,
+            on_context_overflow=on_context_overflow,
+            on_load_error=on_load_error,
         )
         turn = self._turn_type(
             coerce_to_runnable(runnable),
             get_session_history,
-            input_messages_key,
-            history_messages_key,
-            history_factory_config,
-            policy,
+            input_key=input_messages_key,
+            history_key=history_messages_key,
+            specs=history_factory_config,
+            options=options,
         )
         if advice := wiring_advice(runnable, input_messages_key, history_messages_key):
             warnings.warn(advice, stacklevel=2)

@@ -44,7 +44,7 @@ __all__ = [
     "LastQuestions",
     "RagAnswer",
     "RagInput",
-    "RagPolicy",
+    "RagOptions",
     "RagPrompt",
     "RagTurn",
     "context_message",
@@ -392,7 +392,7 @@ class RagTurn(HistoryTurn):
         return await super()._smaller(turn, value, config, error, streamed if said else None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredTurn(OpenTurn):
     """Open turn with the ids of the documents that its answer was made from."""
 
@@ -406,8 +406,8 @@ class AnsweredTurn(OpenTurn):
         return cls(**known, documents=tuple(document_key(document) for document in found or ()))
 
 
-class RagPolicy(TurnOptions):
-    """Policy that also names in the stored answer its documents; the caller's output is not changed."""
+class RagOptions(TurnOptions):
+    """Options of a turn that also names in the stored answer its documents; the caller's output is not changed."""
 
     async def save(self, turn: OpenTurn, output: Any) -> None:
         """Store question and answer."""
@@ -538,7 +538,7 @@ class ConversationalRag(RunnableWithMessageHistory):
     """A conversational RAG chain, whose turns store the ids of the answer's documents."""
 
     _turn_type = RagTurn
-    _policy_type = RagPolicy
+    _options_type = RagOptions
 
 
 def _condensing(retriever: Any, llm: Any, mode: Mode, n_questions: int | None) -> Runnable[Any, Any]:

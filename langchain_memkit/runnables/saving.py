@@ -25,7 +25,7 @@ from langchain_memkit.errors import (
     MemoryWriteError,
     StaleTurnError,
 )
-from langchain_memkit.memories.fanout import notify_memories, save_all
+from langchain_memkit.memories.fanout import OnLoadError, notify_memories, save_all
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
 from langchain_memkit.messages.notes import is_note, without_forged_marks
 from langchain_memkit.messages.trimming import same_messages, with_turn_ids
@@ -45,7 +45,7 @@ OnSaveError: TypeAlias = Literal["raise", "log"] | Callable[[HistoryWriteError],
 OnDroppedTurn: TypeAlias = Literal["report", "raise"] | Callable[[HistoryWriteError], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTurn:
     """A turn in progress: everything that saving it needs, captured when it began."""
 
@@ -68,11 +68,11 @@ class OpenTurn:
     watch: ModelInputWatch | None = None  # records the models' input until it is known whether it contains the past
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOptions:
     """What to do with a turn's outcome: the options of `create_runnable_with_message_history`, checked."""
 
-    output_key: str | None
+    output_key: str | None = None
     preprocessor: Preprocessor | None
     memories: MemoryBinder
     before_save: BeforeSave | None
@@ -83,15 +83,14 @@ class TurnOptions:
     on_context_overflow: Literal["retry", "raise"]
 
     @classmethod
-    def of(cls, output_key: str | None, preprocessor: Any, memories: Any, before_save: Any, *words: Any) -> Self:
+    def of(cls, *, preprocessor: Any, memories: Any, on_load_error: OnLoadError, **options: Any) -> Self:
         """Validate the options that chain, agent and RAG chain share.
 
         Args:
-            output_key: The key of the answer in dict output; None if there is none.
             preprocessor: A runnable or a function, or None.
             memories: The `memories=` argument.
-            before_save: The `before_save=` argument.
-            words: The `on_...` options in the order of the fields, `on_load_error` last.
+            on_load_error: What to do if a memory cannot be read.
+            options: The other fields, by name.
 
         Raises:
             ConfigurationError: An option has a wrong type or an unknown value.
@@ -105,9 +104,9 @@ class TurnOptions:
             msg = f"preprocessor is the function {name} itself: call it, as in preprocessor={name}(max_tokens=4000)"
             raise ConfigurationError(msg)
         chain = None if preprocessor is None else coerce_to_runnable(preprocessor)
-        policy = cls(output_key, chain, MemoryBinder.of(memories, words[-1]), before_save, *words[:-1])
-        policy.check()
-        return policy
+        checked = cls(preprocessor=chain, memories=MemoryBinder.of(memories, on_load_error), **options)
+        checked.check()
+        return checked
 
     def check(self) -> None:
         """Validate the policies now rather than at the first failure.

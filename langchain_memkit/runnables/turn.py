@@ -55,10 +55,11 @@ class HistoryTurn(Runnable[Any, Any]):
         self,
         runnable: Runnable[Any, Any],
         get_session_history: GetSessionHistory,
+        *,
         input_key: str | None,
         history_key: str | None,
         specs: Sequence[ConfigurableFieldSpec] | None,
-        policy: TurnOptions,
+        options: TurnOptions,
     ) -> None:
         self.runnable = runnable
         self.name = "RunnableWithMessageHistory"
@@ -66,13 +67,13 @@ class HistoryTurn(Runnable[Any, Any]):
         self._input_key = input_key
         self._history_key = history_key
         self._specs = specs
-        self._policy = policy
+        self._options = options
         self.wiring = Wiring(input_key, history_key)
 
     @property
     def preprocessor(self) -> Any:
         """The preprocessor of the history; None if there is none."""
-        return self._policy.preprocessor
+        return self._options.preprocessor
 
     def open(self, input: Any, config: RunnableConfig | None = None) -> OpenTurn:
         """Build the turn's prompt as a dry run: load and compose, without calling the model or storing anything."""
@@ -106,7 +107,7 @@ class HistoryTurn(Runnable[Any, Any]):
                     turn = drive(self._smaller(turn, value, config, error))
                     output = self.runnable.invoke(turn.input, turn.config, **kwargs)
             except Exception:
-                drive(self._policy.model_failed(turn))
+                drive(self._options.model_failed(turn))
                 raise
             drive(self._finished(turn, output))
             return output
@@ -125,7 +126,7 @@ class HistoryTurn(Runnable[Any, Any]):
                     turn = await adrive(self._smaller(turn, value, config, error))
                     output = await self.runnable.ainvoke(turn.input, turn.config, **kwargs)
             except Exception:
-                await shielded(lambda: self._policy.model_failed(turn))
+                await shielded(lambda: self._options.model_failed(turn))
                 raise
             await shielded(lambda: self._finished(turn, output))
             return output
@@ -204,11 +205,11 @@ class HistoryTurn(Runnable[Any, Any]):
                 streamed.add(chunk)
                 yield chunk
         except Exception:
-            drive(self._policy.model_failed(turn))
+            drive(self._options.model_failed(turn))
             raise
         except BaseException:  # closed by the consumer, collected, or Ctrl-C
             # Save before the model's stream is closed, since some wrappers run it to its end first.
-            drive(self._policy.abort(turn, streamed))
+            drive(self._options.abort(turn, streamed))
             raise
         finally:
             if hasattr(chunks, "close"):
@@ -237,12 +238,12 @@ class HistoryTurn(Runnable[Any, Any]):
                 streamed.add(chunk)
                 yield chunk
         except Exception:
-            await shielded(lambda: self._policy.model_failed(turn))
+            await shielded(lambda: self._options.model_failed(turn))
             raise
         # Closed by the consumer, collected, or cancelled. Shielded, so that a second cancellation cannot interrupt the
         # save.
         except BaseException:
-            await shielded(lambda: self._policy.abort(turn, streamed))
+            await shielded(lambda: self._options.abort(turn, streamed))
             raise
         finally:
             if hasattr(chunks, "aclose"):
@@ -279,7 +280,7 @@ class HistoryTurn(Runnable[Any, Any]):
         history = configurable.get("message_history")  # callers of `.bound` pass it, as with LangChain's class
         if history is None:
             history = await session_history(self._get_session_history, self._specs, configurable)
-        memories = await self._policy.memories.bind(self._specs, configurable, history)
+        memories = await self._options.memories.bind(self._specs, configurable, history)
         native = is_native(history)
         ids = [m.id for m in given if m.id]
         known: set[str] = set()
@@ -292,7 +293,7 @@ class HistoryTurn(Runnable[Any, Any]):
         context = TurnContext(self._asked(given, known), scale=scale)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
         if read is None:
-            read = await self._policy.memories.beside(memories, self._past(history, config, native=native))
+            read = await self._options.memories.beside(memories, self._past(history, config, native=native))
         view = read
         # For other packages' histories there is no lookup by id: the loaded messages are all that is known.
         known |= {m.id for m in view.messages if m.id} & {m.id for m in given}
@@ -300,9 +301,9 @@ class HistoryTurn(Runnable[Any, Any]):
         new = [m for m in given if not m.id or m.id not in known]
         context.asked = asked = self._asked(given, known)
         context.past = view.messages
-        chain = self._policy.preprocessor
+        chain = self._options.preprocessor
         whole = chain is None
-        loaded = await self._policy.memories.load(memories, view, asked, config, whole=whole, trial=trial)
+        loaded = await self._options.memories.load(memories, view, asked, config, whole=whole, trial=trial)
         past: list[BaseMessage] = view.messages
         if chain is not None:
             # Reserve room for the largest possible note: which records repeat the past is known only once that is cut.
@@ -320,32 +321,44 @@ class HistoryTurn(Runnable[Any, Any]):
         # Epoch and time of this read travel with the turn: if the session is cleared before the save, the append is
         # refused.
         epoch, since = (view.epoch, view.read_at) if native else (None, None)
-        shown = [*before, *after]
         watch = ModelInputWatch(before, asked) if self.watched and before and not trial else None
         if watch is not None:
             config = merge_configs(config, {"callbacks": [watch]})
-        opened = OpenTurn(history, native, memories, turn_id, epoch, since, new, shown, asked, composed, config)
-        # With a TTL the turns may expire before the save, so that this turn draws a new epoch.
-        begun = native and view.seq > 0 and not getattr(history, "ttl", None)
-        return replace(opened, begun=begun, head=view.head, watch=watch)
+        return OpenTurn(
+            history=history,
+            native=native,
+            memories=memories,
+            turn_id=turn_id,
+            epoch=epoch,
+            since=since,
+            new=new,
+            shown=[*before, *after],
+            asked=asked,
+            input=composed,
+            config=config,
+            # With a TTL the turns may expire before the save, so that this turn draws a new epoch.
+            begun=native and view.seq > 0 and not getattr(history, "ttl", None),
+            head=view.head,
+            watch=watch,
+        )
 
     async def _look_up(
         self, history: Any, memories: list[Memory], ids: list[str], config: RunnableConfig
     ) -> tuple[set[str], HistoryView | None]:
         """Look up which messages are stored; on an event loop read the past at once, if it does not depend on that."""
-        chain, stored = self._policy.preprocessor, stored_ids(history, ids)
+        chain, stored = self._options.preprocessor, stored_ids(history, ids)
         if asks_for_window(chain):  # the window depends on which part of the input is new
             return await stored, None
 
         reads = both(stored, self._past(history, config, native=True))
-        return await self._policy.memories.beside(memories, reads)
+        return await self._options.memories.beside(memories, reads)
 
     def _past(self, history: Any, config: RunnableConfig, *, native: bool) -> Step[HistoryView]:
-        return as_step(lambda: load(history, self._policy.preprocessor, config, native=native))
+        return as_step(lambda: load(history, self._options.preprocessor, config, native=native))
 
     async def _finished(self, turn: OpenTurn, output: Any) -> None:
         """Store the turn, and warn once if no model of it was given any of the past."""
-        await self._policy.save(turn, output)
+        await self._options.save(turn, output)
         verdict = None if turn.watch is None else turn.watch.verdict()
         if verdict is None or not self.watched:
             return
@@ -376,7 +389,7 @@ class HistoryTurn(Runnable[Any, Any]):
         """
         context: TurnContext = turn.config["configurable"][CONTEXT]
         said = streamed is not None and not streamed.empty
-        await self._policy.overflowed(context, turn.config, error, said=said)
+        await self._options.overflowed(context, turn.config, error, said=said)
         again = await self._open(value, config, context.scale)
         made = {"shown": again.shown, "asked": again.asked, "input": again.input}
         return replace(turn, **made, config=again.config, watch=again.watch)

@@ -277,167 +277,6 @@ class TurnStore(StoreBackend, ABC):
                 return turns[0].op if turns else None
 
 
-class ReadingFlows:
-    """The reading flows of `TurnHistory`; the attributes they need are declared here."""
-
-    token_counter: TokenCounter | None
-    _store: TurnStore
-    _scope: SessionScope
-    _on_corrupt: Literal["report", "raise"]
-
-    async def _view(self, max_messages: int | None, max_tokens: int | None, window: Window | None) -> HistoryView:
-        max_messages, max_tokens = check_limit(max_messages, "max_messages"), check_limit(max_tokens, "max_tokens")
-        if window is not None:
-            return await self._window(window)
-        counter = self.token_counter
-        head, turns = await self._newest(max_messages, max_tokens, sliced=True, counter=counter)
-        tokens = [n for t in turns for n in t.tokens]
-        messages = [m for t in turns for m in t.messages]
-        kept = cut_tail(messages, tokens, max_messages=max_messages, max_tokens=max_tokens)
-        return self._as_view(head, turns, len(messages) - len(kept), None, counter)
-
-    async def _window(self, window: Window) -> HistoryView:
-        """Read the turns that a preprocessor asked for. It trims them itself, so they are cut at `after` only."""
-        after, counter = window.after, self.token_counter
-        if after is None:
-            counter = window.counter
-            head, turns = await self._newest(window.max_messages, window.max_tokens, counter=counter)
-            begin: int | None = 0
-        else:
-            head, turns = await self._newest(None, None, after=after)
-            begin = _place_after(turns, after) if after.seq == 0 or after.epoch == head.epoch else None
-        # The position is gone: the session was cleared or has expired since the summary was made. A summary of erased
-        # turns must not be shown, so the window is read as if there were none.
-        if begin is None:
-            return await self._window(replace(window, after=None))
-        return self._as_view(head, turns, begin, window, counter)
-
-    async def _newest(
-        self,
-        max_messages: int | None,
-        max_tokens: int | None,
-        *,
-        sliced: bool = False,
-        after: Position | None = None,
-        counter: TokenCounter | None = None,
-    ) -> tuple[Page, list[Turn]]:
-        """Read the newest turns that hold at least these amounts, or all turns after a position; oldest first.
-
-        Args:
-            max_messages: Messages that the turns must hold at least; None for no limit.
-            max_tokens: Tokens that the turns must hold at least; None for no limit.
-            sliced: Whether pages may end as soon as they hold more messages than needed.
-            after: Read back to this position.
-            counter: Counts the tokens; stored counts are used if it is the one they were counted with.
-
-        Returns:
-            The first page, which has the state of the session, and the turns.
-        """
-        # A turn rarely has fewer than two messages, so a page of half as many rows is usually enough. Pages double in
-        # size, so a long read takes few queries.
-        limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2
-        recount = max_tokens is not None and not same_counter(counter, self.token_counter)
-        turns: list[Turn] = []
-        head: Page | None = None
-        older: Any | None = None
-        messages = tokens = 0
-        while True:
-            enough = PageLimit(
-                max_messages - messages if sliced and max_messages is not None else None,
-                max_tokens - tokens if max_tokens is not None and not recount else None,
-            )
-            floor = after.seq if after else 0
-            page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), enough, floor)
-            head, older, limit = head or page, page.older, limit * 2
-            found = [replace(t, tokens=count_tokens(t.messages, counter)) if recount else t for t in page.turns]
-            turns += found
-            messages += sum(len(t.messages) for t in found)
-            tokens += sum(sum(t.tokens) for t in found)
-            if (
-                older is None
-                or (max_messages is not None and _is_full(turns, max_messages))
-                or (max_tokens is not None and tokens > max_tokens)
-                or (after is not None and any(_is_at(turn, after) for turn in found))
-            ):
-                break
-        turns.reverse()
-        if not turns and not head.seq and after is None and self._scope.user_id:
-            await self._say_whose_rows_are_there()
-        return head, turns
-
-    async def _say_whose_rows_are_there(self) -> None:
-        """Warn once per session if it is empty, but holds turns that were stored without a `user_id`.
-
-        This happens when an app begins to pass a `user_id`: its old conversations seem lost.
-        """
-        if self._store.layout != "turns":
-            return
-        name = await self._store.unowned(self._scope.session_id)
-        if name is None:
-            return
-        found = (self._scope.session_id, name)
-        if found not in _said:
-            if len(_said) >= MOST_SAID:
-                _said.clear()
-            _said.add(found)
-            logger.warning(
-                "session %r of user %r is empty, but there is a conversation of the same session_id that was stored "
-                "without a user_id, which no user is shown. langchain_memkit.migrate.migrate(histories, histories, "
-                "user_id=...) copies all such conversations to one user; without user_id they are read as before",
-                self._scope.session_id,
-                self._scope.user_id,
-            )
-
-    def _as_view(
-        self, head: Page, turns: list[Turn], begin: int, window: Window | None, counter: TokenCounter | None
-    ) -> HistoryView:
-        """Build a view of the turns, without their first `begin` messages."""
-        problems = self._report(turns)
-        known = HistoryMessages(
-            [m for t in turns for m in t.messages][begin:],
-            [n for t in turns for n in t.tokens][begin:],
-            counter_name(counter),
-            [t for t in turns for _ in t.messages][begin:],
-            head.epoch,
-            window,
-        )
-        return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head)
-
-    async def _last_questions(self, n: int) -> list[str]:
-        limit = check_limit(n, "n") or 0
-        questions: list[str] = []
-        older: Any | None = None
-        while len(questions) < limit:
-            page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), PageLimit())
-            for turn in page.turns:
-                questions += [m.text for m in reversed(turn.messages) if is_user_message(m)]
-            older = page.older
-            if older is None:
-                break
-        return questions[:limit]
-
-    async def _page_forward(
-        self, after: Any | None, before_seq: int | None, *, hidden: bool = False
-    ) -> tuple[list[Turn], Any | None]:
-        turns, after = await self._store.page_forward(self._scope, after, FORWARD_PAGE, hidden=hidden)
-        if before_seq is not None:
-            # a turn past the end on this page: there is no next page
-            within = [turn for turn in turns if turn.seq < before_seq]
-            turns, after = within, after if len(within) == len(turns) else None
-        self._report(turns)
-        return turns, after
-
-    def _report(self, turns: Iterable[Turn]) -> list[str]:
-        problems = [problem for turn in turns for problem in turn.problems]
-        if problems and self._on_corrupt == "raise":
-            msg = f"{len(problems)} unreadable in session {self._scope.session_id!r}: {problems[0]}"
-            raise MessageDecodeError(msg)
-        if problems:
-            shown = "; ".join(problems[:3])
-            logger.warning("%d unreadable in session %r, left out: %s", len(problems), self._scope.session_id, shown)
-        return problems
-
-
 def same_counter(one: TokenCounter | None, other: TokenCounter | None) -> bool:
     """Return whether two counters give the same counts, so that stored counts may be used."""
     name = counter_name(one)
@@ -508,7 +347,7 @@ MAX_NESTED = 8  # depth of `add_messages` calls inside one another: an overridde
 _nested: ContextVar[int] = ContextVar("nested add_messages", default=0)
 
 
-class TurnHistory(ReadingFlows, BaseChatMessageHistory):
+class TurnHistory(BaseChatMessageHistory):
     """A chat history over any `TurnStore`: base of `SQLiteChatMessageHistory` and `MongoDBChatMessageHistory`.
 
     Use it as it is for a store of your own, or subclass it for a constructor with other arguments.
@@ -527,6 +366,10 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         ValueError: An id is empty or malformed, or another argument is wrong.
     """
 
+    token_counter: TokenCounter | None
+    _store: TurnStore
+    _scope: SessionScope
+    _on_corrupt: Literal["report", "raise"]
     _fixed: ClassVar[Mapping[str, str]] = {
         "session_id": "make a history of that session, with the constructor or the factory: histories('session')",
         "user_id": "make a history of that user, with the constructor or the factory: histories('session', 'user')",
@@ -552,16 +395,6 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         self._on_corrupt = on_corrupt
         self._store = store
 
-    def _bind(self, session_id: str, user_id: str | None) -> None:
-        owner = "" if user_id is None else check_id(user_id, "user_id")
-        self._scope = SessionScope(owner, check_id(session_id, "session_id"))
-
-    def _for_session(self, session_id: str, user_id: str | None) -> Self:
-        """Return a copy of this history bound to another session, for a factory to hand out."""
-        other = copy.copy(self)
-        other._bind(session_id, user_id)
-        return other
-
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to change an id: the new value would be shown, but the history stays bound to its session."""
         way_out = self._fixed.get(name)
@@ -571,6 +404,10 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
         elif "_store" in vars(self) and value != getattr(self, name):
             msg = f"{name} of a {type(self).__name__} cannot be changed: {way_out}"
             raise AttributeError(msg)
+
+    def __repr__(self) -> str:
+        """Show the session, never the server."""
+        return f"{type(self).__name__}(session_id={self.session_id!r}, user_id={self.user_id!r})"
 
     @property
     def session_id(self) -> str:
@@ -591,12 +428,6 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
     def turn_store(self) -> TurnStore:
         """Where the turns are kept, shared by all histories of a factory; for tools that move or inspect turns."""
         return self._store
-
-    def __repr__(self) -> str:
-        """Show the session, never the server."""
-        return f"{type(self).__name__}(session_id={self.session_id!r}, user_id={self.user_id!r})"
-
-    # -- reading
 
     @property
     def messages(self) -> list[BaseMessage]:  # type: ignore[override]  # core declares an attribute
@@ -750,8 +581,6 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
     async def alast_questions(self, n: int = 3) -> list[str]:
         """Run `last_questions` asynchronously."""
         return await self._store.arun(self._last_questions(n))
-
-    # -- writing
 
     def add_message(self, message: BaseMessage) -> None:
         """Append one message as a turn of its own; through `add_messages` if a subclass overrides that alone."""
@@ -911,6 +740,170 @@ class TurnHistory(ReadingFlows, BaseChatMessageHistory):
             await run_in_executor(None, self.clear)
             return
         await self._store.arun(self._store.clear(self._scope))
+
+    # -- flows
+
+    async def _view(self, max_messages: int | None, max_tokens: int | None, window: Window | None) -> HistoryView:
+        max_messages, max_tokens = check_limit(max_messages, "max_messages"), check_limit(max_tokens, "max_tokens")
+        if window is not None:
+            return await self._window(window)
+        counter = self.token_counter
+        head, turns = await self._newest(max_messages, max_tokens, sliced=True, counter=counter)
+        tokens = [n for t in turns for n in t.tokens]
+        messages = [m for t in turns for m in t.messages]
+        kept = cut_tail(messages, tokens, max_messages=max_messages, max_tokens=max_tokens)
+        return self._as_view(head, turns, len(messages) - len(kept), None, counter)
+
+    async def _window(self, window: Window) -> HistoryView:
+        """Read the turns that a preprocessor asked for. It trims them itself, so they are cut at `after` only."""
+        after, counter = window.after, self.token_counter
+        if after is None:
+            counter = window.counter
+            head, turns = await self._newest(window.max_messages, window.max_tokens, counter=counter)
+            begin: int | None = 0
+        else:
+            head, turns = await self._newest(None, None, after=after)
+            begin = _place_after(turns, after) if after.seq == 0 or after.epoch == head.epoch else None
+        # The position is gone: the session was cleared or has expired since the summary was made. A summary of erased
+        # turns must not be shown, so the window is read as if there were none.
+        if begin is None:
+            return await self._window(replace(window, after=None))
+        return self._as_view(head, turns, begin, window, counter)
+
+    async def _newest(
+        self,
+        max_messages: int | None,
+        max_tokens: int | None,
+        *,
+        sliced: bool = False,
+        after: Position | None = None,
+        counter: TokenCounter | None = None,
+    ) -> tuple[Page, list[Turn]]:
+        """Read the newest turns that hold at least these amounts, or all turns after a position; oldest first.
+
+        Args:
+            max_messages: Messages that the turns must hold at least; None for no limit.
+            max_tokens: Tokens that the turns must hold at least; None for no limit.
+            sliced: Whether pages may end as soon as they hold more messages than needed.
+            after: Read back to this position.
+            counter: Counts the tokens; stored counts are used if it is the one they were counted with.
+
+        Returns:
+            The first page, which has the state of the session, and the turns.
+        """
+        # A turn rarely has fewer than two messages, so a page of half as many rows is usually enough. Pages double in
+        # size, so a long read takes few queries.
+        limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2
+        recount = max_tokens is not None and not same_counter(counter, self.token_counter)
+        turns: list[Turn] = []
+        head: Page | None = None
+        older: Any | None = None
+        messages = tokens = 0
+        while True:
+            enough = PageLimit(
+                max_messages - messages if sliced and max_messages is not None else None,
+                max_tokens - tokens if max_tokens is not None and not recount else None,
+            )
+            floor = after.seq if after else 0
+            page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), enough, floor)
+            head, older, limit = head or page, page.older, limit * 2
+            found = [replace(t, tokens=count_tokens(t.messages, counter)) if recount else t for t in page.turns]
+            turns += found
+            messages += sum(len(t.messages) for t in found)
+            tokens += sum(sum(t.tokens) for t in found)
+            if (
+                older is None
+                or (max_messages is not None and _is_full(turns, max_messages))
+                or (max_tokens is not None and tokens > max_tokens)
+                or (after is not None and any(_is_at(turn, after) for turn in found))
+            ):
+                break
+        turns.reverse()
+        if not turns and not head.seq and after is None and self._scope.user_id:
+            await self._say_whose_rows_are_there()
+        return head, turns
+
+    async def _say_whose_rows_are_there(self) -> None:
+        """Warn once per session if it is empty, but holds turns that were stored without a `user_id`.
+
+        This happens when an app begins to pass a `user_id`: its old conversations seem lost.
+        """
+        if self._store.layout != "turns":
+            return
+        name = await self._store.unowned(self._scope.session_id)
+        if name is None:
+            return
+        found = (self._scope.session_id, name)
+        if found not in _said:
+            if len(_said) >= MOST_SAID:
+                _said.clear()
+            _said.add(found)
+            logger.warning(
+                "session %r of user %r is empty, but there is a conversation of the same session_id that was stored "
+                "without a user_id, which no user is shown. langchain_memkit.migrate.migrate(histories, histories, "
+                "user_id=...) copies all such conversations to one user; without user_id they are read as before",
+                self._scope.session_id,
+                self._scope.user_id,
+            )
+
+    def _as_view(
+        self, head: Page, turns: list[Turn], begin: int, window: Window | None, counter: TokenCounter | None
+    ) -> HistoryView:
+        """Build a view of the turns, without their first `begin` messages."""
+        problems = self._report(turns)
+        known = HistoryMessages(
+            [m for t in turns for m in t.messages][begin:],
+            [n for t in turns for n in t.tokens][begin:],
+            counter_name(counter),
+            [t for t in turns for _ in t.messages][begin:],
+            head.epoch,
+            window,
+        )
+        return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head)
+
+    async def _last_questions(self, n: int) -> list[str]:
+        limit = check_limit(n, "n") or 0
+        questions: list[str] = []
+        older: Any | None = None
+        while len(questions) < limit:
+            page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), PageLimit())
+            for turn in page.turns:
+                questions += [m.text for m in reversed(turn.messages) if is_user_message(m)]
+            older = page.older
+            if older is None:
+                break
+        return questions[:limit]
+
+    async def _page_forward(
+        self, after: Any | None, before_seq: int | None, *, hidden: bool = False
+    ) -> tuple[list[Turn], Any | None]:
+        turns, after = await self._store.page_forward(self._scope, after, FORWARD_PAGE, hidden=hidden)
+        if before_seq is not None:
+            # a turn past the end on this page: there is no next page
+            within = [turn for turn in turns if turn.seq < before_seq]
+            turns, after = within, after if len(within) == len(turns) else None
+        self._report(turns)
+        return turns, after
+
+    def _report(self, turns: Iterable[Turn]) -> list[str]:
+        problems = [problem for turn in turns for problem in turn.problems]
+        if problems and self._on_corrupt == "raise":
+            msg = f"{len(problems)} unreadable in session {self._scope.session_id!r}: {problems[0]}"
+            raise MessageDecodeError(msg)
+        if problems:
+            shown = "; ".join(problems[:3])
+            logger.warning("%d unreadable in session %r, left out: %s", len(problems), self._scope.session_id, shown)
+        return problems
+
+    def _bind(self, session_id: str, user_id: str | None) -> None:
+        owner = "" if user_id is None else check_id(user_id, "user_id")
+        self._scope = SessionScope(owner, check_id(session_id, "session_id"))
+
+    def _for_session(self, session_id: str, user_id: str | None) -> Self:
+        """Return a copy of this history bound to another session, for a factory to hand out."""
+        other = copy.copy(self)
+        other._bind(session_id, user_id)
+        return other
 
 
 H = TypeVar("H", bound="TurnHistory")

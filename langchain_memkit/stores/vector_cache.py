@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -17,6 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import AsStep, cpu_bound
 from langchain_memkit.base import Now
 from langchain_memkit.ranking.index import Index, IndexRecord, digest_of
@@ -317,9 +317,8 @@ class VectorIndexCache:
     def __init__(self, source: IndexSource, step: AsStep, cache_bytes: int, now: Now) -> None:
         self._source = source
         self._step = step
-        self._cache_bytes = cache_bytes
         self._now = now
-        self._users: OrderedDict[str, CachedUser] = OrderedDict()
+        self._users = LRUCache[str, CachedUser](cache_bytes, lambda held: held.nbytes)
         # After a fork the child drops all cached users: a thread that exists only in the parent may hold the lock of
         # an index.
         self._lock = ForkSafeLock(self._users.clear)
@@ -388,20 +387,13 @@ class VectorIndexCache:
 
     def _find(self, user_id: str) -> CachedUser | None:
         with self._lock:
-            held = self._users.get(user_id)
-            if held is not None:
-                self._users.move_to_end(user_id)
-            return held
+            return self._users.get(user_id)
 
     def _keep(self, user_id: str, held: CachedUser) -> None:
         """Cache a user's records, then evict the least recently used users above the limit; this one stays."""
         held.estimate()
         with self._lock:
-            self._users.pop(user_id, None)
-            self._users[user_id] = held
-            size = sum(other.nbytes for other in self._users.values())
-            while size > self._cache_bytes and len(self._users) > 1:
-                size -= self._users.popitem(last=False)[1].nbytes
+            self._users.put(user_id, held)
 
     def miss(self, user_id: str, ids: Collection[str]) -> None:
         """Invalidate the user's cached version if the cache holds one of these ids, which are not stored any more.
@@ -422,7 +414,7 @@ class VectorIndexCache:
     def forget(self, user_id: str) -> None:
         """Drop a user from the cache."""
         with self._lock:
-            self._users.pop(user_id, None)
+            self._users.pop(user_id)
 
     def clear(self) -> None:
         """Empty the cache."""

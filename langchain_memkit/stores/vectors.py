@@ -527,252 +527,6 @@ def diverse(found: Sequence[tuple[StoredDocument, float]], k: int, lambda_mult: 
 CACHE_BYTES = 96 * 2**20
 
 
-class Reading(ClosingMixin):
-    """A vector store that can be read; base of `SQLiteVectorStore` and `MongoDBVectorStore`."""
-
-    def __init__(self, backend: VectorBackend, embedding: Embeddings, cache_bytes: int, now: Now) -> None:
-        if not isinstance(cache_bytes, int) or cache_bytes < 0:  # type: ignore[redundant-expr]  # callers without types
-            msg = f"cache_bytes must be a whole number of bytes from 0; got {cache_bytes!r:.50}"
-            raise ConfigurationError(msg)
-        self._backend = backend
-        self._now = now
-        self._embedder = Embedder(embedding, backend, self._step)
-        self._shelf = VectorIndexCache(backend, self._step, cache_bytes, now)
-
-    def _step(self, make_flow: Callable[[], Flow[T]]) -> Step[T]:
-        async def asynchronous() -> T:
-            return await self._backend.arun(make_flow())
-
-        return Step(lambda: self._backend.run(make_flow()), asynchronous)
-
-    def setup(self) -> None:
-        """Open the file, or build the indexes of the collection, however large it is.
-
-        Raises:
-            HistoryReadError: The store cannot be reached.
-        """
-        self._backend.run(self._backend.setup())
-
-    async def asetup(self) -> None:
-        """Run `setup` asynchronously."""
-        await self._backend.arun(self._backend.setup())
-
-    # -- reading
-
-    def index(self, user_id: str) -> Index:
-        """Return an index of all records of a user, as they are now, including changes by other processes.
-
-        Indexes are cached in process. One cheap query tells whether anything changed since the last call; if so, only
-        the changes are read. The most recently used users stay cached, up to `cache_bytes` in total; a single larger
-        one stays until another user is asked for.
-
-        Args:
-            user_id: The user.
-
-        Returns:
-            The index, without records that are damaged (which is logged) or have expired. Hold its lock while using it.
-
-        Raises:
-            TypeError: `user_id` is not a string.
-            ValueError: `user_id` is not a valid id.
-            HistoryReadError: The store cannot be reached or read.
-
-        Example:
-            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
-            >>> from langchain_memkit import SQLiteVectorStore
-            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-            >>> store.add_texts(["The parrot is called Kiwi."], [{"user_id": "u1"}], ids=["1"])
-            ['1']
-            >>> [entry.said[0].stems for entry in store.index("u1").entries], len(store.index("u2"))
-            ([('parrot', 'call', 'kiwi')], 0)
-        """
-        return drive(self._shelf.read(check_id(user_id, "user_id")))[0]
-
-    async def aindex(self, user_id: str) -> Index:
-        """Run `index` asynchronously."""
-        return (await adrive(self._shelf.read(check_id(user_id, "user_id"))))[0]
-
-    def get_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
-        """Return documents by id, of one user or unowned ones: an id is unique within its user only.
-
-        Args:
-            ids: Ids, in any order.
-            user_id: The user. None: documents without a `user_id` in their metadata.
-
-        Returns:
-            The documents found, in the order of `ids`; damaged ones are left out, which is logged.
-
-        Raises:
-            TypeError: An id is not a string.
-            ValueError: An id is empty or malformed.
-            ConfigurationError: No `user_id` is given, and an id belongs to a document of a user.
-            HistoryReadError: The store cannot be reached or read.
-
-        Example:
-            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
-            >>> from langchain_memkit import SQLiteVectorStore
-            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-            >>> store.add_texts(["one", "two"], ids=["1", "2"])
-            ['1', '2']
-            >>> [document.page_content for document in store.get_by_ids(["2", "none", "1"])]
-            ['two', 'one']
-            >>> ids = store.add_texts(["mine"], [{"user_id": "u1"}], ids=["1"])
-            >>> [document.page_content for document in store.get_by_ids(["1"], user_id="u1")]
-            ['mine']
-        """
-        return drive(self._get_by_ids(check_ids(ids), whose(user_id)))
-
-    async def aget_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
-        """Run `get_by_ids` asynchronously."""
-        return await adrive(self._get_by_ids(check_ids(ids), whose(user_id)))
-
-    async def _get_by_ids(self, ids: list[str], user_id: str) -> list[Document]:
-        stored = await self._stored(ids, user_id, "") if ids else []
-        found = {shown.document.id: shown.document for shown in readable_documents(stored, self._now())}
-        # If the cached index holds a record that is not stored any more, somebody removed it behind memkit's back:
-        # the cached version proves nothing then, and the next read lists everything.
-        self._shelf.miss(user_id, [name for name in ids if name not in found])
-        return [found[name] for name in ids if name in found]
-
-    async def _stored(self, ids: list[str], user_id: str, state: str) -> list[DocumentRow]:
-        """Read records by id. Raise if no user was named and an id belongs to a user's record."""
-        backend = self._backend
-        stored: list[DocumentRow] = await self._step(lambda: backend.by_ids(user_id, ids, vectors=False))
-        there = {row.id for row in stored}
-        missing = [name for name in ids if name not in there]
-        if user_id == NOBODY and missing and await self._step(lambda: backend.owned(missing)):
-            msg = (
-                f"an id belongs to a document of a user: say whose, with user_id=; an id is unique for its user{state}"
-            )
-            raise ConfigurationError(msg)
-        return stored
-
-    async def _look(self, user_id: str, session_id: str | None) -> tuple[Index, ReadSession | None]:
-        """Return the user's index, and the session's snapshot if a write can start from it. Usually takes one read."""
-        return await self._shelf.read(user_id, session_id)
-
-    async def _texts(self, user_id: str, ids: Sequence[str]) -> Callable[[str], tuple[Document, Any] | None]:
-        """Return a lookup of the user's records by id, as of the last read of the index; uncached ones are read.
-
-        Each comes with a dict that lives as long as the record is cached: a memory keeps there what it made of it.
-        """
-        held = self._shelf.texts(user_id)
-        missing = [name for name in ids if name not in held]
-        found: dict[str, Document] = {}
-        if missing:
-            found = {document.id or "": document for document in await self._get_by_ids(missing, user_id)}
-
-        def text(name: str) -> tuple[Document, Any] | None:
-            stored = held.get(name)
-            document = found.get(name) if stored is None else stored.document(name)
-            return None if document is None else (document, {} if stored is None else stored.notes)
-
-        return text
-
-    def sessions(self, user_id: str) -> list[SessionInfo]:
-        """Return the sessions for which records of a user are stored.
-
-        Args:
-            user_id: The user.
-
-        Returns:
-            Most recently used first; `turns` is the number of rounds.
-
-        Raises:
-            TypeError: `user_id` is not a string.
-            ValueError: `user_id` is not a valid id.
-            HistoryReadError: The store cannot be reached or read.
-        """
-        return self._backend.run(self._backend.sessions(check_id(user_id, "user_id")))
-
-    async def asessions(self, user_id: str) -> list[SessionInfo]:
-        """Run `sessions` asynchronously."""
-        return await self._backend.arun(self._backend.sessions(check_id(user_id, "user_id")))
-
-    def accesses(self, user_id: str) -> dict[str, datetime]:
-        """Return the times at which records were last recalled.
-
-        Args:
-            user_id: The user.
-
-        Returns:
-            Aware datetimes in UTC by record id, without records that were never recalled.
-
-        Raises:
-            TypeError: `user_id` is not a string.
-            ValueError: `user_id` is not a valid id.
-            HistoryReadError: The store cannot be reached or read.
-
-        Example:
-            >>> from datetime import UTC, datetime
-            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
-            >>> from langchain_memkit import SQLiteVectorStore
-            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-            >>> ids = store.add_texts(["one", "two"], [{"user_id": "u1"}] * 2, ids=["1", "2"])
-            >>> store.touch("u1", ["2"], datetime(2026, 1, 2, tzinfo=UTC))
-            >>> store.accesses("u1")
-            {'2': datetime.datetime(2026, 1, 2, 0, 0, tzinfo=datetime.timezone.utc)}
-        """
-        return self._backend.run(self._backend.accesses(check_id(user_id, "user_id")))
-
-    async def aaccesses(self, user_id: str) -> dict[str, datetime]:
-        """Run `accesses` asynchronously."""
-        return await self._backend.arun(self._backend.accesses(check_id(user_id, "user_id")))
-
-    # -- embedding
-
-    def embed(self, texts: Sequence[str]) -> list[Vector | None]:
-        """Embed texts that are to be stored.
-
-        The first call in a process also embeds a fixed text, whose vector is kept in the store, so that vectors of two
-        models are never mixed.
-
-        Args:
-            texts: The texts to store.
-
-        Returns:
-            A float32 vector of length 1 for each. None where the model gave all zeros, because it knows none of the
-            words: such a text is stored without a vector.
-
-        Raises:
-            ConfigurationError: The store was filled with another model, or the model returned something that is no
-                vector.
-            HistoryReadError: The store cannot be reached or read.
-            HistoryWriteError: The store failed.
-
-        Example:
-            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
-            >>> from langchain_memkit import SQLiteVectorStore
-            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-            >>> [vector.shape for vector in store.embed(["one", "two"])]
-            [(8,), (8,)]
-        """
-        return drive(self._embedder.documents(texts))
-
-    async def aembed(self, texts: Sequence[str]) -> list[Vector | None]:
-        """Run `embed` asynchronously."""
-        return await adrive(self._embedder.documents(texts))
-
-    def embed_query(self, text: str) -> Vector:
-        """Embed a question. The model is checked as in `embed`, once something is stored.
-
-        Args:
-            text: The question.
-
-        Returns:
-            Its vector, float32, of length 1.
-
-        Raises:
-            ConfigurationError: The store was filled with another model.
-            HistoryReadError: The model gave no usable vector for this question, or the store cannot be reached or read.
-        """
-        return drive(self._embedder.query(text))
-
-    async def aembed_query(self, text: str) -> Vector:
-        """Run `embed_query` asynchronously."""
-        return await adrive(self._embedder.query(text))
-
-
 def whose(user_id: str | None) -> str:
     """Return the user id under which records are stored; those without a user stand under a name of their own."""
     return NOBODY if user_id is None else check_id(user_id, "user_id")
@@ -781,249 +535,6 @@ def whose(user_id: str | None) -> str:
 FEW = 50  # records that are added to an index without a thread
 SHORT = 2000  # characters that are processed without a thread
 NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
-class Writing(Reading):
-    """A vector store that can be written to; base of `SQLiteVectorStore` and `MongoDBVectorStore`."""
-
-    def begin(
-        self,
-        user_id: str,
-        session_id: str,
-        digests: Sequence[str] = (),
-        ids: Sequence[str] = (),
-        messages: Collection[str] | None = None,
-        since: str | None = None,
-    ) -> StoredSession:
-        """Read what a write to a session depends on, before its records are written.
-
-        Args:
-            user_id: The user.
-            session_id: The conversation.
-            digests: Digests of the texts that are to be embedded, as `digest_of` makes them.
-            ids: Ids of records of this session that are to be written.
-            messages: Ids of the messages that are to be written, if they begin a new round: then the last record may be
-                left out, if it is complete and holds none of these messages or texts. None: it is always read.
-            since: The generation that the first try of the same turn was given, where this is a later try: it is
-                returned in place of the current one, so that `write` refuses the turn if the session was forgotten in
-                between.
-
-        Returns:
-            The session's generation (drawn now if it has none), its last record, the stored vectors of this user's
-            texts with these digests, and the session's records with these ids.
-
-        Raises:
-            TypeError: An id or digest is not a string.
-            ValueError: An id is empty or malformed.
-            HistoryReadError: The store cannot be reached or read.
-            HistoryWriteError: A new session could not be stored.
-        """
-        place = _place(user_id, session_id)
-        return drive(self._begin(*place, check_ids(digests), check_ids(ids), messages, since))
-
-    async def abegin(
-        self,
-        user_id: str,
-        session_id: str,
-        digests: Sequence[str] = (),
-        ids: Sequence[str] = (),
-        messages: Collection[str] | None = None,
-        since: str | None = None,
-    ) -> StoredSession:
-        """Run `begin` asynchronously."""
-        place = _place(user_id, session_id)
-        return await adrive(self._begin(*place, check_ids(digests), check_ids(ids), messages, since))
-
-    async def _begin(
-        self,
-        user_id: str,
-        session_id: str,
-        digests: list[str],
-        ids: list[str],
-        messages: Collection[str] | None,
-        since: str | None,
-    ) -> StoredSession:
-        backend = self._backend
-        found: SessionSnapshot = await self._step(lambda: backend.begin(user_id, session_id, digests, ids, messages))
-        if since is not None:
-            # A retry belongs to the session that its first try saw: with a fresh generation it would bring back text
-            # that was forgotten in between.
-            found = found._replace(generation=since)
-        now = self._now()
-        last = [shown.document for shown in readable_documents(found.last, now)]
-        records = {shown.document.id or "": shown.document for shown in readable_documents(found.records, now)}
-        vectors = {
-            digest: np.frombuffer(vector, "<f4")
-            for digest, vector in found.vectors.items()
-            if vector and len(vector) % 4 == 0
-        }
-        position = found.position if isinstance(found.position, int) else 0  # it may be damaged
-        return StoredSession(found.generation, last[0] if last else None, vectors, records, position)
-
-    def _begun(self, looked: ReadSession, digests: Collection[str], ids: Collection[str]) -> StoredSession | None:
-        """Build the answer of `begin` from a snapshot, without I/O; None if the cache no longer holds enough for it."""
-        held, (generation, state), last = looked
-        with held.index.lock:
-            texts, known = held.texts, [name for name in ids if name in held.index]
-            wanted = known if last is None else [*known, last.id]
-            vectors = {digest: held.vector_of(digest) for digest in digests}
-            # The index knows these records, but their texts were not read: the store has to be asked.
-            if any(name not in texts for name in wanted):
-                return None
-            shown = {name: texts[name].document(name) for name in wanted}
-        records = {name: document for name in known if (document := shown[name]) is not None}
-        here = last.stamp if last is not None else 0
-        return StoredSession(
-            generation,
-            None if last is None else shown[last.id],
-            {digest: vector for digest, vector in vectors.items() if vector is not None},
-            records,
-            0 if last is None else last.position,
-            here if state is None else state,
-        )
-
-    def write(
-        self,
-        user_id: str,
-        session_id: str,
-        generation: str,
-        documents: Sequence[Document],
-        vectors: Sequence[Any],
-        delete: Collection[str] = (),
-        expected: Mapping[str, str] = NOTHING,
-        state: int | None = None,
-    ) -> bool:
-        """Store records of a session, replacing those with the same ids, and delete others.
-
-        Args:
-            user_id: The user.
-            session_id: The conversation.
-            generation: The session's generation, as `begin` returned it.
-            documents: Records, with their ids, and their user and session in the metadata.
-            vectors: One for each, as `embed` or `begin` returned it; None: not embedded.
-            delete: Ids of records of this user to delete.
-            expected: Digests by id, as `digest_of` makes them, of records of this session that must still have these
-                texts: so that no answer is lost where two writers continue the same record.
-            state: The session's state when it was read (`Begun.state`): records are added only if nobody else added any
-                since (compare-and-set). None: they are added in any case.
-
-        Returns:
-            True; False if the session was forgotten since it began, and nothing was stored.
-
-        Raises:
-            TypeError: An id is not a string.
-            ValueError: An id is malformed, or a document is of another session.
-            ConfigurationError: A vector is invalid, or of another model.
-            MessageEncodeError: A value in the metadata would not come back equal. Nothing was stored.
-            HistoryConflictError: An expected record is gone or has another text, somebody else added records
-                since, or an id belongs to another session. Nothing was stored.
-            HistoryWriteError: The store failed; `maybe_stored` says whether the outcome is unknown. Calling again is
-                safe.
-
-        Example:
-            >>> from langchain_core.documents import Document
-            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
-            >>> from langchain_memkit import SQLiteVectorStore
-            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-            >>> begun = store.begin("u1", "s1")
-            >>> said = Document("human: hello", id="r1", metadata={"user_id": "u1", "session_id": "s1"})
-            >>> store.write("u1", "s1", begun.generation, [said], store.embed([said.page_content]))
-            True
-            >>> [session.session_id for session in store.sessions("u1")], store.forget("u1", "s1")
-            (['s1'], 1)
-            >>> store.write("u1", "s1", begun.generation, [said], [None])
-            False
-        """
-        place = _place(user_id, session_id)
-        work = self._write(*place, generation, documents, vectors, check_ids(delete), _digests(expected), state)
-        return drive(work)
-
-    async def awrite(
-        self,
-        user_id: str,
-        session_id: str,
-        generation: str,
-        documents: Sequence[Document],
-        vectors: Sequence[Any],
-        delete: Collection[str] = (),
-        expected: Mapping[str, str] = NOTHING,
-        state: int | None = None,
-    ) -> bool:
-        """Run `write` asynchronously."""
-        place = _place(user_id, session_id)
-        work = self._write(*place, generation, documents, vectors, check_ids(delete), _digests(expected), state)
-        return await adrive(work)
-
-    async def _write(
-        self,
-        user_id: str,
-        session_id: str,
-        generation: str,
-        documents: Sequence[Document],
-        vectors: Sequence[Any],
-        delete: list[str],
-        expected: dict[str, str],
-        state: int | None,
-    ) -> bool:
-        check_id(generation, "generation")
-        if len(documents) != len(vectors):
-            msg = f"there are {len(documents)} documents and {len(vectors)} vectors"
-            raise ValueError(msg)
-        long = sum(len(document.page_content) for document in documents) > SHORT
-        rows: list[NewRecord] = await cpu_bound(
-            lambda: [record_row(d, user_id, session_id) for d in documents], long=long
-        )
-        return await self._store(user_id, rows, vectors, delete, (session_id, generation), expected, state)
-
-    async def _store(
-        self,
-        user_id: str,
-        rows: Sequence[NewRecord],
-        vectors: Sequence[Any],
-        delete: Sequence[str] = (),
-        place: tuple[str, str] | None = None,
-        expected: Mapping[str, str] = NOTHING,
-        state: int | None = None,
-    ) -> bool:
-        """Store rows of a user with their vectors, each id once, delete others, and update the cache."""
-        embedded = [i for i, vector in enumerate(vectors) if vector is not None]
-        if embedded:
-            dims = await self._embedder.known()
-            for i, vector in zip(embedded, checked([vectors[i] for i in embedded], dims), strict=True):
-                rows[i].vector = None if vector is None else vector.tobytes()
-        distinct = list({row.entry.id: row for row in rows}.values())
-        removed = [name for name in delete if name not in {row.entry.id for row in distinct}]
-        if not distinct and not removed and place is None:
-            return True
-        written: WriteResult | None = await self._step(
-            lambda: self._backend.write(user_id, distinct, removed, place, expected, state)
-        )
-        if written is None:
-            return False
-        long = len(rows) > FEW or sum(len(row.text) for row in rows) > SHORT
-        await cpu_bound(partial(self._shelf.wrote, user_id, distinct, removed, written), long=long)
-        return True
-
-    def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
-        """Store the time at which records were recalled; a time earlier than the stored one changes nothing.
-
-        Args:
-            user_id: The user.
-            ids: Ids of the records; those not stored, or of another user, are ignored.
-            at: The time, an aware datetime.
-
-        Raises:
-            TypeError: An id is not a string.
-            ValueError: An id is malformed, or `at` is naive.
-            HistoryWriteError: The store failed.
-        """
-        if names := check_ids(ids):
-            self._backend.run(self._backend.touch(check_id(user_id, "user_id"), names, _aware(at)))
-
-    async def atouch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
-        """Run `touch` asynchronously."""
-        if names := check_ids(ids):
-            await self._backend.arun(self._backend.touch(check_id(user_id, "user_id"), names, _aware(at)))
 
 
 def _place(user_id: str, session_id: str) -> tuple[str, str]:
@@ -1041,157 +552,6 @@ def _aware(at: datetime) -> datetime:
     return at
 
 
-class Forgetting(Writing):
-    """A vector store that can delete; base of `SQLiteVectorStore` and `MongoDBVectorStore`."""
-
-    def delete(self, ids: list[str] | None = None, *, user_id: str | None = None, **kwargs: Any) -> bool:
-        """Delete documents of one user, or unowned ones, by id for good. Ids that are not stored are ignored.
-
-        Args:
-            ids: The documents' ids. Required: leaving out an argument must not delete everything of everybody;
-                `forget(user_id)` deletes all of a user.
-            user_id: The user. None: documents without a `user_id` in their metadata.
-            **kwargs: Not supported: any name is refused.
-
-        Returns:
-            True.
-
-        Raises:
-            TypeError: An id is not a string, `ids` is None, or an argument is unknown.
-            ValueError: An id is empty or malformed.
-            ConfigurationError: No `user_id` is given, and an id belongs to a document of a user. Nothing was deleted.
-            HistoryWriteError: The store failed; calling again finishes the work.
-
-        Example:
-            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
-            >>> from langchain_memkit import SQLiteVectorStore
-            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-            >>> ids = store.add_texts(["mine", "hers"], [{"user_id": "u1"}, {"user_id": "u2"}], ids=["1", "1"])
-            >>> store.delete(["1"], user_id="u1")
-            True
-            >>> [document.page_content for document in store.get_by_ids(["1"], user_id="u2")]
-            ['hers']
-        """
-        user = whose(user_id)
-        return drive(self._delete(_wanted(ids, kwargs), user))
-
-    async def adelete(self, ids: list[str] | None = None, *, user_id: str | None = None, **kwargs: Any) -> bool:
-        """Run `delete` asynchronously."""
-        user = whose(user_id)
-        return await adrive(self._delete(_wanted(ids, kwargs), user))
-
-    async def _delete(self, ids: list[str], user_id: str) -> bool:
-        if ids and user_id == NOBODY:
-            try:
-                await self._stored(ids, user_id, ". Nothing was deleted")
-            except HistoryReadError as error:
-                msg = f"{error}. Nothing was deleted."
-                raise HistoryWriteError(msg) from error
-        if ids:
-            await self._step(lambda: self._backend.delete(user_id, ids))
-        return True
-
-    def forget(self, user_id: str, session_id: str | None = None) -> int:
-        """Delete a session of a user, or everything of the user, for good. A save that is under way stores nothing.
-
-        Args:
-            user_id: The user.
-            session_id: The conversation; None for everything of the user.
-
-        Returns:
-            The number of records deleted.
-
-        Raises:
-            TypeError: An id is not a string.
-            ValueError: An id is empty or malformed.
-            HistoryWriteError: The store failed; calling again finishes the work.
-        """
-        return drive(self._forget(check_id(user_id, "user_id"), session_id))
-
-    async def aforget(self, user_id: str, session_id: str | None = None) -> int:
-        """Run `forget` asynchronously."""
-        return await adrive(self._forget(check_id(user_id, "user_id"), session_id))
-
-    async def _forget(self, user_id: str, session_id: str | None) -> int:
-        session = None if session_id is None else check_id(session_id, "session_id")
-        self._shelf.forget(user_id)
-        count: int = await self._step(lambda: self._backend.forget(user_id, session))
-        # A read that began before the deletion may put what it read back into the cache, so the entry is dropped
-        # again.
-        self._shelf.forget(user_id)
-        return count
-
-    def purge(self, user_id: str) -> dict[str, int]:
-        """Delete everything of a user for good. This makes the store a part that `purge_user` accepts.
-
-        Args:
-            user_id: The user.
-
-        Returns:
-            `{"records": n}`: the number of records deleted.
-
-        Raises:
-            TypeError: `user_id` is not a string.
-            ValueError: `user_id` is not a valid id.
-            HistoryWriteError: The store failed; calling again finishes the work.
-
-        Example:
-            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
-            >>> from langchain_memkit import SQLiteVectorStore
-            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-            >>> ids = store.add_texts(["one", "two"], [{"user_id": "u1"}, {"user_id": "u2"}])
-            >>> store.purge("u1"), store.purge("u1")
-            ({'records': 1}, {'records': 0})
-        """
-        return {"records": self.forget(user_id)}
-
-    async def apurge(self, user_id: str) -> dict[str, int]:
-        """Run `purge` asynchronously."""
-        return {"records": await self.aforget(user_id)}
-
-    def evict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
-        """Delete the records above a limit: first those never recalled, oldest first, then the least recently recalled.
-
-        Args:
-            user_id: The user.
-            max_records: The number of records that may stay.
-            keep: Ids of records that stay in any case, e.g. those that were just written.
-
-        Returns:
-            The number of records deleted.
-
-        Raises:
-            TypeError: An id is not a string.
-            ValueError: An id is malformed, or `max_records` is below 0.
-            HistoryWriteError: The store failed; calling again finishes the work.
-
-        Example:
-            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
-            >>> from langchain_memkit import SQLiteVectorStore
-            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-            >>> ids = store.add_texts(["one", "two"], [{"user_id": "u1"}] * 2, ids=["1", "2"])
-            >>> store.evict("u1", 1), [entry.id for entry in store.index("u1").entries]
-            (1, ['2'])
-        """
-        arguments = check_id(user_id, "user_id"), _most(max_records), check_ids(keep)
-        return self._backend.run(self._backend.evict(*arguments))
-
-    async def aevict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
-        """Run `evict` asynchronously."""
-        arguments = check_id(user_id, "user_id"), _most(max_records), check_ids(keep)
-        return await self._backend.arun(self._backend.evict(*arguments))
-
-    def close(self) -> None:
-        """Close the connections that this store opened, and empty the cache."""
-        self._shelf.clear()
-        self._backend.close()
-
-    async def aclose(self) -> None:
-        """Run `close` asynchronously."""
-        self._shelf.clear()
-        await self._backend.aclose()
-
-
 def _wanted(ids: Sequence[str] | None, kwargs: Mapping[str, Any]) -> list[str]:
     if ids is None or kwargs:
         msg = "delete needs a list of ids and nothing else; forget(user_id) deletes all of a user"
@@ -1206,81 +566,17 @@ def _most(max_records: int) -> int:
     return max_records
 
 
-class RecordVectorStore(Forgetting, VectorStore):
+class RecordVectorStore(ClosingMixin, VectorStore):
     """Base of `SQLiteVectorStore` and `MongoDBVectorStore`, which document its use."""
 
-    @property
-    def embeddings(self) -> Embeddings:
-        """The embedding model."""
-        return self._embedder.embedding
-
-    # -- adding
-
-    def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """Embed documents and store them, replacing those with the same ids.
-
-        Args:
-            documents: Documents of any kind; `user_id` in the metadata names the owner. Without it a document is
-                unowned, and no user's search finds it.
-            **kwargs: `ids`, a list of str or None, which take precedence over the documents' own; a random id is drawn
-                where there is neither. `batch_size`, how many are embedded and stored at a time; None for all at once.
-                An error in a later batch does not undo an earlier one.
-
-        Returns:
-            The ids, in the order of `documents`.
-
-        Raises:
-            TypeError: An id is not a string, or an argument is unknown.
-            ValueError: An id is empty or malformed, `batch_size` is below 1, or there are not as many ids as documents.
-            ConfigurationError: The store was filled with another model, or the model gave no usable vector.
-            MessageEncodeError: A value in the metadata would not come back equal. Nothing was stored.
-            HistoryConflictError: An id belongs to another session of the user.
-            HistoryWriteError: The store failed; calling again with the same ids is safe.
-
-        Example:
-            >>> from langchain_core.documents import Document
-            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
-            >>> from langchain_memkit import SQLiteVectorStore
-            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-            >>> store.add_documents([Document("Nemo is a fish.", id="1", metadata={"user_id": "u1"})])
-            ['1']
-            >>> [document.page_content for document in store.similarity_search("Nemo", filter={"user_id": "u1"})]
-            ['Nemo is a fish.']
-            >>> store.similarity_search("Nemo")
-            []
-        """
-        return drive(self._add(documents, **kwargs))
-
-    async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """Run `add_documents` asynchronously."""
-        return await adrive(self._add(documents, **kwargs))
-
-    async def _add(
-        self, documents: Sequence[Document], ids: Sequence[str | None] | None = None, batch_size: int | None = None
-    ) -> list[str]:
-        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):  # type: ignore[redundant-expr]  # callers without types
-            msg = f"batch_size must be a whole number from 1, or None for all at once; got {batch_size!r:.50}"
-            raise ValueError(msg)
-        given = [document.id for document in documents] if ids is None else list(ids)
-        if isinstance(ids, str) or len(given) != len(documents):
-            msg = f"there are {len(documents)} documents and {len(given)} ids"
-            raise TypeError(msg) if isinstance(ids, str) else ValueError(msg)
-        both = zip(given, documents, strict=True)
-        names = [str(uuid4()) if (n := name or d.id) is None else check_id(n, "id") for name, d in both]
-        # All documents are validated before the first one is embedded or stored.
-        rows: list[NewRecord] = await cpu_bound(
-            lambda: [plain_row(d, n) for d, n in zip(documents, names, strict=True)]
-        )
-        size = batch_size or max(len(rows), 1)
-        for begin in range(0, len(rows), size):
-            part = rows[begin : begin + size]
-            texts = [d.page_content for d in documents[begin : begin + size]]
-            vectors: list[Vector | None] = await self._embedder.documents(texts)
-            # one write per user, since the version that caches are checked against is a user's
-            for user in dict.fromkeys(row.user_id for row in part):
-                mine = [i for i, row in enumerate(part) if row.user_id == user]
-                await self._store(user, [part[i] for i in mine], [vectors[i] for i in mine])
-        return names
+    def __init__(self, backend: VectorBackend, embedding: Embeddings, cache_bytes: int, now: Now) -> None:
+        if not isinstance(cache_bytes, int) or cache_bytes < 0:  # type: ignore[redundant-expr]  # callers without types
+            msg = f"cache_bytes must be a whole number of bytes from 0; got {cache_bytes!r:.50}"
+            raise ConfigurationError(msg)
+        self._backend = backend
+        self._now = now
+        self._embedder = Embedder(embedding, backend, self._step)
+        self._shelf = VectorIndexCache(backend, self._step, cache_bytes, now)
 
     @classmethod
     def from_texts(
@@ -1323,7 +619,143 @@ class RecordVectorStore(Forgetting, VectorStore):
         await store.aadd_texts(texts, metadatas, ids=ids)
         return store
 
-    # -- searching
+    @property
+    def embeddings(self) -> Embeddings:
+        """The embedding model."""
+        return self._embedder.embedding
+
+    def setup(self) -> None:
+        """Open the file, or build the indexes of the collection, however large it is.
+
+        Raises:
+            HistoryReadError: The store cannot be reached.
+        """
+        self._backend.run(self._backend.setup())
+
+    async def asetup(self) -> None:
+        """Run `setup` asynchronously."""
+        await self._backend.arun(self._backend.setup())
+
+    def close(self) -> None:
+        """Close the connections that this store opened, and empty the cache."""
+        self._shelf.clear()
+        self._backend.close()
+
+    async def aclose(self) -> None:
+        """Run `close` asynchronously."""
+        self._shelf.clear()
+        await self._backend.aclose()
+
+    # -- LangChain's interface
+
+    def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
+        """Embed documents and store them, replacing those with the same ids.
+
+        Args:
+            documents: Documents of any kind; `user_id` in the metadata names the owner. Without it a document is
+                unowned, and no user's search finds it.
+            **kwargs: `ids`, a list of str or None, which take precedence over the documents' own; a random id is drawn
+                where there is neither. `batch_size`, how many are embedded and stored at a time; None for all at once.
+                An error in a later batch does not undo an earlier one.
+
+        Returns:
+            The ids, in the order of `documents`.
+
+        Raises:
+            TypeError: An id is not a string, or an argument is unknown.
+            ValueError: An id is empty or malformed, `batch_size` is below 1, or there are not as many ids as documents.
+            ConfigurationError: The store was filled with another model, or the model gave no usable vector.
+            MessageEncodeError: A value in the metadata would not come back equal. Nothing was stored.
+            HistoryConflictError: An id belongs to another session of the user.
+            HistoryWriteError: The store failed; calling again with the same ids is safe.
+
+        Example:
+            >>> from langchain_core.documents import Document
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> from langchain_memkit import SQLiteVectorStore
+            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+            >>> store.add_documents([Document("Nemo is a fish.", id="1", metadata={"user_id": "u1"})])
+            ['1']
+            >>> [document.page_content for document in store.similarity_search("Nemo", filter={"user_id": "u1"})]
+            ['Nemo is a fish.']
+            >>> store.similarity_search("Nemo")
+            []
+        """
+        return drive(self._add(documents, **kwargs))
+
+    async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
+        """Run `add_documents` asynchronously."""
+        return await adrive(self._add(documents, **kwargs))
+
+    def get_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
+        """Return documents by id, of one user or unowned ones: an id is unique within its user only.
+
+        Args:
+            ids: Ids, in any order.
+            user_id: The user. None: documents without a `user_id` in their metadata.
+
+        Returns:
+            The documents found, in the order of `ids`; damaged ones are left out, which is logged.
+
+        Raises:
+            TypeError: An id is not a string.
+            ValueError: An id is empty or malformed.
+            ConfigurationError: No `user_id` is given, and an id belongs to a document of a user.
+            HistoryReadError: The store cannot be reached or read.
+
+        Example:
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> from langchain_memkit import SQLiteVectorStore
+            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+            >>> store.add_texts(["one", "two"], ids=["1", "2"])
+            ['1', '2']
+            >>> [document.page_content for document in store.get_by_ids(["2", "none", "1"])]
+            ['two', 'one']
+            >>> ids = store.add_texts(["mine"], [{"user_id": "u1"}], ids=["1"])
+            >>> [document.page_content for document in store.get_by_ids(["1"], user_id="u1")]
+            ['mine']
+        """
+        return drive(self._get_by_ids(check_ids(ids), whose(user_id)))
+
+    async def aget_by_ids(self, ids: Sequence[str], /, *, user_id: str | None = None) -> list[Document]:
+        """Run `get_by_ids` asynchronously."""
+        return await adrive(self._get_by_ids(check_ids(ids), whose(user_id)))
+
+    def delete(self, ids: list[str] | None = None, *, user_id: str | None = None, **kwargs: Any) -> bool:
+        """Delete documents of one user, or unowned ones, by id for good. Ids that are not stored are ignored.
+
+        Args:
+            ids: The documents' ids. Required: leaving out an argument must not delete everything of everybody;
+                `forget(user_id)` deletes all of a user.
+            user_id: The user. None: documents without a `user_id` in their metadata.
+            **kwargs: Not supported: any name is refused.
+
+        Returns:
+            True.
+
+        Raises:
+            TypeError: An id is not a string, `ids` is None, or an argument is unknown.
+            ValueError: An id is empty or malformed.
+            ConfigurationError: No `user_id` is given, and an id belongs to a document of a user. Nothing was deleted.
+            HistoryWriteError: The store failed; calling again finishes the work.
+
+        Example:
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> from langchain_memkit import SQLiteVectorStore
+            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+            >>> ids = store.add_texts(["mine", "hers"], [{"user_id": "u1"}, {"user_id": "u2"}], ids=["1", "1"])
+            >>> store.delete(["1"], user_id="u1")
+            True
+            >>> [document.page_content for document in store.get_by_ids(["1"], user_id="u2")]
+            ['hers']
+        """
+        user = whose(user_id)
+        return drive(self._delete(_wanted(ids, kwargs), user))
+
+    async def adelete(self, ids: list[str] | None = None, *, user_id: str | None = None, **kwargs: Any) -> bool:
+        """Run `delete` asynchronously."""
+        user = whose(user_id)
+        return await adrive(self._delete(_wanted(ids, kwargs), user))
 
     def similarity_search(
         self,
@@ -1481,6 +913,560 @@ class RecordVectorStore(Forgetting, VectorStore):
         """Run `max_marginal_relevance_search_by_vector` asynchronously."""
         near = await adrive(self._near(embedding, max(k, fetch_k), filter=filter, **kwargs))
         return diverse(near, k, lambda_mult)
+
+    # -- the records of users, for vector memory
+
+    def index(self, user_id: str) -> Index:
+        """Return an index of all records of a user, as they are now, including changes by other processes.
+
+        Indexes are cached in process. One cheap query tells whether anything changed since the last call; if so, only
+        the changes are read. The most recently used users stay cached, up to `cache_bytes` in total; a single larger
+        one stays until another user is asked for.
+
+        Args:
+            user_id: The user.
+
+        Returns:
+            The index, without records that are damaged (which is logged) or have expired. Hold its lock while using it.
+
+        Raises:
+            TypeError: `user_id` is not a string.
+            ValueError: `user_id` is not a valid id.
+            HistoryReadError: The store cannot be reached or read.
+
+        Example:
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> from langchain_memkit import SQLiteVectorStore
+            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+            >>> store.add_texts(["The parrot is called Kiwi."], [{"user_id": "u1"}], ids=["1"])
+            ['1']
+            >>> [entry.said[0].stems for entry in store.index("u1").entries], len(store.index("u2"))
+            ([('parrot', 'call', 'kiwi')], 0)
+        """
+        return drive(self._shelf.read(check_id(user_id, "user_id")))[0]
+
+    async def aindex(self, user_id: str) -> Index:
+        """Run `index` asynchronously."""
+        return (await adrive(self._shelf.read(check_id(user_id, "user_id"))))[0]
+
+    def begin(
+        self,
+        user_id: str,
+        session_id: str,
+        digests: Sequence[str] = (),
+        ids: Sequence[str] = (),
+        messages: Collection[str] | None = None,
+        since: str | None = None,
+    ) -> StoredSession:
+        """Read what a write to a session depends on, before its records are written.
+
+        Args:
+            user_id: The user.
+            session_id: The conversation.
+            digests: Digests of the texts that are to be embedded, as `digest_of` makes them.
+            ids: Ids of records of this session that are to be written.
+            messages: Ids of the messages that are to be written, if they begin a new round: then the last record may be
+                left out, if it is complete and holds none of these messages or texts. None: it is always read.
+            since: The generation that the first try of the same turn was given, where this is a later try: it is
+                returned in place of the current one, so that `write` refuses the turn if the session was forgotten in
+                between.
+
+        Returns:
+            The session's generation (drawn now if it has none), its last record, the stored vectors of this user's
+            texts with these digests, and the session's records with these ids.
+
+        Raises:
+            TypeError: An id or digest is not a string.
+            ValueError: An id is empty or malformed.
+            HistoryReadError: The store cannot be reached or read.
+            HistoryWriteError: A new session could not be stored.
+        """
+        place = _place(user_id, session_id)
+        return drive(self._begin(*place, check_ids(digests), check_ids(ids), messages, since))
+
+    async def abegin(
+        self,
+        user_id: str,
+        session_id: str,
+        digests: Sequence[str] = (),
+        ids: Sequence[str] = (),
+        messages: Collection[str] | None = None,
+        since: str | None = None,
+    ) -> StoredSession:
+        """Run `begin` asynchronously."""
+        place = _place(user_id, session_id)
+        return await adrive(self._begin(*place, check_ids(digests), check_ids(ids), messages, since))
+
+    def write(
+        self,
+        user_id: str,
+        session_id: str,
+        generation: str,
+        documents: Sequence[Document],
+        vectors: Sequence[Any],
+        delete: Collection[str] = (),
+        expected: Mapping[str, str] = NOTHING,
+        state: int | None = None,
+    ) -> bool:
+        """Store records of a session, replacing those with the same ids, and delete others.
+
+        Args:
+            user_id: The user.
+            session_id: The conversation.
+            generation: The session's generation, as `begin` returned it.
+            documents: Records, with their ids, and their user and session in the metadata.
+            vectors: One for each, as `embed` or `begin` returned it; None: not embedded.
+            delete: Ids of records of this user to delete.
+            expected: Digests by id, as `digest_of` makes them, of records of this session that must still have these
+                texts: so that no answer is lost where two writers continue the same record.
+            state: The session's state when it was read (`Begun.state`): records are added only if nobody else added any
+                since (compare-and-set). None: they are added in any case.
+
+        Returns:
+            True; False if the session was forgotten since it began, and nothing was stored.
+
+        Raises:
+            TypeError: An id is not a string.
+            ValueError: An id is malformed, or a document is of another session.
+            ConfigurationError: A vector is invalid, or of another model.
+            MessageEncodeError: A value in the metadata would not come back equal. Nothing was stored.
+            HistoryConflictError: An expected record is gone or has another text, somebody else added records
+                since, or an id belongs to another session. Nothing was stored.
+            HistoryWriteError: The store failed; `maybe_stored` says whether the outcome is unknown. Calling again is
+                safe.
+
+        Example:
+            >>> from langchain_core.documents import Document
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> from langchain_memkit import SQLiteVectorStore
+            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+            >>> begun = store.begin("u1", "s1")
+            >>> said = Document("human: hello", id="r1", metadata={"user_id": "u1", "session_id": "s1"})
+            >>> store.write("u1", "s1", begun.generation, [said], store.embed([said.page_content]))
+            True
+            >>> [session.session_id for session in store.sessions("u1")], store.forget("u1", "s1")
+            (['s1'], 1)
+            >>> store.write("u1", "s1", begun.generation, [said], [None])
+            False
+        """
+        place = _place(user_id, session_id)
+        work = self._write(*place, generation, documents, vectors, check_ids(delete), _digests(expected), state)
+        return drive(work)
+
+    async def awrite(
+        self,
+        user_id: str,
+        session_id: str,
+        generation: str,
+        documents: Sequence[Document],
+        vectors: Sequence[Any],
+        delete: Collection[str] = (),
+        expected: Mapping[str, str] = NOTHING,
+        state: int | None = None,
+    ) -> bool:
+        """Run `write` asynchronously."""
+        place = _place(user_id, session_id)
+        work = self._write(*place, generation, documents, vectors, check_ids(delete), _digests(expected), state)
+        return await adrive(work)
+
+    def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
+        """Store the time at which records were recalled; a time earlier than the stored one changes nothing.
+
+        Args:
+            user_id: The user.
+            ids: Ids of the records; those not stored, or of another user, are ignored.
+            at: The time, an aware datetime.
+
+        Raises:
+            TypeError: An id is not a string.
+            ValueError: An id is malformed, or `at` is naive.
+            HistoryWriteError: The store failed.
+        """
+        if names := check_ids(ids):
+            self._backend.run(self._backend.touch(check_id(user_id, "user_id"), names, _aware(at)))
+
+    async def atouch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
+        """Run `touch` asynchronously."""
+        if names := check_ids(ids):
+            await self._backend.arun(self._backend.touch(check_id(user_id, "user_id"), names, _aware(at)))
+
+    def evict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
+        """Delete the records above a limit: first those never recalled, oldest first, then the least recently recalled.
+
+        Args:
+            user_id: The user.
+            max_records: The number of records that may stay.
+            keep: Ids of records that stay in any case, e.g. those that were just written.
+
+        Returns:
+            The number of records deleted.
+
+        Raises:
+            TypeError: An id is not a string.
+            ValueError: An id is malformed, or `max_records` is below 0.
+            HistoryWriteError: The store failed; calling again finishes the work.
+
+        Example:
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> from langchain_memkit import SQLiteVectorStore
+            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+            >>> ids = store.add_texts(["one", "two"], [{"user_id": "u1"}] * 2, ids=["1", "2"])
+            >>> store.evict("u1", 1), [entry.id for entry in store.index("u1").entries]
+            (1, ['2'])
+        """
+        arguments = check_id(user_id, "user_id"), _most(max_records), check_ids(keep)
+        return self._backend.run(self._backend.evict(*arguments))
+
+    async def aevict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
+        """Run `evict` asynchronously."""
+        arguments = check_id(user_id, "user_id"), _most(max_records), check_ids(keep)
+        return await self._backend.arun(self._backend.evict(*arguments))
+
+    def accesses(self, user_id: str) -> dict[str, datetime]:
+        """Return the times at which records were last recalled.
+
+        Args:
+            user_id: The user.
+
+        Returns:
+            Aware datetimes in UTC by record id, without records that were never recalled.
+
+        Raises:
+            TypeError: `user_id` is not a string.
+            ValueError: `user_id` is not a valid id.
+            HistoryReadError: The store cannot be reached or read.
+
+        Example:
+            >>> from datetime import UTC, datetime
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> from langchain_memkit import SQLiteVectorStore
+            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+            >>> ids = store.add_texts(["one", "two"], [{"user_id": "u1"}] * 2, ids=["1", "2"])
+            >>> store.touch("u1", ["2"], datetime(2026, 1, 2, tzinfo=UTC))
+            >>> store.accesses("u1")
+            {'2': datetime.datetime(2026, 1, 2, 0, 0, tzinfo=datetime.timezone.utc)}
+        """
+        return self._backend.run(self._backend.accesses(check_id(user_id, "user_id")))
+
+    async def aaccesses(self, user_id: str) -> dict[str, datetime]:
+        """Run `accesses` asynchronously."""
+        return await self._backend.arun(self._backend.accesses(check_id(user_id, "user_id")))
+
+    def sessions(self, user_id: str) -> list[SessionInfo]:
+        """Return the sessions for which records of a user are stored.
+
+        Args:
+            user_id: The user.
+
+        Returns:
+            Most recently used first; `turns` is the number of rounds.
+
+        Raises:
+            TypeError: `user_id` is not a string.
+            ValueError: `user_id` is not a valid id.
+            HistoryReadError: The store cannot be reached or read.
+        """
+        return self._backend.run(self._backend.sessions(check_id(user_id, "user_id")))
+
+    async def asessions(self, user_id: str) -> list[SessionInfo]:
+        """Run `sessions` asynchronously."""
+        return await self._backend.arun(self._backend.sessions(check_id(user_id, "user_id")))
+
+    def forget(self, user_id: str, session_id: str | None = None) -> int:
+        """Delete a session of a user, or everything of the user, for good. A save that is under way stores nothing.
+
+        Args:
+            user_id: The user.
+            session_id: The conversation; None for everything of the user.
+
+        Returns:
+            The number of records deleted.
+
+        Raises:
+            TypeError: An id is not a string.
+            ValueError: An id is empty or malformed.
+            HistoryWriteError: The store failed; calling again finishes the work.
+        """
+        return drive(self._forget(check_id(user_id, "user_id"), session_id))
+
+    async def aforget(self, user_id: str, session_id: str | None = None) -> int:
+        """Run `forget` asynchronously."""
+        return await adrive(self._forget(check_id(user_id, "user_id"), session_id))
+
+    def purge(self, user_id: str) -> dict[str, int]:
+        """Delete everything of a user for good. This makes the store a part that `purge_user` accepts.
+
+        Args:
+            user_id: The user.
+
+        Returns:
+            `{"records": n}`: the number of records deleted.
+
+        Raises:
+            TypeError: `user_id` is not a string.
+            ValueError: `user_id` is not a valid id.
+            HistoryWriteError: The store failed; calling again finishes the work.
+
+        Example:
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> from langchain_memkit import SQLiteVectorStore
+            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+            >>> ids = store.add_texts(["one", "two"], [{"user_id": "u1"}, {"user_id": "u2"}])
+            >>> store.purge("u1"), store.purge("u1")
+            ({'records': 1}, {'records': 0})
+        """
+        return {"records": self.forget(user_id)}
+
+    async def apurge(self, user_id: str) -> dict[str, int]:
+        """Run `purge` asynchronously."""
+        return {"records": await self.aforget(user_id)}
+
+    def embed(self, texts: Sequence[str]) -> list[Vector | None]:
+        """Embed texts that are to be stored.
+
+        The first call in a process also embeds a fixed text, whose vector is kept in the store, so that vectors of two
+        models are never mixed.
+
+        Args:
+            texts: The texts to store.
+
+        Returns:
+            A float32 vector of length 1 for each. None where the model gave all zeros, because it knows none of the
+            words: such a text is stored without a vector.
+
+        Raises:
+            ConfigurationError: The store was filled with another model, or the model returned something that is no
+                vector.
+            HistoryReadError: The store cannot be reached or read.
+            HistoryWriteError: The store failed.
+
+        Example:
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> from langchain_memkit import SQLiteVectorStore
+            >>> store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+            >>> [vector.shape for vector in store.embed(["one", "two"])]
+            [(8,), (8,)]
+        """
+        return drive(self._embedder.documents(texts))
+
+    async def aembed(self, texts: Sequence[str]) -> list[Vector | None]:
+        """Run `embed` asynchronously."""
+        return await adrive(self._embedder.documents(texts))
+
+    def embed_query(self, text: str) -> Vector:
+        """Embed a question. The model is checked as in `embed`, once something is stored.
+
+        Args:
+            text: The question.
+
+        Returns:
+            Its vector, float32, of length 1.
+
+        Raises:
+            ConfigurationError: The store was filled with another model.
+            HistoryReadError: The model gave no usable vector for this question, or the store cannot be reached or read.
+        """
+        return drive(self._embedder.query(text))
+
+    async def aembed_query(self, text: str) -> Vector:
+        """Run `embed_query` asynchronously."""
+        return await adrive(self._embedder.query(text))
+
+    # -- flows
+
+    def _step(self, make_flow: Callable[[], Flow[T]]) -> Step[T]:
+        async def asynchronous() -> T:
+            return await self._backend.arun(make_flow())
+
+        return Step(lambda: self._backend.run(make_flow()), asynchronous)
+
+    async def _get_by_ids(self, ids: list[str], user_id: str) -> list[Document]:
+        stored = await self._stored(ids, user_id, "") if ids else []
+        found = {shown.document.id: shown.document for shown in readable_documents(stored, self._now())}
+        # If the cached index holds a record that is not stored any more, somebody removed it behind memkit's back:
+        # the cached version proves nothing then, and the next read lists everything.
+        self._shelf.miss(user_id, [name for name in ids if name not in found])
+        return [found[name] for name in ids if name in found]
+
+    async def _stored(self, ids: list[str], user_id: str, state: str) -> list[DocumentRow]:
+        """Read records by id. Raise if no user was named and an id belongs to a user's record."""
+        backend = self._backend
+        stored: list[DocumentRow] = await self._step(lambda: backend.by_ids(user_id, ids, vectors=False))
+        there = {row.id for row in stored}
+        missing = [name for name in ids if name not in there]
+        if user_id == NOBODY and missing and await self._step(lambda: backend.owned(missing)):
+            msg = (
+                f"an id belongs to a document of a user: say whose, with user_id=; an id is unique for its user{state}"
+            )
+            raise ConfigurationError(msg)
+        return stored
+
+    async def _look(self, user_id: str, session_id: str | None) -> tuple[Index, ReadSession | None]:
+        """Return the user's index, and the session's snapshot if a write can start from it. Usually takes one read."""
+        return await self._shelf.read(user_id, session_id)
+
+    async def _texts(self, user_id: str, ids: Sequence[str]) -> Callable[[str], tuple[Document, Any] | None]:
+        """Return a lookup of the user's records by id, as of the last read of the index; uncached ones are read.
+
+        Each comes with a dict that lives as long as the record is cached: a memory keeps there what it made of it.
+        """
+        held = self._shelf.texts(user_id)
+        missing = [name for name in ids if name not in held]
+        found: dict[str, Document] = {}
+        if missing:
+            found = {document.id or "": document for document in await self._get_by_ids(missing, user_id)}
+
+        def text(name: str) -> tuple[Document, Any] | None:
+            stored = held.get(name)
+            document = found.get(name) if stored is None else stored.document(name)
+            return None if document is None else (document, {} if stored is None else stored.notes)
+
+        return text
+
+    async def _begin(
+        self,
+        user_id: str,
+        session_id: str,
+        digests: list[str],
+        ids: list[str],
+        messages: Collection[str] | None,
+        since: str | None,
+    ) -> StoredSession:
+        backend = self._backend
+        found: SessionSnapshot = await self._step(lambda: backend.begin(user_id, session_id, digests, ids, messages))
+        if since is not None:
+            # A retry belongs to the session that its first try saw: with a fresh generation it would bring back text
+            # that was forgotten in between.
+            found = found._replace(generation=since)
+        now = self._now()
+        last = [shown.document for shown in readable_documents(found.last, now)]
+        records = {shown.document.id or "": shown.document for shown in readable_documents(found.records, now)}
+        vectors = {
+            digest: np.frombuffer(vector, "<f4")
+            for digest, vector in found.vectors.items()
+            if vector and len(vector) % 4 == 0
+        }
+        position = found.position if isinstance(found.position, int) else 0  # it may be damaged
+        return StoredSession(found.generation, last[0] if last else None, vectors, records, position)
+
+    def _begun(self, looked: ReadSession, digests: Collection[str], ids: Collection[str]) -> StoredSession | None:
+        """Build the answer of `begin` from a snapshot, without I/O; None if the cache no longer holds enough for it."""
+        held, (generation, state), last = looked
+        with held.index.lock:
+            texts, known = held.texts, [name for name in ids if name in held.index]
+            wanted = known if last is None else [*known, last.id]
+            vectors = {digest: held.vector_of(digest) for digest in digests}
+            # The index knows these records, but their texts were not read: the store has to be asked.
+            if any(name not in texts for name in wanted):
+                return None
+            shown = {name: texts[name].document(name) for name in wanted}
+        records = {name: document for name in known if (document := shown[name]) is not None}
+        here = last.stamp if last is not None else 0
+        return StoredSession(
+            generation,
+            None if last is None else shown[last.id],
+            {digest: vector for digest, vector in vectors.items() if vector is not None},
+            records,
+            0 if last is None else last.position,
+            here if state is None else state,
+        )
+
+    async def _write(
+        self,
+        user_id: str,
+        session_id: str,
+        generation: str,
+        documents: Sequence[Document],
+        vectors: Sequence[Any],
+        delete: list[str],
+        expected: dict[str, str],
+        state: int | None,
+    ) -> bool:
+        check_id(generation, "generation")
+        if len(documents) != len(vectors):
+            msg = f"there are {len(documents)} documents and {len(vectors)} vectors"
+            raise ValueError(msg)
+        long = sum(len(document.page_content) for document in documents) > SHORT
+        rows: list[NewRecord] = await cpu_bound(
+            lambda: [record_row(d, user_id, session_id) for d in documents], long=long
+        )
+        return await self._store(user_id, rows, vectors, delete, (session_id, generation), expected, state)
+
+    async def _store(
+        self,
+        user_id: str,
+        rows: Sequence[NewRecord],
+        vectors: Sequence[Any],
+        delete: Sequence[str] = (),
+        place: tuple[str, str] | None = None,
+        expected: Mapping[str, str] = NOTHING,
+        state: int | None = None,
+    ) -> bool:
+        """Store rows of a user with their vectors, each id once, delete others, and update the cache."""
+        embedded = [i for i, vector in enumerate(vectors) if vector is not None]
+        if embedded:
+            dims = await self._embedder.known()
+            for i, vector in zip(embedded, checked([vectors[i] for i in embedded], dims), strict=True):
+                rows[i].vector = None if vector is None else vector.tobytes()
+        distinct = list({row.entry.id: row for row in rows}.values())
+        removed = [name for name in delete if name not in {row.entry.id for row in distinct}]
+        if not distinct and not removed and place is None:
+            return True
+        written: WriteResult | None = await self._step(
+            lambda: self._backend.write(user_id, distinct, removed, place, expected, state)
+        )
+        if written is None:
+            return False
+        long = len(rows) > FEW or sum(len(row.text) for row in rows) > SHORT
+        await cpu_bound(partial(self._shelf.wrote, user_id, distinct, removed, written), long=long)
+        return True
+
+    async def _delete(self, ids: list[str], user_id: str) -> bool:
+        if ids and user_id == NOBODY:
+            try:
+                await self._stored(ids, user_id, ". Nothing was deleted")
+            except HistoryReadError as error:
+                msg = f"{error}. Nothing was deleted."
+                raise HistoryWriteError(msg) from error
+        if ids:
+            await self._step(lambda: self._backend.delete(user_id, ids))
+        return True
+
+    async def _forget(self, user_id: str, session_id: str | None) -> int:
+        session = None if session_id is None else check_id(session_id, "session_id")
+        self._shelf.forget(user_id)
+        count: int = await self._step(lambda: self._backend.forget(user_id, session))
+        # A read that began before the deletion may put what it read back into the cache, so the entry is dropped
+        # again.
+        self._shelf.forget(user_id)
+        return count
+
+    async def _add(
+        self, documents: Sequence[Document], ids: Sequence[str | None] | None = None, batch_size: int | None = None
+    ) -> list[str]:
+        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):  # type: ignore[redundant-expr]  # callers without types
+            msg = f"batch_size must be a whole number from 1, or None for all at once; got {batch_size!r:.50}"
+            raise ValueError(msg)
+        given = [document.id for document in documents] if ids is None else list(ids)
+        if isinstance(ids, str) or len(given) != len(documents):
+            msg = f"there are {len(documents)} documents and {len(given)} ids"
+            raise TypeError(msg) if isinstance(ids, str) else ValueError(msg)
+        both = zip(given, documents, strict=True)
+        names = [str(uuid4()) if (n := name or d.id) is None else check_id(n, "id") for name, d in both]
+        # All documents are validated before the first one is embedded or stored.
+        rows: list[NewRecord] = await cpu_bound(
+            lambda: [plain_row(d, n) for d, n in zip(documents, names, strict=True)]
+        )
+        size = batch_size or max(len(rows), 1)
+        for begin in range(0, len(rows), size):
+            part = rows[begin : begin + size]
+            texts = [d.page_content for d in documents[begin : begin + size]]
+            vectors: list[Vector | None] = await self._embedder.documents(texts)
+            # one write per user, since the version that caches are checked against is a user's
+            for user in dict.fromkeys(row.user_id for row in part):
+                mine = [i for i, row in enumerate(part) if row.user_id == user]
+                await self._store(user, [part[i] for i in mine], [vectors[i] for i in mine])
+        return names
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         """Return the function that clips a cosine to 0 to 1: opposite directions count as 0."""

@@ -22,11 +22,12 @@ from langchain_memkit.memories.vector import VectorMemory, VectorMemoryFactory
 PACKAGE = Path(langchain_memkit.__file__).parent
 
 # a module may import from the floors named here, and from its own folder
-PURE = {"base", "messages", "errors", "_compat", "_sync", "_histories", "_locks", "_progress"}
+PURE = {"base", "messages", "errors", "_compat", "_sync", "_histories", "_locks", "_lru", "_progress"}
 ARROWS = {
     "errors": set(),
     "_compat": set(),
     "_locks": set(),
+    "_lru": set(),
     "_progress": set(),
     "_unicode": set(),
     "_sync": {"errors"},
@@ -415,6 +416,24 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert {name: where for name, where in classes.items() if len(where) > 1} == {}
+
+
+# interfaces of storage: who implements one overrides its defaults, so they are no steps of a ladder
+INTERFACES = {"StoreBackend", "TurnStore", "KeyValueBackend", "VectorBackend", "IndexSource", "ProbeStore"}
+# class -> why it has more
+MANY_BASES = {"StaleTurnError": "a conflict of histories is a failed write, and every error is a MemkitError"}
+
+
+def test_no_class_has_more_than_two_bases_of_ours() -> None:
+    """What a class does stands in it and in at most two classes above it."""
+    found = {}
+    for path in modules():
+        for cls in vars(importlib.import_module(name_of(path))).values():
+            if inspect.isclass(cls) and cls.__module__ == name_of(path):
+                bases = [base.__name__ for base in cls.__mro__[1:] if base.__module__.startswith("langchain_memkit")]
+                if len(set(bases) - INTERFACES) > 2:
+                    found[cls.__name__] = bases
+    assert found.keys() == MANY_BASES.keys(), found
 
 
 def folder_of(path: Path) -> str:

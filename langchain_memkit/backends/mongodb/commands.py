@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pymongo
 from bson import CodecOptions, DatetimeConversion
@@ -127,15 +127,25 @@ _reached: set[Any] = set()
 _clocks: dict[Any, float] = {}  # per server: its Unix time in seconds, minus our monotonic clock
 
 
-class Runner:
-    """Runs flows of `Command` and `Pause` on a collection, with the sync or the async client.
+class DuplicateKey(Exception):  # noqa: N818  # never leaves the flows
+    """A document with this id exists already."""
+
+
+S = TypeVar("S", bound=CollectionRef)
+
+
+class Runner(Generic[S]):
+    """Run flows of `Command` and `Pause` on a collection, with the sync or the async client.
 
     Args:
         clients: The driver clients.
         settings: The collection's names and time limits.
     """
 
-    def __init__(self, clients: Clients, settings: CollectionRef) -> None:
+    upserts_may_meet: ClassVar[bool] = False
+    """Whether a duplicate key may come from two upserts of the same id at once; the second attempt then succeeds."""
+
+    def __init__(self, clients: Clients, settings: S) -> None:
         self.clients = clients
         self.settings = settings
 
@@ -145,8 +155,8 @@ class Runner:
 
     @property
     def place(self) -> Any:
-        """A key that is equal for stores on the same collection."""
-        return (self.clients.key, self.settings.names)
+        """A key that is equal for stores on the same collection, however the server is spelled; it asks the server."""
+        return (self.run(self.reading(self._server())), self.settings.names)
 
     @property
     def reached(self) -> bool:
@@ -226,28 +236,6 @@ class Runner:
 
         return await self._again(once, patience or self.patience)
 
-    async def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> T:
-        """Repeat an attempt after transient errors until the deadline.
-
-        Args:
-            attempt: Makes one try, given the seconds that are left.
-            patience: Seconds for all tries together.
-        """
-        deadline, unknown = time.monotonic() + patience, False
-        while True:
-            try:
-                return await attempt(max(deadline - time.monotonic(), 0.1))
-            except PyMongoError as error:
-                unselected, pause = isinstance(error, ServerSelectionTimeoutError), next_try(deadline)
-                if not is_transient(error) or pause is None:
-                    # The last try sent nothing, but an earlier one may have been applied: the caller must not conclude
-                    # from a failed server selection that nothing was done.
-                    if unknown and unselected:
-                        raise ConnectionFailure(str(error)) from error
-                    raise
-                unknown = unknown or not unselected
-            await pause
-
     async def aggregate(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Run an aggregation. Ours look at a whole user, so they get `save_timeout`; a dead server fails earlier."""
 
@@ -262,6 +250,19 @@ class Runner:
     async def there(self) -> None:
         """Ping the server, so that a dead one fails within `timeout` before a command that may take longer."""
         await self.retried(lambda c: c.database.command("ping"), self.settings.timeout)
+
+    async def read_clock(self) -> None:
+        """Read the server's clock, once per process and server."""
+        if self.clients.key not in _clocks:
+            said = await Command(lambda c: c.database.command("hello"), self.settings.timeout)
+            moment = said["localTime"]
+            _clocks[self.clients.key] = (
+                moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            ).timestamp() - time.monotonic()
+
+    def server_now(self) -> datetime:
+        """Return the server's time, whatever this machine's clock says; `read_clock` must have run."""
+        return datetime.fromtimestamp(_clocks[self.clients.key] + time.monotonic(), UTC)
 
     async def reading(self, flow: Flow[T]) -> T:
         """Run a flow, raising the driver's errors as `HistoryReadError`."""
@@ -300,34 +301,62 @@ class Runner:
             msg = f"cannot write to {self.clients.hosts}{limit}: {text_of(error)}. {state}."
             raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
 
+    async def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Any:
+        """Run an idempotent write command, retrying it until the deadline.
 
-class Commands(Runner):
-    """A runner for stores of chat histories, which also knows the server's clock."""
+        Args:
+            function: The command, given the collection.
+            begun: Earlier commands of the same call have written already.
 
-    settings: Settings
+        Returns:
+            The command's result.
 
-    @property
-    def ttl(self) -> float | None:
-        """Seconds after which a turn expires; None if it stays."""
-        return self.settings.ttl
+        Raises:
+            DuplicateKey: A document with this id exists. With `upserts_may_meet` the command is retried instead.
+            HistoryWriteError: The server refused, or the deadline has passed.
+        """
+        deadline = time.monotonic() + self.patience
+        while True:
+            try:
+                return await Command(function, max(deadline - time.monotonic(), 0.1))
+            except PyMongoError as error:
+                taken = DUPLICATE_KEY in codes_of(error)
+                if taken and not self.upserts_may_meet:
+                    raise DuplicateKey from error
+                again = taken or is_transient(error)
+                # The error must tell whether anything may be stored: the bulk write was done in part, or its outcome is
+                # unknown. Only a failed server selection proves that nothing was sent.
+                counts = getattr(error, "details", None) or {}
+                begun = begun or counts.get("nUpserted", 0) + counts.get("nMatched", 0) > 0
+                begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
+                if not again or time.monotonic() > deadline:
+                    state = "Some of it may be done: calling again is safe" if begun else "Nothing was changed"
+                    limit = f" within {self.patience:g} s" if again else ""
+                    msg = f"cannot write to {self.clients.hosts}{limit}: {text_of(error)}. {state}."
+                    raise HistoryWriteError(msg, maybe_stored=begun) from error
+            await Pause(jitter(0.25))
 
-    @property
-    def place(self) -> Any:
-        """A key that is equal for stores on the same collection, however the server is spelled; it asks the server."""
-        return (self.run(self.reading(self._server())), self.settings.names)
+    async def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> T:
+        """Repeat an attempt after transient errors until the deadline.
 
-    async def read_clock(self) -> None:
-        """Read the server's clock, once per process and server."""
-        if self.clients.key not in _clocks:
-            said = await Command(lambda c: c.database.command("hello"), self.settings.timeout)
-            moment = said["localTime"]
-            _clocks[self.clients.key] = (
-                moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-            ).timestamp() - time.monotonic()
-
-    def server_now(self) -> datetime:
-        """Return the server's time, whatever this machine's clock says; `read_clock` must have run."""
-        return datetime.fromtimestamp(_clocks[self.clients.key] + time.monotonic(), UTC)
+        Args:
+            attempt: Makes one try, given the seconds that are left.
+            patience: Seconds for all tries together.
+        """
+        deadline, unknown = time.monotonic() + patience, False
+        while True:
+            try:
+                return await attempt(max(deadline - time.monotonic(), 0.1))
+            except PyMongoError as error:
+                unselected, pause = isinstance(error, ServerSelectionTimeoutError), next_try(deadline)
+                if not is_transient(error) or pause is None:
+                    # The last try sent nothing, but an earlier one may have been applied: the caller must not conclude
+                    # from a failed server selection that nothing was done.
+                    if unknown and unselected:
+                        raise ConnectionFailure(str(error)) from error
+                    raise
+                unknown = unknown or not unselected
+            await pause
 
     async def _server(self) -> Any:
         said = await self.retried(lambda c: c.database.client.admin.command("hello"))
@@ -372,7 +401,7 @@ def is_transient(error: PyMongoError) -> bool:
 
 
 async def read_committed(
-    store: Commands, query: dict[str, Any], fields: dict[str, Any] | list[str] | None, deadline: float
+    store: Runner[Settings], query: dict[str, Any], fields: dict[str, Any] | list[str] | None, deadline: float
 ) -> list[dict[str, Any]] | None:
     """Return the matching documents once a majority has all that the primary has; None if not before the deadline.
 
@@ -398,7 +427,7 @@ async def read_committed(
 
 
 async def find_committed(
-    store: Commands,
+    store: Runner[Settings],
     query: dict[str, Any],
     fields: dict[str, Any] | list[str],
     batch: Batch,
@@ -430,59 +459,13 @@ async def find_committed(
         await pause
 
 
-def unknown_outcome(store: Commands, reason: str, batch: Batch) -> HistoryWriteError:
+def unknown_outcome(store: Runner[Settings], reason: str, batch: Batch) -> HistoryWriteError:
     """Build the error for an unknown outcome: the batch may be stored or not."""
     msg = f"cannot write to {store.clients.hosts}: {reason}. It may be stored: retry with the same turn_id."
     return HistoryWriteError(msg, maybe_stored=True, **batch.error_context)
 
 
 BATCH = 500  # documents in one command
-
-
-class DuplicateKey(Exception):  # noqa: N818  # never leaves the flows
-    """A document with this id exists already."""
-
-
-class RepeatingRunner(Runner):
-    """A runner whose writes are idempotent, so that they can be sent again unchanged."""
-
-    upserts_may_meet: ClassVar[bool] = False
-    """Whether a duplicate key may come from two upserts of the same id at once; the second attempt then succeeds."""
-
-    async def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Any:
-        """Run an idempotent write command, retrying it until the deadline.
-
-        Args:
-            function: The command, given the collection.
-            begun: Earlier commands of the same call have written already.
-
-        Returns:
-            The command's result.
-
-        Raises:
-            Taken: A document with this id exists. With `upserts_may_meet` the command is retried instead.
-            HistoryWriteError: The server refused, or the deadline has passed.
-        """
-        deadline = time.monotonic() + self.patience
-        while True:
-            try:
-                return await Command(function, max(deadline - time.monotonic(), 0.1))
-            except PyMongoError as error:
-                taken = DUPLICATE_KEY in codes_of(error)
-                if taken and not self.upserts_may_meet:
-                    raise DuplicateKey from error
-                again = taken or is_transient(error)
-                # The error must tell whether anything may be stored: the bulk write was done in part, or its outcome is
-                # unknown. Only a failed server selection proves that nothing was sent.
-                counts = getattr(error, "details", None) or {}
-                begun = begun or counts.get("nUpserted", 0) + counts.get("nMatched", 0) > 0
-                begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
-                if not again or time.monotonic() > deadline:
-                    state = "Some of it may be done: calling again is safe" if begun else "Nothing was changed"
-                    limit = f" within {self.patience:g} s" if again else ""
-                    msg = f"cannot write to {self.clients.hosts}{limit}: {text_of(error)}. {state}."
-                    raise HistoryWriteError(msg, maybe_stored=begun) from error
-            await Pause(jitter(0.25))
 
 
 def batches(items: Sequence[Any]) -> Iterator[list[Any]]:

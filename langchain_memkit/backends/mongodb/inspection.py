@@ -93,7 +93,13 @@ def inspect_server(uri: str, timeout: float = 5.0) -> ServerFacts:
         unhealthy = [f"{m['name']} ({m['stateStr']})" for m in status["members"] if m["state"] not in (1, 2, 7)]
     arbiters = len(hello.get("arbiters", ()))
     return ServerFacts(
-        hosts, version, topology, members, unhealthy, arbiters, None if concern is None else str(dict(concern))
+        hosts=hosts,
+        version=version,
+        topology=topology,
+        members=members,
+        unhealthy=unhealthy,
+        arbiters=arbiters,
+        default_write_concern=None if concern is None else str(dict(concern)),
     )
 
 

@@ -11,7 +11,7 @@ from pymongo import AsyncMongoClient, DeleteMany, MongoClient, ReplaceOne, Updat
 from pymongo.errors import BulkWriteError
 
 from langchain_memkit.backends.mongodb.clients import Clients
-from langchain_memkit.backends.mongodb.commands import CollectionRef, Command, RepeatingRunner, batches
+from langchain_memkit.backends.mongodb.commands import CollectionRef, Command, Runner, batches
 from langchain_memkit.errors import HistoryWriteError, MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores.key_value import KeyRange, KeyValueBackend, KeyValueStore, StoredValue, V
@@ -78,7 +78,7 @@ class MongoDBKeyValueStore(KeyValueStore[V]):
         return f"{type(self).__name__}({self._name})"
 
 
-class _Documents(RepeatingRunner, KeyValueBackend):
+class _Documents(Runner[CollectionRef], KeyValueBackend):
     """Flows of the key-value collection."""
 
     upserts_may_meet = True

@@ -18,7 +18,8 @@ from pymongo.errors import BulkWriteError, PyMongoError, ServerSelectionTimeoutE
 from langchain_memkit.backends.mongodb.commands import (
     DUPLICATE_KEY,
     Command,
-    Commands,
+    Runner,
+    Settings,
     find_committed,
     is_transient,
     next_try,
@@ -63,7 +64,7 @@ def refuse_positions(layout: str, expected_seq: int | None) -> None:
         raise ConfigurationError(msg)
 
 
-async def ensure_layout_indexes(store: Commands, models: list[IndexModel]) -> None:
+async def ensure_layout_indexes(store: Runner[Settings], models: list[IndexModel]) -> None:
     """Build the indexes of a layout, once per process and collection, unless `create_index=False`."""
     key = (store.clients.key, store.settings.names, tuple(m.document["name"] for m in models))
     if store.settings.create_index and key not in _indexed:
@@ -76,7 +77,7 @@ def _insert_many(documents: list[dict[str, Any]], collection: Any) -> Any:
     return collection.insert_many(documents)
 
 
-async def insert_once(store: Commands, documents: list[dict[str, Any]], batch: Batch, deadline: float) -> None:
+async def insert_once(store: Runner[Settings], documents: list[dict[str, Any]], batch: Batch, deadline: float) -> None:
     """Insert documents in order, retrying until all are stored.
 
     After an unknown outcome the documents are looked up by the ids that they had at the first try.
@@ -256,7 +257,7 @@ def qa_index_models(user_id_key: str, ttl: float | None) -> list[IndexModel]:
     return models
 
 
-class QAStore(Commands, TurnStore):
+class QAStore(Runner[Settings], TurnStore):
     """Store of question and answer documents, read as turns ordered by (createdAt, _id)."""
 
     layout = "qa"
@@ -269,6 +270,11 @@ class QAStore(Commands, TurnStore):
         }
 
     # -- set-up
+
+    @property
+    def ttl(self) -> float | None:
+        """Seconds after which a turn expires; None if it stays."""
+        return self.settings.ttl
 
     async def setup(self) -> None:
         """Build the indexes for order and for retries."""

@@ -18,7 +18,6 @@ from langchain_memkit.backends.mongodb.commands import (
     CollectionRef,
     Command,
     DuplicateKey,
-    RepeatingRunner,
     Runner,
     batches,
 )
@@ -68,8 +67,11 @@ from langchain_memkit.stores.vectors import SessionSnapshot
 SAME = 8  # the most records read for one text, to find its vector
 
 
-class VectorReader(Runner):
-    """Read flows of a vector collection.
+SEVERAL = 5  # sessions to try, since one may be forgotten meanwhile
+
+
+class MongoDBVectorRecords(Runner[CollectionRef]):
+    """Flows of a vector collection: implements `VectorBackend` of `stores.vectors`.
 
     Args:
         clients: The driver clients.
@@ -85,19 +87,7 @@ class VectorReader(Runner):
         """Build missing indexes, however large the collection is."""
         await self.reading(ensure_vector_indexes(self.clients, self.settings, forced=True))
 
-    async def _call(self, function: Callable[[Any], Any]) -> Any:
-        return await Command(function, self.settings.timeout)
-
-    async def _found(self, query: dict[str, Any], fields: Any, **options: Any) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self._call(lambda c: c.find(query, fields, **options).to_list())
-        for document in found:
-            document["_id"] = record_id_of(document.get("_id"))
-        return found
-
-    async def _rows(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        cursor = await self._call(lambda c: c.aggregate(pipeline))
-        rows: list[dict[str, Any]] = await self._call(lambda c: cursor.to_list())
-        return rows
+    # -- reading
 
     async def news(self, user_id: str, session_id: str | None, since: ReadUpTo | None) -> UserChanges:
         """Read what a cached index needs to know, in one query.
@@ -143,6 +133,224 @@ class VectorReader(Runner):
         """Return the records with these numbers, with the columns for showing them."""
         query = records_filter(user_id, stamp={"$in": list(stamps)})
         return [stored_of(d) for d in await self.reading(self._alive(user_id, query, ON_TEXTS))]
+
+    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[DocumentRow]:
+        """Return a user's records with these ids, with the columns for showing them; `vectors` adds the vectors."""
+        return await self.reading(self._by_ids(user_id, ids, ON_STORED if vectors else ON_TEXTS))
+
+    async def owned(self, ids: Sequence[str]) -> bool:
+        """Return whether any user has a record with one of these ids."""
+        for batch in batches(ids):
+            if await self.reading(self._found(owned_filter(batch), {"_id": 1}, limit=1)):
+                return True
+        return False
+
+    async def accesses(self, user_id: str) -> dict[str, datetime]:
+        """Return the time of the last recall by record id, for the records that were recalled."""
+        query = records_filter(user_id, accessed_at={"$type": "date"})
+        rows = await self.reading(self._found(query, {"accessed_at": 1}))
+        return {row["_id"]: row["accessed_at"] for row in rows}
+
+    async def sessions(self, user_id: str) -> list[SessionInfo]:
+        """Return the user's sessions, most recently used first."""
+        match = {**records_filter(user_id), "session_id": {"$gt": ""}, "expires_at": not_expired(self._now())}
+        rounds = {"session": "$session_id", "round": "$round_id", "generation": "$generation"}
+        sessions = {"session": "$_id.session", "generation": "$_id.generation"}
+        ends = {"first": {"$min": "$first"}, "last": {"$max": "$last"}}
+        pipeline = [
+            {"$match": match},
+            {"$group": {"_id": rounds, "first": {"$min": "$created_at"}, "last": {"$max": "$created_at"}}},
+            {"$group": {"_id": sessions, "rounds": {"$sum": 1}, **ends}},
+            {"$sort": {"last": -1, "_id": 1}},
+        ]
+        rows = await self.reading(self.aggregate(pipeline))
+        known = await self.reading(self._found(not_records(user_id), {"session_id": 1, "generation": 1}))
+        generations = {d["session_id"]: d.get("generation") for d in known}
+        return [
+            SessionInfo(row["_id"]["session"], row["rounds"], row["first"], row["last"])
+            for row in rows
+            # Documents outside of any session have an empty generation; a forgotten session's differs from the current.
+            if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))
+        ]
+
+    async def probe(self) -> bytes | None:
+        """Return the stored probe of the embedding model; None if there is none."""
+        found = await self.reading(self._found({"_id": {"$eq": PROBE_ID}}, {"probe": 1}))
+        return vector_of({"vector": found[0].get("probe")}) if found else None
+
+    # -- writing
+
+    async def begin(
+        self,
+        user_id: str,
+        session_id: str,
+        digests: Sequence[str],
+        ids: Sequence[str],
+        messages: Collection[str] | None,
+    ) -> SessionSnapshot:
+        """Read what a save needs to know of its session, and begin the session if there is none.
+
+        Args:
+            user_id: The user.
+            session_id: The session.
+            digests: Digests of the texts to be saved, whose stored vectors can be used again.
+            ids: Ids of records to read.
+            messages: Ids of the messages to be saved; None if they may continue the last record.
+
+        Returns:
+            The generation, the last record if it has to be read, vectors by digest, the records with these ids in this
+            session, and the position of the last record (0 if there is none).
+        """
+        found = await self.reading(self._known(user_id, session_id, digests, ids))
+        session = next((d for d in found if is_session(d)), None)
+        last, position = None, 0
+        if session is None:
+            generation = await self._draw(user_id, session_id)
+        else:
+            generation = str(session.get("generation"))
+            last, position = await self.reading(self._last(session, digests, messages))
+        vectors = {d["digest"]: vector_of(d) or b"" for d in found if d.get("digest") in digests}
+        here, names = [user_id, session_id, generation], set(ids)
+        records = [d for d in found if not is_session(d) and d["_id"] in names]
+        records = [d for d in records if [d.get(n) for n in ("user_id", "session_id", "generation")] == here]
+        stored = [stored_of(d) for d in records if isinstance(d.get("stamp"), int)]
+        return SessionSnapshot(generation, [stored_of(last)] if last else [], vectors, stored, position)
+
+    async def write(
+        self,
+        user_id: str,
+        rows: Sequence[NewRecord],
+        delete: Sequence[str],
+        place: tuple[str, str] | None,
+        expected: Mapping[str, str],
+        state: int | None,
+    ) -> WriteResult | None:
+        """Store records and delete others.
+
+        Args:
+            user_id: The user.
+            rows: The records to store; one with the same id in the same session is replaced.
+            delete: Ids of records to delete after that.
+            place: Session id and generation; None for documents outside of any session.
+            expected: Digests by record id, which these records must still have (compare-and-set).
+            state: The session's version, if records may only be added to an unchanged session; None adds in any case.
+
+        Returns:
+            The numbers of the stored records and the change of the user's version; None if the session was forgotten
+            since, in which case nothing stays stored.
+
+        Raises:
+            HistoryConflictError: A record or the session was changed since, or an id belongs to someone else.
+        """
+        await self._ready()
+        if place is None:
+            await self._check_owners(user_id, rows, "Nothing was stored")
+        elif state is not None and 0 < len(rows) <= BATCH and not (expected or delete):
+            return await self._added(user_id, place, rows, state)
+        stamps, total = new_record_numbers(len(rows)), 0
+        stamped = list(zip(rows, stamps, strict=True))
+        # Compare-and-set first, in a bulk write of its own: if a record was changed, nothing else has been stored yet.
+        changes = [(row, stamp) for row, stamp in stamped if row.entry.id not in expected]
+        begun = alive = False
+        if place is not None and expected:
+            total = step = random_increment()
+            begun = alive = await self._exchanged(user_id, stamped, place, expected, step)
+        if changes or not expected:
+            for batch in batches(changes) if changes else [[]]:
+                total += (step := random_increment())  # one step per batch: a reader of new records adds the steps up
+                alive = await self._upserted(user_id, batch, place, step, begun=begun)
+                begun = True
+                if not alive:
+                    break
+        if place is not None and not alive:
+            await self._withdraw(user_id, rows, place)
+            return None
+        if delete:
+            gone = records_filter(user_id, **with_ids(user_id, delete))
+            await self._sent(lambda c: c.delete_many(gone), begun=bool(rows))
+            await self._stir(user_id)
+        return WriteResult(stamps, (total,))
+
+    async def keep_probe(self, probe: bytes) -> bytes:
+        """Store the probe of the embedding model unless there is one; return the stored one."""
+        await self._ready()
+        with suppress(DuplicateKey):
+            await self._sent(lambda c: c.insert_one(probe_document(probe)))
+        return await self.probe() or b""
+
+    async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
+        """Note that records were recalled at a time; an earlier time changes nothing."""
+        query, change = records_filter(user_id, **with_ids(user_id, ids)), {"$max": {"accessed_at": at}}
+        await self._sent(lambda c: c.update_many(query, change))
+
+    async def delete(self, user_id: str, ids: Sequence[str]) -> None:
+        """Delete records of a user by their ids."""
+        for batch in batches(ids):
+            gone = {"user_id": {"$eq": user_id}, **with_ids(user_id, batch)}
+            # Bump the version before the deletion as well as after it. If this process is killed in between, a repeated
+            # call finds no records and bumps nothing, and caches would show the deleted records for ever.
+            if await self._sent(lambda c, gone=gone: c.find(gone, {"_id": 1}, limit=1).to_list()):  # type: ignore[misc]  # bound now
+                await self._stir(user_id)
+                await self._sent(lambda c, gone=gone: c.delete_many(gone))  # type: ignore[misc]  # bound now
+                await self._stir(user_id)
+
+    async def forget(self, user_id: str, session_id: str | None) -> int:
+        """Delete a session, or with None all of the user's; return how many records that were."""
+        # The session documents first: without its generation every save of the session is refused from then on.
+        first = not_records(user_id) if session_id is None else session_filter(user_id, session_id)
+        await self._sent(lambda c: c.delete_many(first))
+        result = await self._sent(lambda c: c.delete_many(records_filter(user_id, session_id)), begun=True)
+        # Once more: a save that was under way may have stored records since, and been killed before withdrawing them.
+        # This read deletes dead records.
+        await self.reading(self._alive(user_id, records_filter(user_id, session_id), ON_DEAD))
+        await self._stir(user_id)
+        return int(result.deleted_count)
+
+    async def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> int:
+        """Delete the records above a limit; return how many that were.
+
+        Args:
+            user_id: The user.
+            max_records: How many records may stay. Those never recalled go first, then those whose last recall is the
+                oldest; among equals the older record.
+            keep: Ids of records that are not deleted.
+        """
+        counting = self._call(lambda c: c.count_documents(records_filter(user_id)))
+        count: int = await self.reading(counting)
+        surplus = left = max(0, count - max_records)
+        if surplus:
+            # Before and after, as in `delete`: a repeated call would find no surplus and bump nothing.
+            await self._stir(user_id)
+        for recalled in (None, {"$type": "date"}):
+            order = [("accessed_at", 1), ("created_at", 1)]
+            query = records_filter(user_id, accessed_at=recalled, _id={"$nin": with_ids(user_id, keep)["_id"]["$in"]})
+            while left:
+                some = {"sort": order, "limit": min(left, BATCH)}
+                found = await self.reading(self._found(query, {"_id": 1}, **some))
+                if not found:
+                    break
+                gone = records_filter(user_id, **with_ids(user_id, [document["_id"] for document in found]))
+                result = await self._sent(lambda c, gone=gone: c.delete_many(gone))  # type: ignore[misc]  # bound now
+                left -= result.deleted_count
+        if left < surplus:
+            await self._stir(user_id)
+        return surplus - left
+
+    # -- flows
+
+    async def _call(self, function: Callable[[Any], Any]) -> Any:
+        return await Command(function, self.settings.timeout)
+
+    async def _found(self, query: dict[str, Any], fields: Any, **options: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await self._call(lambda c: c.find(query, fields, **options).to_list())
+        for document in found:
+            document["_id"] = record_id_of(document.get("_id"))
+        return found
+
+    async def _rows(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        cursor = await self._call(lambda c: c.aggregate(pipeline))
+        rows: list[dict[str, Any]] = await self._call(lambda c: cursor.to_list())
+        return rows
 
     async def _alive(self, user_id: str, query: dict[str, Any], fields: Any) -> list[dict[str, Any]]:
         """Return the matching records of live sessions, and delete those of forgotten ones.
@@ -203,10 +411,6 @@ class VectorReader(Runner):
         found = await self._found(query, ON_TEXTS, sort=LAST_FIRST, limit=1)
         return (found[0], int(found[0]["position"])) if found else (None, 0)
 
-    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[DocumentRow]:
-        """Return a user's records with these ids, with the columns for showing them; `vectors` adds the vectors."""
-        return await self.reading(self._by_ids(user_id, ids, ON_STORED if vectors else ON_TEXTS))
-
     async def _by_ids(self, user_id: str, ids: Sequence[str], fields: Any) -> list[DocumentRow]:
         found: list[DocumentRow] = []
         for batch in batches(ids):
@@ -216,69 +420,6 @@ class VectorReader(Runner):
             gone = {d["_id"] for d in await self._dead(user_id, records)}
             found += [stored_of(d) for d in records if d["_id"] not in gone]
         return found
-
-    async def owned(self, ids: Sequence[str]) -> bool:
-        """Return whether any user has a record with one of these ids."""
-        for batch in batches(ids):
-            if await self.reading(self._found(owned_filter(batch), {"_id": 1}, limit=1)):
-                return True
-        return False
-
-    async def accesses(self, user_id: str) -> dict[str, datetime]:
-        """Return the time of the last recall by record id, for the records that were recalled."""
-        query = records_filter(user_id, accessed_at={"$type": "date"})
-        rows = await self.reading(self._found(query, {"accessed_at": 1}))
-        return {row["_id"]: row["accessed_at"] for row in rows}
-
-    async def sessions(self, user_id: str) -> list[SessionInfo]:
-        """Return the user's sessions, most recently used first."""
-        match = {**records_filter(user_id), "session_id": {"$gt": ""}, "expires_at": not_expired(self._now())}
-        rounds = {"session": "$session_id", "round": "$round_id", "generation": "$generation"}
-        sessions = {"session": "$_id.session", "generation": "$_id.generation"}
-        ends = {"first": {"$min": "$first"}, "last": {"$max": "$last"}}
-        pipeline = [
-            {"$match": match},
-            {"$group": {"_id": rounds, "first": {"$min": "$created_at"}, "last": {"$max": "$created_at"}}},
-            {"$group": {"_id": sessions, "rounds": {"$sum": 1}, **ends}},
-            {"$sort": {"last": -1, "_id": 1}},
-        ]
-        rows = await self.reading(self.aggregate(pipeline))
-        known = await self.reading(self._found(not_records(user_id), {"session_id": 1, "generation": 1}))
-        generations = {d["session_id"]: d.get("generation") for d in known}
-        return [
-            SessionInfo(row["_id"]["session"], row["rounds"], row["first"], row["last"])
-            for row in rows
-            # Documents outside of any session have an empty generation; a forgotten session's differs from the current.
-            if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))
-        ]
-
-    async def probe(self) -> bytes | None:
-        """Return the stored probe of the embedding model; None if there is none."""
-        found = await self.reading(self._found({"_id": {"$eq": PROBE_ID}}, {"probe": 1}))
-        return vector_of({"vector": found[0].get("probe")}) if found else None
-
-
-SEVERAL = 5  # sessions to try, since one may be forgotten meanwhile
-
-
-class VectorWriter(VectorReader, RepeatingRunner):
-    """Flows that note recalls and delete records."""
-
-    async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
-        """Note that records were recalled at a time; an earlier time changes nothing."""
-        query, change = records_filter(user_id, **with_ids(user_id, ids)), {"$max": {"accessed_at": at}}
-        await self._sent(lambda c: c.update_many(query, change))
-
-    async def delete(self, user_id: str, ids: Sequence[str]) -> None:
-        """Delete records of a user by their ids."""
-        for batch in batches(ids):
-            gone = {"user_id": {"$eq": user_id}, **with_ids(user_id, batch)}
-            # Bump the version before the deletion as well as after it. If this process is killed in between, a repeated
-            # call finds no records and bumps nothing, and caches would show the deleted records for ever.
-            if await self._sent(lambda c, gone=gone: c.find(gone, {"_id": 1}, limit=1).to_list()):  # type: ignore[misc]  # bound now
-                await self._stir(user_id)
-                await self._sent(lambda c, gone=gone: c.delete_many(gone))  # type: ignore[misc]  # bound now
-                await self._stir(user_id)
 
     async def _stir(self, user_id: str) -> None:
         """Bump the version of any session of the user, so that cached indexes of this user are read again."""
@@ -293,48 +434,6 @@ class VectorWriter(VectorReader, RepeatingRunner):
             result = await self._sent(lambda c, one=one: c.update_one(one, step), begun=True)  # type: ignore[misc]  # bound now
             if result.matched_count:
                 return
-
-    async def forget(self, user_id: str, session_id: str | None) -> int:
-        """Delete a session, or with None all of the user's; return how many records that were."""
-        # The session documents first: without its generation every save of the session is refused from then on.
-        first = not_records(user_id) if session_id is None else session_filter(user_id, session_id)
-        await self._sent(lambda c: c.delete_many(first))
-        result = await self._sent(lambda c: c.delete_many(records_filter(user_id, session_id)), begun=True)
-        # Once more: a save that was under way may have stored records since, and been killed before withdrawing them.
-        # This read deletes dead records.
-        await self.reading(self._alive(user_id, records_filter(user_id, session_id), ON_DEAD))
-        await self._stir(user_id)
-        return int(result.deleted_count)
-
-    async def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> int:
-        """Delete the records above a limit; return how many that were.
-
-        Args:
-            user_id: The user.
-            max_records: How many records may stay. Those never recalled go first, then those whose last recall is the
-                oldest; among equals the older record.
-            keep: Ids of records that are not deleted.
-        """
-        counting = self._call(lambda c: c.count_documents(records_filter(user_id)))
-        count: int = await self.reading(counting)
-        surplus = left = max(0, count - max_records)
-        if surplus:
-            # Before and after, as in `delete`: a repeated call would find no surplus and bump nothing.
-            await self._stir(user_id)
-        for recalled in (None, {"$type": "date"}):
-            order = [("accessed_at", 1), ("created_at", 1)]
-            query = records_filter(user_id, accessed_at=recalled, _id={"$nin": with_ids(user_id, keep)["_id"]["$in"]})
-            while left:
-                some = {"sort": order, "limit": min(left, BATCH)}
-                found = await self.reading(self._found(query, {"_id": 1}, **some))
-                if not found:
-                    break
-                gone = records_filter(user_id, **with_ids(user_id, [document["_id"] for document in found]))
-                result = await self._sent(lambda c, gone=gone: c.delete_many(gone))  # type: ignore[misc]  # bound now
-                left -= result.deleted_count
-        if left < surplus:
-            await self._stir(user_id)
-        return surplus - left
 
     async def _check_owners(self, user_id: str, rows: Sequence[NewRecord], state: str) -> None:
         sessions = {row.entry.id: row.entry.session for row in rows}
@@ -359,48 +458,6 @@ class VectorWriter(VectorReader, RepeatingRunner):
     async def _ready(self, *, again: bool = False) -> None:
         await self.writing(ensure_vector_indexes(self.clients, self.settings, again=again))
 
-
-class MongoDBVectorRecords(VectorWriter):
-    """Write flows of a vector collection, with which it implements the `VectorBackend` of `backends/_vectors`."""
-
-    # -- a session begins
-
-    async def begin(
-        self,
-        user_id: str,
-        session_id: str,
-        digests: Sequence[str],
-        ids: Sequence[str],
-        messages: Collection[str] | None,
-    ) -> SessionSnapshot:
-        """Read what a save needs to know of its session, and begin the session if there is none.
-
-        Args:
-            user_id: The user.
-            session_id: The session.
-            digests: Digests of the texts to be saved, whose stored vectors can be used again.
-            ids: Ids of records to read.
-            messages: Ids of the messages to be saved; None if they may continue the last record.
-
-        Returns:
-            The generation, the last record if it has to be read, vectors by digest, the records with these ids in this
-            session, and the position of the last record (0 if there is none).
-        """
-        found = await self.reading(self._known(user_id, session_id, digests, ids))
-        session = next((d for d in found if is_session(d)), None)
-        last, position = None, 0
-        if session is None:
-            generation = await self._draw(user_id, session_id)
-        else:
-            generation = str(session.get("generation"))
-            last, position = await self.reading(self._last(session, digests, messages))
-        vectors = {d["digest"]: vector_of(d) or b"" for d in found if d.get("digest") in digests}
-        here, names = [user_id, session_id, generation], set(ids)
-        records = [d for d in found if not is_session(d) and d["_id"] in names]
-        records = [d for d in records if [d.get(n) for n in ("user_id", "session_id", "generation")] == here]
-        stored = [stored_of(d) for d in records if isinstance(d.get("stamp"), int)]
-        return SessionSnapshot(generation, [stored_of(last)] if last else [], vectors, stored, position)
-
     async def _draw(self, user_id: str, session_id: str) -> str:
         # A new session may be the first of a collection that was dropped and made anew: check its indexes again.
         await self._ready(again=True)
@@ -414,70 +471,6 @@ class MongoDBVectorRecords(VectorWriter):
             except DuplicateKey:
                 continue  # another process began the session in the same moment: read its generation
             return str(document["generation"])
-
-    async def keep_probe(self, probe: bytes) -> bytes:
-        """Store the probe of the embedding model unless there is one; return the stored one."""
-        await self._ready()
-        with suppress(DuplicateKey):
-            await self._sent(lambda c: c.insert_one(probe_document(probe)))
-        return await self.probe() or b""
-
-    # -- writing
-
-    async def write(
-        self,
-        user_id: str,
-        rows: Sequence[NewRecord],
-        delete: Sequence[str],
-        place: tuple[str, str] | None,
-        expected: Mapping[str, str],
-        state: int | None,
-    ) -> WriteResult | None:
-        """Store records and delete others.
-
-        Args:
-            user_id: The user.
-            rows: The records to store; one with the same id in the same session is replaced.
-            delete: Ids of records to delete after that.
-            place: Session id and generation; None for documents outside of any session.
-            expected: Digests by record id, which these records must still have (compare-and-set).
-            state: The session's version, if records may only be added to an unchanged session; None adds in any case.
-
-        Returns:
-            The numbers of the stored records and the change of the user's version; None if the session was forgotten
-            since, in which case nothing stays stored.
-
-        Raises:
-            HistoryConflictError: A record or the session was changed since, or an id belongs to someone else.
-        """
-        await self._ready()
-        if place is None:
-            await self._check_owners(user_id, rows, "Nothing was stored")
-        elif state is not None and 0 < len(rows) <= BATCH and not (expected or delete):
-            return await self._added(user_id, place, rows, state)
-        stamps, total = new_record_numbers(len(rows)), 0
-        stamped = list(zip(rows, stamps, strict=True))
-        # Compare-and-set first, in a bulk write of its own: if a record was changed, nothing else has been stored yet.
-        changes = [(row, stamp) for row, stamp in stamped if row.entry.id not in expected]
-        begun = alive = False
-        if place is not None and expected:
-            total = step = random_increment()
-            begun = alive = await self._exchanged(user_id, stamped, place, expected, step)
-        if changes or not expected:
-            for batch in batches(changes) if changes else [[]]:
-                total += (step := random_increment())  # one step per batch: a reader of new records adds the steps up
-                alive = await self._upserted(user_id, batch, place, step, begun=begun)
-                begun = True
-                if not alive:
-                    break
-        if place is not None and not alive:
-            await self._withdraw(user_id, rows, place)
-            return None
-        if delete:
-            gone = records_filter(user_id, **with_ids(user_id, delete))
-            await self._sent(lambda c: c.delete_many(gone), begun=bool(rows))
-            await self._stir(user_id)
-        return WriteResult(stamps, (total,))
 
     async def _added(
         self, user_id: str, place: tuple[str, str], rows: Sequence[NewRecord], state: int

@@ -87,17 +87,22 @@ def words_pipeline(user_id: str, words: str, k: int) -> list[dict[str, Any]]:
 class SearchedRecords(MongoDBVectorRecords):
     """All flows of a vector collection, including the server's own searches."""
 
+    @property
+    def collection_key(self) -> Any:
+        """A value that is equal for stores on the same collection of the same connection string."""
+        return (self.clients.key, self.settings.names)
+
     async def searches(self) -> frozenset[str]:
         """Return the names of the search indexes that are ready; asks the server once per process and collection."""
-        if self.place not in _ready:
+        if self.collection_key not in _ready:
             try:
                 rows = await self._asked([{"$listSearchIndexes": {}}])
             except OperationFailure as error:
                 if is_transient(error):
                     raise
                 rows = []  # a server without search indexes does not know the stage
-            _ready[self.place] = frozenset(row["name"] for row in rows if row.get("queryable") is True)
-        return _ready[self.place]
+            _ready[self.collection_key] = frozenset(row["name"] for row in rows if row.get("queryable") is True)
+        return _ready[self.collection_key]
 
     async def _asked(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Run a search pipeline with read concern local: the server refuses searches with majority."""
@@ -122,7 +127,7 @@ class SearchedRecords(MongoDBVectorRecords):
                 raise
             msg = f"{self.clients.hosts} has no search indexes: {text_of(error)}. Leave out search_index=True."
             raise ConfigurationError(msg) from error
-        _ready.pop(self.place, None)
+        _ready.pop(self.collection_key, None)
 
     async def near(
         self, user_id: str, session_id: str | None, vector: Vector, k: int

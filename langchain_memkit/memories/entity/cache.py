@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from uuid import uuid4
 from langchain_core.stores import BaseStore
 
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import Now
 from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
@@ -62,7 +62,7 @@ class EntityCache:
         self.now = now
         self.read_only = read_only
         self.checks_writes = hasattr(store, "mset_if_exists")
-        self._books: OrderedDict[str, EntityRegistry] = OrderedDict()
+        self._books = LRUCache[str, EntityRegistry](USERS)
         # Held for work on a registry, never while waiting for the store. A forked child finds the lock open and the
         # cache empty: the thread that held the lock, and might have half changed a registry, is not there.
         self.lock = ForkSafeLock(self._books.clear)
@@ -173,10 +173,7 @@ class EntityCache:
     def _book(self, user_id: str, versions: frozenset[str]) -> tuple[EntityRegistry | None, bool]:
         """Return the cached registry of a user, if any, and whether it has these versions."""
         book = self._books.get(user_id)
-        if book is None:
-            return None, False
-        self._books.move_to_end(user_id)
-        return book, book.versions == versions
+        return book, book is not None and book.versions == versions
 
     def _put(
         self,
@@ -194,9 +191,8 @@ class EntityCache:
         with self.lock:
             book = self._books.get(user_id)
             if book is None:
-                book = self._books[user_id] = EntityRegistry(EntityKeys(user_id), self.vocabulary)
-                while len(self._books) > USERS:
-                    self._books.popitem(last=False)
+                book = EntityRegistry(EntityKeys(user_id), self.vocabulary)
+                self._books.put(user_id, book)
             generations: dict[str, set[str]] = {}
             for part in parts.values():
                 if part[0] == "session" and len(part) == 3:
@@ -215,7 +211,7 @@ class EntityCache:
     def forget(self, user_id: str) -> None:
         """Drop a user's registry from the cache, so that the next read loads it again."""
         with self.lock:
-            self._books.pop(user_id, None)
+            self._books.pop(user_id)
 
     def forget_all(self) -> None:
         """Empty the cache."""

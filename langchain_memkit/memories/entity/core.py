@@ -191,7 +191,16 @@ class EntityMemoryConfig:
         )
         describer = None if describe is None else Describer(coerce_to_runnable(describe), shelf)
         counter = resolve_counter(token_counter)
-        return cls(extractor, shelf, max_tokens, counter, get_session_history, describer, read_only, now)
+        return cls(
+            extractor=extractor,
+            shelf=shelf,
+            max_tokens=max_tokens,
+            counter=counter,
+            get_session_history=get_session_history,
+            describer=describer,
+            read_only=read_only,
+            now=now,
+        )
 
     @property
     def store(self) -> BaseStore[str, dict[str, Any]]:

@@ -63,7 +63,14 @@ def _entity(book: EntityRegistry, root: str, rows: Mapping[str, FactRow], limits
     kind = book.groups.kinds.get(root, "")
     times: Sequence[datetime] = [fact.created_at for fact in facts]
     return Entity(
-        name, kind, tuple(aliases), tuple(maybe), tuple(facts), times[0], times[-1], said.text if said else ""
+        name=name,
+        type=kind,
+        aliases=tuple(aliases),
+        maybe=tuple(maybe),
+        facts=tuple(facts),
+        since=times[0],
+        last=times[-1],
+        description=said.text if said else "",
     )
 
 
@@ -72,7 +79,16 @@ def _quality(form: str, count: int) -> tuple[bool, int, bool, int, str]:
 
 
 def _fact(row: FactRow) -> Fact:
-    return Fact(row.text, row.role, row.speaker, row.session, row.message, row.at, row.start, row.end)
+    return Fact(
+        text=row.text,
+        role=row.role,
+        speaker=row.speaker,
+        session_id=row.session,
+        message_id=row.message,
+        created_at=row.at,
+        start=row.start,
+        end=row.end,
+    )
 
 
 SHOWN = 3  # newest facts of each entity that are shown in a notebook

@@ -100,7 +100,18 @@ def message_texts(
         digest = hashlib.sha256(f"{role}\n{place}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
         name = message.id or f"text-{digest[:24]}"
         moment = at + timedelta(microseconds=i)  # keeps the order of a turn
-        found.append(MessageText(text, role, message.name or "", name, bool(message.id), moment, epoch, expires_at))
+        found.append(
+            MessageText(
+                text=text,
+                role=role,
+                speaker=message.name or "",
+                message=name,
+                given=bool(message.id),
+                at=moment,
+                epoch=epoch,
+                expires_at=expires_at,
+            )
+        )
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -13,6 +12,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.stores import BaseStore
 
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import ClosingMixin, adrive, cpu_bound, drive
 from langchain_memkit.base import (
     Memory,
@@ -383,7 +383,7 @@ class KeyValueMemoryFactory(ClosingMixin):
     def __init__(self, make: Callable[[str | None], KeyValueMemory], store: BaseStore[str, dict[str, Any]]) -> None:
         self._make = make
         self._store = store
-        self._shelves: OrderedDict[str | None, EntryCache] = OrderedDict()
+        self._shelves = LRUCache[str | None, EntryCache](USERS)
         self._lock = ForkSafeLock()
         make(None)  # validate the options now, not at the first turn
 
@@ -406,10 +406,7 @@ class KeyValueMemoryFactory(ClosingMixin):
         memory.session_id = check_id(session_id, "session_id")
         with self._lock:
             # All memories of a user share one cache, so that the entries are read once and not for each session.
-            memory._shelf = self._shelves.setdefault(memory.user_id, memory._shelf)
-            self._shelves.move_to_end(memory.user_id)
-            if len(self._shelves) > USERS:
-                self._shelves.popitem(last=False)
+            memory._shelf = self._shelves.get_or_put(memory.user_id, memory._shelf)
         return memory
 
     def setup(self) -> None:
@@ -438,12 +435,12 @@ class KeyValueMemoryFactory(ClosingMixin):
     async def _purge(self, user_id: str) -> Mapping[str, int]:
         count = await self._shelf(user_id).purge()
         with self._lock:
-            self._shelves.pop(user_id, None)
+            self._shelves.pop(user_id)
         return {"entries": count}
 
     def _shelf(self, user_id: str | None) -> EntryCache:
         with self._lock:
-            return self._shelves.setdefault(user_id, self._make(user_id)._shelf)
+            return self._shelves.get_or_put(user_id, self._make(user_id)._shelf)
 
     def close(self) -> None:
         """Empty the cache; the store stays open."""

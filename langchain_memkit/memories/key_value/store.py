@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -19,6 +18,7 @@ from urllib.parse import quote
 from langchain_core.stores import BaseStore
 
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import describe_value, user_prefix
 from langchain_memkit.errors import ConfigurationError
@@ -240,7 +240,7 @@ class EntryIndex:
                     self._meant.setdefault(alias, []).append((title, alias))
         self._finder = KeyFinder({name: name for name in self._meant}, min_score=min_score)
         self._remembered = lru_cache(maxsize=TEXTS)(self._find)
-        self._matched: OrderedDict[str, tuple[TitleMatch, ...]] = OrderedDict()
+        self._matched = LRUCache[str, tuple[TitleMatch, ...]](TEXTS)
         self._lock = ForkSafeLock()
 
     def hits(self, text: str) -> list[TitleMatch]:
@@ -263,14 +263,12 @@ class EntryIndex:
         is used.
         """
         with self._lock:
-            return self._matched.get(text[:QUESTION], ())
+            return self._matched.get(text[:QUESTION]) or ()
 
     def keep_matched(self, text: str, hits: Sequence[TitleMatch]) -> None:
-        """Cache the hits of the matcher for a text; of 256 texts the oldest is dropped."""
+        """Cache the hits of the matcher for a text; beyond 256 texts the least recently used is dropped."""
         with self._lock:
-            self._matched[text[:QUESTION]] = tuple(hits)
-            if len(self._matched) > TEXTS:
-                self._matched.popitem(last=False)
+            self._matched.put(text[:QUESTION], tuple(hits))
 
 
 logger = logging.getLogger("langchain_memkit")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -18,6 +17,7 @@ from langchain_core.runnables import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import Flow, Step, adrive, drive, drive_in_thread
 from langchain_memkit.base import GetSessionHistory, SessionInfo
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MemkitError
@@ -66,7 +66,7 @@ class StoreClient:
         # One lock per store object, not per memory: several memories may share a store that is not thread-safe.
         self._lock = _locks.setdefault(store, ForkSafeLock()) if self._dialect.serial else None
         # A store that cannot look up ids: remember the documents that passed through this process instead.
-        self._lately: OrderedDict[str, Document] | None = OrderedDict() if _lacks(store, "get_by_ids") else None
+        self._lately = LRUCache[str, Document](LATELY) if _lacks(store, "get_by_ids") else None
 
     def run(self, flow: Flow[T]) -> T:
         """Run a flow of store operations, holding the store's lock if it is not thread-safe."""
@@ -87,7 +87,7 @@ class StoreClient:
             return []
         store = self.store
         if self._lately is not None:
-            return [self._lately[name] for name in ids if name in self._lately]
+            return [document for document in map(self._lately.get, ids) if document is not None]
         step = Step(partial(store.get_by_ids, list(ids)), partial(store.aget_by_ids, list(ids)))
         by_id = {document.id: document for document in map(from_store, await self._read(step))}
         return [by_id[name] for name in dict.fromkeys(ids) if name in by_id]
@@ -220,9 +220,9 @@ class StoreClient:
 
     def _keep(self, documents: Iterable[Document]) -> None:
         if self._lately is not None:
-            self._lately.update((document.id, document) for document in documents if document.id)
-            while len(self._lately) > LATELY:
-                self._lately.popitem(last=False)
+            for document in documents:
+                if document.id:
+                    self._lately.put(document.id, document)
 
     async def _delete(self, ids: Sequence[str | None]) -> None:
         store = self.store
@@ -237,7 +237,7 @@ class StoreClient:
                 raise self._still_there()
             if self._lately is not None:
                 for name in some:
-                    self._lately.pop(name, None)
+                    self._lately.pop(name)
 
     async def _read(self, step: Step[T]) -> T:
         try:
@@ -293,9 +293,6 @@ def _scaled(scores: Sequence[float]) -> list[float]:
     return [min(1.0, max(0.0, (score - last) / (best - last))) if isfinite(score) else 0.0 for score in scores]
 
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 UNDATED = datetime.min.replace(tzinfo=UTC)
 
 _moments = itertools.count(1)  # logical clock of this process: orders saves and forgets
@@ -326,14 +323,14 @@ class Flows:
         self._access = access
         self._transcripts = transcripts
         self._guard = ForkSafeLock()
-        self._accesses: OrderedDict[str, dict[str, datetime]] = OrderedDict()
-        self._sessions: OrderedDict[str, set[str]] = OrderedDict()
-        self._forgotten: OrderedDict[tuple[str, str | None], int] = OrderedDict()
+        self._accesses = LRUCache[str, dict[str, datetime]](LATELY)
+        self._sessions = LRUCache[str, set[str]](LATELY)
+        self._forgotten = LRUCache[tuple[str, str | None], int](LATELY)
 
     def begin(self, user_id: str, session_id: str) -> str:
         """Register the session and return a logical timestamp."""
         with self._guard:
-            _kept(self._sessions, user_id, set()).add(session_id)
+            self._sessions.get_or_put(user_id, set()).add(session_id)
         return str(next(_moments))
 
     async def write(
@@ -363,7 +360,7 @@ class Flows:
             return index_of(similar.documents)
         named = {str(document.metadata.get("session_id") or "") for document in similar.documents} - {""}
         with self._guard:
-            known = _kept(self._sessions, user_id, set())
+            known = self._sessions.get_or_put(user_id, set())
             known |= named
             also = sorted(known)
         index = await self._transcripts.index(user_id, also)
@@ -373,18 +370,17 @@ class Flows:
     async def forget(self, user_id: str, session_id: str | None) -> int:
         """Delete all records of a session or user, and this process's state about them; return how many records."""
         with self._guard:  # before the deletion: a save in progress checks this after its write, see `write`
-            _kept(self._forgotten, (user_id, session_id), 0)
-            self._forgotten[user_id, session_id] = next(_moments)
+            self._forgotten.put((user_id, session_id), next(_moments))
         wanted = {"user_id": user_id} | ({"session_id": session_id} if session_id is not None else {})
         count = await self._access.remove_all(wanted)
         if self._transcripts is not None:
             self._transcripts.forget(user_id, session_id)
         with self._guard:
             if session_id is None:
-                self._accesses.pop(user_id, None)
-                self._sessions.pop(user_id, None)
-            elif user_id in self._sessions:
-                self._sessions[user_id].discard(session_id)
+                self._accesses.pop(user_id)
+                self._sessions.pop(user_id)
+            elif (sessions := self._sessions.get(user_id)) is not None:
+                sessions.discard(session_id)
         return count
 
     async def evict(self, user_id: str, max_records: int, keep: Collection[str]) -> int:
@@ -411,16 +407,16 @@ class Flows:
     def touch(self, user_id: str, ids: Iterable[str], at: datetime) -> None:
         """Record the recall time of records, in this process only."""
         with self._guard:
-            _kept(self._accesses, user_id, {}).update(dict.fromkeys(ids, at))
+            self._accesses.get_or_put(user_id, {}).update(dict.fromkeys(ids, at))
 
     def accesses(self, user_id: str) -> dict[str, datetime]:
         """Return the last recall of each record that this process recalled, by id."""
         with self._guard:
-            return dict(self._accesses.get(user_id, {}))
+            return dict(self._accesses.get(user_id) or {})
 
     def _forgotten_since(self, user_id: str, session_id: str) -> int:
         with self._guard:
-            return max(self._forgotten.get((user_id, name), 0) for name in (session_id, None))
+            return max(self._forgotten.get((user_id, name)) or 0 for name in (session_id, None))
 
 
 def index_of(documents: Iterable[Document]) -> Index:
@@ -452,15 +448,6 @@ def _created(document: Document) -> datetime | None:
 def _importance(documents: Iterable[Document]) -> Mapping[tuple[str, str], float]:
     known = ((d.metadata.get("session_id"), d.id, d.metadata.get("importance")) for d in documents)
     return {(session, name): value for session, name, value in known if session and name and value is not None}
-
-
-def _kept(known: OrderedDict[K, V], key: K, first: V) -> V:
-    """Get or insert a value in an LRU dict of `LATELY` entries. The caller holds the lock."""
-    value = known.setdefault(key, first)
-    known.move_to_end(key)
-    while len(known) > LATELY:
-        known.popitem(last=False)
-    return value
 
 
 class VectorStoreAdapter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -13,6 +12,7 @@ from langchain_core.documents import Document
 
 from langchain_memkit._histories import has_native
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import GetSessionHistory
 from langchain_memkit.memories.rebuildable import UNDATED, Segment, history_of, segment_of, segments_of
@@ -74,8 +74,7 @@ class Transcripts:
         self._histories: Any = get_session_history
         self._splitter = splitter
         self._expiry = expiry
-        self._cache_bytes = cache_bytes
-        self._users: OrderedDict[str, _User] = OrderedDict()
+        self._users = LRUCache[str, _User](cache_bytes, lambda user: user.size)
         # After a fork the cache starts empty: another thread of the parent may have held an index's lock.
         self._guard = ForkSafeLock(self._users.clear)
 
@@ -87,8 +86,7 @@ class Transcripts:
             also: Further session ids, for histories that cannot be listed.
         """
         with self._guard:
-            user = self._users.setdefault(user_id, _User())
-            self._users.move_to_end(user_id)
+            user = self._users.get_or_put(user_id, _User())
         listed: Mapping[str, Mark | None] = await self._listed(user_id, [*user.sessions, *also])
         with user.index.lock:
             for session in user.sessions.keys() - listed.keys():
@@ -112,7 +110,7 @@ class Transcripts:
     def forget(self, user_id: str, session_id: str | None) -> None:
         """Drop a session or a user from the cache; what is still in a transcript will be read again."""
         with self._guard:
-            user = self._users.get(user_id) if session_id else self._users.pop(user_id, None)
+            user = self._users.get(user_id) if session_id else self._users.pop(user_id)
         if user and session_id:
             with user.index.lock:
                 _put(user, session_id, None)
@@ -136,8 +134,7 @@ class Transcripts:
         with user.index.lock:
             user.size = user.index.nbytes
         with self._guard:
-            while len(self._users) > 1 and sum(u.size for u in self._users.values()) > self._cache_bytes:
-                self._users.popitem(last=False)
+            self._users.evict()
 
     async def _listed(self, user_id: str, known: Sequence[str]) -> Mapping[str, Mark | None]:
         """List the user's sessions with their marks; the known ones, without marks, if histories cannot be listed."""

@@ -107,20 +107,20 @@ class VectorMemoryConfig:
             )
         weights = ranking or Ranking()
         return cls(
-            own,
-            max_tokens,
-            k,
-            weights,
-            check_floor(floor, weights),
-            splitter,
-            max_records,
-            life,
-            importance or (plain_importance if weights.importance else None),
-            reranker,
-            get_session_history,
-            read_only,
-            resolve_counter(token_counter),
-            now,
+            store=own,
+            max_tokens=max_tokens,
+            k=k,
+            ranking=weights,
+            floor=check_floor(floor, weights),
+            splitter=splitter,
+            max_records=max_records,
+            ttl=life,
+            importance=importance or (plain_importance if weights.importance else None),
+            reranker=reranker,
+            get_session_history=get_session_history,
+            read_only=read_only,
+            counter=resolve_counter(token_counter),
+            now=now,
         )
 
     @property

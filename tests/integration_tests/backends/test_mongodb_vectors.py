@@ -680,7 +680,7 @@ def test_the_servers_searches_are_used(watched: Any, listener: Any, style: str) 
         return call if style == "sync" else asyncio.run(call)
 
     save(watched, record(1))
-    vector_search._ready[watched._backend.place] = frozenset({vector_search.NEAR, vector_search.WORDS})
+    vector_search._ready[watched._backend.collection_key] = frozenset({vector_search.NEAR, vector_search.WORDS})
     for name, arguments in (("candidates", ("u1", [1.0] * 16, "cat", 3)), ("similarity_search", ("a",))):
         del listener.sent[:]
         options: dict[str, Any] = {"filter": {"user_id": "u1"}} if name == "similarity_search" else {}

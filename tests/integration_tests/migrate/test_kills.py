@@ -30,7 +30,7 @@ TURNS = 10
 KILLED = """
     import os, signal, sys
     from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory
-    from langchain_memkit.backends.sqlite.history import Operations
+    from langchain_memkit.backends.sqlite.history import SQLiteTurnStore
     from langchain_memkit.migrate import export_history, import_history, langchain_sql_source, migrate
     from langchain_memkit.migrate import transfer
     from pymongo.collection import Collection
@@ -49,7 +49,7 @@ KILLED = """
             return result
         return write
 
-    Operations._insert = deadly(Operations._insert)
+    SQLiteTurnStore._insert = deadly(SQLiteTurnStore._insert)
     Collection.insert_many = deadly(Collection.insert_many)
     mongo = lambda name, **options: MongoDBChatMessageHistory.factory(uri, database, name, **options)
     sqlite = SQLiteChatMessageHistory.factory
