@@ -277,10 +277,13 @@ def _names_kept(*given: Any) -> speakers.AddressedSpeakers:
     return found._replace(names=_Kept(found.names))
 
 
+neighbour_bonus = features.neighbour_bonus  # as it is before it is patched
+
+
 def _next_only(view: IndexSnapshot, scores: Any, share: float) -> Any:
     near = copy(view)
     near.nearby = view.nearby[:1]
-    return features.neighbour_bonus(near, scores, share)
+    return neighbour_bonus(near, scores, share)
 
 
 NOBODY = re.compile(r"(?!)")
@@ -294,10 +297,14 @@ ABLATIONS: Mapping[str, Ablation] = {
     "session = 0": Ablation("session", weights={"session": 0.0}),
     "date = 0": Ablation("date", weights={"date": 0.0}),
     "COMPARED = 3": Ablation("session", FEW, fault=[(ranking, "COMPARED", 3)]),
-    "the share of the question's words": Ablation("neighbour", WORDS_ONLY, fault=[(ranking, "match", _without_share)]),
-    "names are no content words": Ablation("neighbour", WORDS_ONLY, fault=[(ranking, "asked_of", _names_kept)]),
+    "the share of the question's words": Ablation(
+        "neighbour", WORDS_ONLY, fault=[(ranking, "bm25_match", _without_share)]
+    ),
+    "names are no content words": Ablation(
+        "neighbour", WORDS_ONLY, fault=[(ranking, "addressed_speakers", _names_kept)]
+    ),
     '"I" and "you" are speakers': Ablation("role", fault=[(speakers, "ME", NOBODY), (speakers, "YOU", NOBODY)]),
-    "neighbours at a distance of two": Ablation("session", fault=[(ranking, "passed_on", _next_only)]),
+    "neighbours at a distance of two": Ablation("session", fault=[(ranking, "neighbour_bonus", _next_only)]),
     "what others say is left out": Ablation(
         "session", fault=[(ranking, "_shown", lambda _, size, __: tuple(range(size)))]
     ),
