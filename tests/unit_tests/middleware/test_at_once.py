@@ -86,6 +86,8 @@ def test_overtaken(histories: Any, history: Any) -> None:
     assert rows(history) == [["q0", "q1", "quick"], ["q0", "slow"]]
 
 
+# langchain hides this warning with `warnings.catch_warnings`, which threads take from each other
+@pytest.mark.filterwarnings("ignore:Direct attribute assignment to ModelRequest")
 def test_one_after_the_other_and_yet_at_the_same_time(histories: Any) -> None:
     """A question that stands unanswered in the state, because its own run is not done yet, is not lost."""
     agent = create_agent(Scripted(), [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
